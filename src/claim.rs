@@ -1,0 +1,329 @@
+//! The vocabulary between engine and store: what is asked, what is answered, what is pushed.
+//!
+//! Plain values. Nothing here knows a connection, a clock or a task. A [`Request`] names kind, key and
+//! holder in full; nothing is implied by the connection it travels on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use uuid::Uuid;
+
+use crate::error::{Refusal, StoreError};
+use crate::key::Key;
+
+/// What sort of thing a key names. State in a store is per kind and key, so that a lock and a later
+/// primitive of the same name never meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// An exclusive lock.
+    Lock,
+}
+
+impl Kind {
+    /// The word that stands for the kind on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Lock => "lock",
+        }
+    }
+}
+
+/// Kind and key: the full name of a state in the store. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// What sort of thing it is.
+    pub kind: Kind,
+    /// What the user called it.
+    pub key: Key,
+}
+
+impl Name {
+    /// The name of the exclusive lock on `key`.
+    pub fn lock(key: Key) -> Self {
+        Name { kind: Kind::Lock, key }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind.word(), self.key)
+    }
+}
+
+/// One process's runtime. A new one for every [`Locks`](crate::locks::Locks) that is built.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(Uuid);
+
+impl NodeId {
+    /// A fresh random node.
+    pub fn random() -> Self {
+        NodeId(Uuid::new_v4())
+    }
+
+    /// A node with a chosen number, for simulators and tests.
+    pub fn numbered(n: u128) -> Self {
+        NodeId(Uuid::from_u128(n))
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_simple().fmt(f)
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted,
+/// gone, and never back.
+pub type ClaimNo = u64;
+
+/// The number of a grant, given by the store. It grows with every grant of a server.
+pub type Number = u64;
+
+/// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Holder {
+    /// Whose claim it is.
+    pub node: NodeId,
+    /// Which of the node's claims.
+    pub claim: ClaimNo,
+    /// Makes a forged push as hard as guessing 64 random bits.
+    pub nonce: u64,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{:016x}", self.node, self.claim, self.nonce)
+    }
+}
+
+/// A text that is not `<node>:<claim>:<nonce>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotAHolder;
+
+impl FromStr for Holder {
+    type Err = NotAHolder;
+
+    fn from_str(s: &str) -> Result<Self, NotAHolder> {
+        let mut parts = s.split(':');
+        let (Some(node), Some(claim), Some(nonce), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(NotAHolder);
+        };
+        Ok(Holder {
+            node: NodeId(Uuid::try_parse(node).map_err(|_| NotAHolder)?),
+            claim: claim.parse().map_err(|_| NotAHolder)?,
+            nonce: u64::from_str_radix(nonce, 16).map_err(|_| NotAHolder)?,
+        })
+    }
+}
+
+/// The fencing token of one holder. Grows with every grant of a key; send it with each write and let the
+/// guarded resource refuse smaller ones.
+///
+/// It is the store's grant number in the upper 54 bits and, below, the place of the holder among the local
+/// holders that shared the grant. A `u64` above 2^53: write it as a string in JSON.
+///
+/// Source of the idea: Martin Kleppmann, "How to do distributed locking" (2016); Chubby calls it a sequencer
+/// (Burrows, OSDI 2006).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// How many local holders one grant can have.
+    pub const LOCAL: u64 = 1 << 10;
+
+    /// The fence of the `index`-th local holder of grant `number`.
+    pub fn new(number: Number, index: u64) -> Self {
+        debug_assert!(index < Self::LOCAL);
+        Fence(number << 10 | index)
+    }
+
+    /// The token as a number.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The store's number of the grant behind it.
+    pub fn number(self) -> Number {
+        self.0 >> 10
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> u64 {
+        fence.0
+    }
+}
+
+/// How a lease may be shared. Issue-by-issue this grows; today every lease is exclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// One holder at a time.
+    #[default]
+    Exclusive,
+}
+
+impl Mode {
+    /// How much of the key's capacity a claim of this mode takes.
+    pub fn weight(self) -> u32 {
+        match self {
+            Mode::Exclusive => 1,
+        }
+    }
+}
+
+/// The lengths of one claim, the same for its whole life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Term {
+    /// What the holder believes, in milliseconds, counted from before the request was sent.
+    pub lease_ms: u64,
+    /// What the store adds before it lets others in, in milliseconds. It pays for clock rates and small steps of
+    /// the server's clock.
+    pub margin_ms: u64,
+}
+
+impl Term {
+    /// How long the store keeps the record after the last request that extended it.
+    pub fn hold_ms(self) -> u64 {
+        self.lease_ms + self.margin_ms
+    }
+
+    /// After this long without a word, a waiter is passed over (it keeps its place).
+    pub fn stale_ms(self) -> u64 {
+        self.lease_ms - self.lease_ms / 3
+    }
+}
+
+/// What is asked of a store, for one key. See the four verbs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// What it is about.
+    pub name: Name,
+    /// Whose claim it is about.
+    pub holder: Holder,
+    /// The claim's lengths.
+    pub term: Term,
+    /// How the lease is shared.
+    pub mode: Mode,
+    /// What is asked.
+    pub verb: Verb,
+}
+
+/// The four things that can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// The only verb that creates. Free and no live waiter: take it. Else, if `wait`, stand in the queue.
+    /// Sent once per claim number; refused ([`Reply::Late`]) when executed after the batch's not-after.
+    Claim {
+        /// Stand in the queue when it is not free.
+        wait: bool,
+    },
+    /// Owner: extend to the full lease. Queued: count as alive, and move a free lock on. Never creates.
+    Renew,
+    /// Owner: hand over to the first live waiter, or delete. Queued: remove.
+    Leave,
+    /// Owner: hand over to the first live waiter and queue again at the end as `to`; if nobody waits, own it as
+    /// `to` with a fresh number. Also refused when executed after the batch's not-after.
+    Yield {
+        /// The fresh number under which the node goes on.
+        to: Holder,
+    },
+}
+
+/// What a store answers to one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The lease is yours, under this grant number. Asked again, the same number is answered.
+    Granted(Number),
+    /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
+    Queued(Option<u64>),
+    /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
+    Busy(Option<u64>),
+    /// Executed after its not-after: nothing was done.
+    Late,
+    /// This claim neither owns nor waits.
+    Gone,
+    /// Left.
+    Done,
+    /// There was nothing to leave.
+    NotThere,
+    /// The store refused this request, for itself alone. Nothing was done.
+    Refused(Refusal),
+}
+
+/// Requests that travel together. Each is applied atomically and answered on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The highest grant number that the sending node ever saw. The store takes the maximum with its own.
+    pub highest: Number,
+    /// Server time in microseconds after which claims and yields of this batch are refused.
+    /// [`u64::MAX`] when there is no bound.
+    pub not_after: u64,
+    /// What is asked. At most one request per name.
+    pub requests: Vec<Request>,
+}
+
+/// The answer to a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The server's clock when it executed the batch, in microseconds.
+    pub time: u64,
+    /// One reply per request, in order.
+    pub replies: Vec<Reply>,
+}
+
+/// A grant that was pushed to a waiting node. It repeats what the claim said of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// What was granted.
+    pub name: Name,
+    /// To whom.
+    pub holder: Holder,
+    /// The grant's number.
+    pub number: Number,
+    /// The claim's lease, in milliseconds.
+    pub lease_ms: u64,
+}
+
+/// What arrives in a node's inbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Note {
+    /// The inbox is open (again): from now on grants are pushed. Earlier ones may have been missed.
+    Open,
+    /// A grant.
+    Granted(Grant),
+}
+
+/// Whether a failed batch may have been executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Executed {
+    /// It was not, and it never will be.
+    No,
+    /// Nobody knows; it may even be executed later.
+    Unknown,
+}
+
+/// Why a whole batch has no answer.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Whether it may have been executed.
+    pub executed: Executed,
+    /// What happened.
+    pub error: StoreError,
+}

@@ -1,0 +1,259 @@
+//! What can go wrong, sorted by what a caller does about it.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::key::Key;
+
+/// Why a lock was not taken, not kept or not given back.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The wait was over before it was our turn. Try later.
+    #[error("`{key}` is held by somebody else, gave up after {waited:?}: try again later or wait longer")]
+    Busy {
+        /// What was wanted.
+        key: Key,
+        /// How long the call waited.
+        waited: Duration,
+    },
+    /// The lease ended while it was held: from some moment on somebody else may have had it. Stop, and treat what
+    /// was done since as unprotected unless it was fenced.
+    #[error("the lease on `{key}` was lost ({cause}): stop, somebody else may hold it now")]
+    Lost {
+        /// What was held.
+        key: Key,
+        /// How we know.
+        cause: LostCause,
+    },
+    /// Too many callers wait already. Shed load.
+    #[error("{waiting} callers already wait for `{key}`, the limit is {limit}: shed load or raise the limit")]
+    QueueFull {
+        /// What was wanted.
+        key: Key,
+        /// How many wait.
+        waiting: usize,
+        /// The limit that was met, per key or per node.
+        limit: usize,
+    },
+    /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
+    #[error("the store could not serve `{key}`: {source}")]
+    Store {
+        /// What was asked for.
+        key: Key,
+        /// What the store said.
+        source: StoreError,
+    },
+    /// The key cannot be the name of a lock. A fault of the program.
+    #[error("a lock's key has 1 to {limit} bytes, this one has {length}: `{key}`")]
+    Key {
+        /// The key.
+        key: Key,
+        /// Its length in bytes.
+        length: usize,
+        /// The longest that is allowed.
+        limit: usize,
+    },
+    /// An option has a value that makes no sense. A fault of the program.
+    #[error("{0}")]
+    Options(#[from] OptionsError),
+    /// `shutdown` was called, or the process was forked: this handle takes no more locks.
+    #[error("cannot lock `{key}`: {why}")]
+    Closed {
+        /// What was wanted.
+        key: Key,
+        /// What ended the handle.
+        why: ClosedCause,
+    },
+}
+
+impl Error {
+    /// Somebody else holds it, or too many wait: the same call may succeed later.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Error::Busy { .. } | Error::QueueFull { .. })
+    }
+
+    /// It was held and is no longer.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Lost { .. })
+    }
+
+    /// The store could not be reached, or did not answer in time.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Error::Store { source, .. } if !matches!(source.kind(), StoreErrorKind::Refused(_)))
+    }
+}
+
+/// What ended a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClosedCause {
+    /// `shutdown` was called.
+    Shutdown,
+    /// The process was forked; a child must build its own `Locks`.
+    Forked,
+}
+
+impl fmt::Display for ClosedCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ClosedCause::Shutdown => "this `Locks` was shut down",
+            ClosedCause::Forked => "the process was forked, build a `Locks` of its own in the child",
+        })
+    }
+}
+
+/// How we know that a lease is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// Its deadline passed without a renewal: the store was out of reach or this process stood still.
+    Deadline,
+    /// The store says that it is no longer ours: it was deleted, overwritten, or forgotten.
+    Gone,
+    /// A lease of fixed length came to its end.
+    Ended,
+    /// This process gave it up in `shutdown`.
+    Shutdown,
+    /// It was released before.
+    Released,
+}
+
+impl fmt::Display for LostCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LostCause::Deadline => "its deadline passed without a renewal",
+            LostCause::Gone => "the store says it is no longer ours",
+            LostCause::Ended => "its fixed length came to an end",
+            LostCause::Shutdown => "this process gave it up in shutdown",
+            LostCause::Released => "it was released",
+        })
+    }
+}
+
+/// An option with a value that makes no sense. The text names the option, its value and the bounds.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OptionsError(pub(crate) String);
+
+/// What a store said instead of an answer.
+#[derive(Debug, Clone)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: Arc<str>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// Why a store did not do it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// No connection. Nothing was executed.
+    Unreachable,
+    /// No answer in time: it may or may not have been executed.
+    TimedOut,
+    /// The connection ended before the answer came: it may or may not have been executed.
+    Interrupted,
+    /// The store answered that it would not.
+    Refused(Refusal),
+}
+
+/// Why a store refused a request. Nothing was executed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The key holds something that is not a lock.
+    WrongType,
+    /// `OOM`: the server is at its memory limit.
+    OutOfMemory,
+    /// `READONLY`: a replica, or a master that was demoted.
+    ReadOnly,
+    /// `LOADING`: the server is reading its data.
+    Loading,
+    /// `BUSY`: a script blocks the server.
+    Busy,
+    /// `MISCONF`: the server cannot persist and refuses writes.
+    Misconfigured,
+    /// `NOREPLICAS`: too few replicas.
+    NoReplicas,
+    /// `NOAUTH`: a password is needed.
+    NoAuth,
+    /// `WRONGPASS`: the user or password is wrong.
+    WrongPassword,
+    /// `NOPERM`: the user may not do this.
+    NoPermission,
+    /// The server is too old or cannot do what is asked.
+    Unsupported,
+    /// Anything else, in the server's words.
+    Other(String),
+}
+
+impl Refusal {
+    /// Whether the same request may be accepted a little later without anybody mending anything.
+    pub fn is_passing(&self) -> bool {
+        use Refusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
+        matches!(self, Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::WrongType => "the key holds a value that is not a lock: use another key or prefix",
+            Refusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
+            Refusal::ReadOnly => "the server is read-only (READONLY): connect to the master",
+            Refusal::Loading => "the server is loading its data (LOADING): try again when it is done",
+            Refusal::Busy => "a script blocks the server (BUSY): SCRIPT KILL may help",
+            Refusal::Misconfigured => "the server cannot persist and refuses writes (MISCONF): mend its disk",
+            Refusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
+            Refusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
+            Refusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
+            Refusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README",
+            Refusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
+            Refusal::Other(text) => text,
+        })
+    }
+}
+
+impl StoreError {
+    /// An error of `kind`, in a few words.
+    pub(crate) fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
+        StoreError { kind, message: message.to_string().into(), source: None }
+    }
+
+    /// The same, with what lies below.
+    pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The store refused.
+    pub(crate) fn refused(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        StoreError::new(StoreErrorKind::Refused(refusal), message)
+    }
+
+    /// Why, in a form to match on.
+    pub fn kind(&self) -> &StoreErrorKind {
+        &self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            StoreErrorKind::Unreachable => write!(f, "unreachable: {}", self.message),
+            StoreErrorKind::TimedOut => write!(f, "timed out: {}", self.message),
+            StoreErrorKind::Interrupted => write!(f, "connection lost: {}", self.message),
+            StoreErrorKind::Refused(_) => write!(f, "refused: {}", self.message),
+        }
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

@@ -1,0 +1,7 @@
+//! Leases.
+#![forbid(unsafe_code)]
+pub mod claim;
+pub mod error;
+pub mod key;
+pub mod store;
+pub use key::Key;

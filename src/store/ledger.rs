@@ -1,0 +1,429 @@
+//! The rules of a store in pure Rust: requests in, replies and grants out, time as an argument.
+//!
+//! Behind a mutex it is the [memory store](crate::store::memory); in the simulator it is the server; in the
+//! differential test it is what the Lua scripts are compared with, reply by reply. A rule of the protocol is first a
+//! rule here.
+//!
+//! Every verb first **settles** the key: dead entries leave the queue; a free lock with a live waiter is granted to
+//! it, with a push; then the caller is treated. Without that, an expiry with everybody queued would grant nobody.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::claim::{Answer, Batch, Grant, Holder, Name, NodeId, Number, Reply, Request, Term, Verb};
+use crate::error::Refusal;
+
+/// All keys of one server.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    states: HashMap<Name, State>,
+    last: Number,
+    listening: Option<HashSet<NodeId>>,
+    sweep_at: usize,
+    flaws: Flaws,
+}
+
+/// One key: the record and the queue. Neither there: no state.
+#[derive(Debug, Default)]
+struct State {
+    record: Option<Record>,
+    queue: VecDeque<Entry>,
+}
+
+/// Who owns a key, until when on the server's clock (in ms). `None`: until somebody deletes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The owner.
+    pub owner: Owner,
+    /// The last millisecond in which the record is there.
+    pub expires: Option<u64>,
+}
+
+/// Who can own a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// A claim of ours, under a grant number.
+    Claim(Holder, Number),
+    /// Somebody who uses the same record but not our protocol.
+    Foreign,
+    /// A value that is no lock at all.
+    WrongType,
+}
+
+/// A waiter: its claim, its lengths, and the last millisecond of its life.
+#[derive(Debug, Clone)]
+struct Entry {
+    holder: Holder,
+    term: Term,
+    dies: u64,
+}
+
+impl Entry {
+    fn heard(holder: Holder, term: Term, now: u64) -> Self {
+        Entry { holder, term, dies: now + term.lease_ms }
+    }
+
+    /// Heard of within two thirds of its lease.
+    fn is_fresh(&self, now: u64) -> bool {
+        now + self.term.lease_ms / 3 <= self.dies
+    }
+}
+
+/// Mistakes to plant, so that the simulator can show that it finds them. None is ever set outside of it.
+#[derive(Debug, Clone, Copy, Default)]
+#[doc(hidden)]
+pub struct Flaws {
+    /// A hand-off keeps the old grant number.
+    pub number_kept_on_hand_off: bool,
+    /// A waiter that was not heard of is granted all the same.
+    pub dead_head_granted: bool,
+    /// A free key with a queue stays as it is.
+    pub never_settled: bool,
+    /// A leave frees whatever it finds.
+    pub leave_by_anyone: bool,
+    /// A claim is executed however late it is.
+    pub late_claim_executed: bool,
+}
+
+/// What rare branches were taken; the simulator adds them up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[doc(hidden)]
+pub enum Branch {
+    /// A claim or yield came after its not-after.
+    LateRefused,
+    /// A waiter was passed over because it was not heard of.
+    StalePassedOver,
+    /// A waiter was passed over because nobody listens for it.
+    DeafPassedOver,
+    /// An entry was removed, one lease after its last heartbeat.
+    DeadRemoved,
+    /// A free key with a queue was given to a waiter other than the caller.
+    SettledForAnother,
+    /// A yield came for a number that no longer owns.
+    YieldRepeated,
+    /// A leave handed the lock over.
+    HandedOver,
+    /// An owner asked again and got the same number.
+    AskedAgain,
+}
+
+/// What one request sees and leaves behind.
+struct Desk<'a> {
+    name: &'a Name,
+    state: &'a mut State,
+    last: &'a mut Number,
+    listening: Option<&'a HashSet<NodeId>>,
+    flaws: Flaws,
+    now_us: u64,
+    pushes: &'a mut Vec<Grant>,
+    branches: &'a mut Vec<Branch>,
+}
+
+impl Ledger {
+    /// An empty one.
+    pub fn new() -> Self {
+        Ledger::default()
+    }
+
+    /// With mistakes planted.
+    #[doc(hidden)]
+    pub fn with_flaws(flaws: Flaws) -> Self {
+        Ledger { flaws, ..Ledger::default() }
+    }
+
+    /// Applies a batch at server time `now_us` (microseconds). Grants for others are appended to `pushes`.
+    pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Grant>) -> Answer {
+        self.apply_traced(now_us, batch, pushes, &mut Vec::new())
+    }
+
+    /// The same, telling which rare branches were taken.
+    #[doc(hidden)]
+    pub fn apply_traced(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        pushes: &mut Vec<Grant>,
+        branches: &mut Vec<Branch>,
+    ) -> Answer {
+        self.sweep(now_us / 1000);
+        self.last = self.last.max(batch.highest);
+        let mut replies = Vec::with_capacity(batch.requests.len());
+        for request in &batch.requests {
+            // The common case, a lock that is taken and left by one node, must not pay for a copy of the name.
+            if !self.states.contains_key(&request.name) {
+                self.states.insert(request.name.clone(), State::default());
+            }
+            let state = self.states.get_mut(&request.name).expect("put there above");
+            let mut desk = Desk {
+                name: &request.name,
+                state,
+                last: &mut self.last,
+                listening: self.listening.as_ref(),
+                flaws: self.flaws,
+                now_us,
+                pushes,
+                branches,
+            };
+            replies.push(desk.treat(request, batch.not_after));
+            if state.record.is_none() && state.queue.is_empty() {
+                self.states.remove(&request.name);
+            }
+        }
+        Answer { time: now_us, replies }
+    }
+
+    /// Says which nodes have an open inbox. A waiter without one may be passed over in a hand-off; it keeps its
+    /// place. Until this is called, nobody is passed over for it.
+    pub fn listens(&mut self, node: NodeId, open: bool) {
+        let listening = self.listening.get_or_insert_default();
+        if open {
+            listening.insert(node);
+        } else {
+            listening.remove(&node);
+        }
+    }
+
+    /// How many keys have any state.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// No key has any state.
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// The record of a key at `now_us`, if it is there.
+    pub fn record(&self, name: &Name, now_us: u64) -> Option<&Record> {
+        self.states.get(name)?.record.as_ref().filter(|record| !is_past(record.expires, now_us / 1000))
+    }
+
+    /// Who waits for a key, in order, the dead included.
+    pub fn waiters(&self, name: &Name) -> Vec<Holder> {
+        self.states.get(name).map_or(Vec::new(), |state| state.queue.iter().map(|entry| entry.holder).collect())
+    }
+
+    /// The last millisecond of life of each waiter of each key.
+    #[doc(hidden)]
+    pub fn entries(&self) -> impl Iterator<Item = (&Name, Holder, u64)> {
+        self.states.iter().flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.holder, e.dies)))
+    }
+
+    /// What a foreign client does to a record: overwrites it.
+    pub fn overwrite(&mut self, name: &Name, record: Option<Record>) {
+        let state = self.states.entry(name.clone()).or_default();
+        state.record = record;
+        if state.record.is_none() && state.queue.is_empty() {
+            self.states.remove(name);
+        }
+    }
+
+    /// Makes a waiter's last heartbeat `ms` older.
+    pub fn age(&mut self, name: &Name, holder: Holder, ms: u64) {
+        let queue = self.states.get_mut(name).map(|state| &mut state.queue);
+        if let Some(entry) = queue.and_then(|queue| queue.iter_mut().find(|e| e.holder == holder)) {
+            entry.dies = entry.dies.saturating_sub(ms);
+        }
+    }
+
+    /// What a restart without persistence does: every lease, queue and number is forgotten.
+    pub fn forget(&mut self) {
+        self.states.clear();
+        self.last = 0;
+    }
+
+    /// Leases that expired with nobody looking would stay for ever: now and then all keys are looked through, so
+    /// seldom that it costs each request a constant.
+    fn sweep(&mut self, now: u64) {
+        if self.states.len() < self.sweep_at.max(1024) {
+            return;
+        }
+        self.states.retain(|_, state| {
+            state.queue.retain(|entry| now <= entry.dies);
+            !(state.queue.is_empty() && state.record.as_ref().is_none_or(|r| is_past(r.expires, now)))
+        });
+        self.sweep_at = 2 * self.states.len();
+    }
+}
+
+/// As Redis does: a key is there in the millisecond in which it expires, and gone after it.
+fn is_past(expires: Option<u64>, now: u64) -> bool {
+    expires.is_some_and(|at| now > at)
+}
+
+impl Desk<'_> {
+    fn now(&self) -> u64 {
+        self.now_us / 1000
+    }
+
+    fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
+        if matches!(request.verb, Verb::Claim { .. } | Verb::Yield { .. })
+            && self.now_us > not_after
+            && !self.flaws.late_claim_executed
+        {
+            self.branches.push(Branch::LateRefused);
+            return Reply::Late;
+        }
+        let now = self.now();
+        if self.state.record.as_ref().is_some_and(|record| is_past(record.expires, now)) {
+            self.state.record = None;
+        }
+        if self.state.record.as_ref().is_some_and(|record| record.owner == Owner::WrongType) {
+            return Reply::Refused(Refusal::WrongType);
+        }
+        let Request { holder, term, verb, .. } = *request;
+        self.settle(holder, term, verb);
+        match verb {
+            Verb::Claim { wait } => self.claim(holder, term, wait),
+            Verb::Renew => self.renew(holder, term),
+            Verb::Leave => self.leave(holder),
+            Verb::Yield { to } => self.yield_(holder, to, term),
+        }
+    }
+
+    fn claim(&mut self, holder: Holder, term: Term, wait: bool) -> Reply {
+        if let Some(number) = self.owned_by(holder) {
+            self.extend(term);
+            return Reply::Granted(number);
+        }
+        if self.state.record.is_none() {
+            return Reply::Granted(self.grant(holder, term));
+        }
+        let left = self.left();
+        if !wait {
+            return Reply::Busy(left);
+        }
+        if !self.state.queue.iter().any(|entry| entry.holder == holder) {
+            self.state.queue.push_back(Entry::heard(holder, term, self.now()));
+        }
+        Reply::Queued(left)
+    }
+
+    fn renew(&mut self, holder: Holder, term: Term) -> Reply {
+        if let Some(number) = self.owned_by(holder) {
+            self.branches.push(Branch::AskedAgain);
+            self.extend(term);
+            Reply::Granted(number)
+        } else if self.state.queue.iter().any(|entry| entry.holder == holder) {
+            Reply::Queued(self.left())
+        } else {
+            Reply::Gone
+        }
+    }
+
+    fn leave(&mut self, holder: Holder) -> Reply {
+        if self.owned_by(holder).is_some() || (self.flaws.leave_by_anyone && self.state.record.is_some()) {
+            self.state.record = None;
+            self.hand_over(None);
+            return Reply::Done;
+        }
+        let was_queued = self.withdraw(holder);
+        if self.state.record.is_none() && !self.flaws.never_settled {
+            self.hand_over(None);
+        }
+        if was_queued { Reply::Done } else { Reply::NotThere }
+    }
+
+    fn yield_(&mut self, holder: Holder, to: Holder, term: Term) -> Reply {
+        if self.owned_by(holder).is_none() {
+            self.branches.push(Branch::YieldRepeated);
+            return Reply::Gone;
+        }
+        self.state.record = None;
+        if !self.hand_over(None) {
+            return Reply::Granted(self.grant(to, term));
+        }
+        self.state.queue.push_back(Entry::heard(to, term, self.now()));
+        Reply::Queued(self.left())
+    }
+
+    /// Dead entries out, the caller's heartbeat in, and a free lock to the first live waiter.
+    fn settle(&mut self, caller: Holder, term: Term, verb: Verb) {
+        let now = self.now();
+        let before = self.state.queue.len();
+        if !self.flaws.never_settled {
+            self.state.queue.retain(|entry| now <= entry.dies);
+        }
+        if self.state.queue.len() < before {
+            self.branches.push(Branch::DeadRemoved);
+        }
+        if verb == Verb::Renew
+            && let Some(entry) = self.state.queue.iter_mut().find(|entry| entry.holder == caller)
+        {
+            *entry = Entry::heard(caller, term, now);
+        }
+        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
+        if self.state.record.is_none() && verb != Verb::Leave && !self.flaws.never_settled {
+            self.hand_over(Some(caller));
+        }
+    }
+
+    fn withdraw(&mut self, holder: Holder) -> bool {
+        let before = self.state.queue.len();
+        self.state.queue.retain(|entry| entry.holder != holder);
+        self.state.queue.len() < before
+    }
+
+    /// Gives a free lock to the first live waiter. The caller learns of it by the answer, everybody else by a push.
+    /// What PUBLISH would count decides nothing: the choice is made before, and is final.
+    fn hand_over(&mut self, caller: Option<Holder>) -> bool {
+        let now = self.now();
+        let mut chosen = None;
+        for (at, entry) in self.state.queue.iter().enumerate() {
+            let is_caller = caller == Some(entry.holder);
+            if !is_caller && !entry.is_fresh(now) && !self.flaws.dead_head_granted {
+                self.branches.push(Branch::StalePassedOver);
+            } else if !is_caller && self.listening.is_some_and(|listening| !listening.contains(&entry.holder.node)) {
+                self.branches.push(Branch::DeafPassedOver);
+            } else {
+                chosen = Some(at);
+                break;
+            }
+        }
+        let Some(entry) = chosen.and_then(|at| self.state.queue.remove(at)) else {
+            return false;
+        };
+        let number = self.grant(entry.holder, entry.term);
+        self.branches.push(Branch::HandedOver);
+        if caller != Some(entry.holder) {
+            if caller.is_some() {
+                self.branches.push(Branch::SettledForAnother);
+            }
+            self.pushes.push(Grant {
+                name: self.name.clone(),
+                holder: entry.holder,
+                number,
+                lease_ms: entry.term.lease_ms,
+            });
+        }
+        true
+    }
+
+    fn grant(&mut self, holder: Holder, term: Term) -> Number {
+        let keep = self.flaws.number_kept_on_hand_off && *self.last > 0;
+        if !keep {
+            *self.last = (*self.last + 1).max(self.now_us);
+        }
+        self.state.record = Some(Record { owner: Owner::Claim(holder, *self.last), expires: None });
+        self.extend(term);
+        *self.last
+    }
+
+    /// To the full lease, and never to less than there was.
+    fn extend(&mut self, term: Term) {
+        let until = self.now() + term.hold_ms();
+        if let Some(record) = &mut self.state.record {
+            record.expires = Some(record.expires.map_or(until, |at| at.max(until)));
+        }
+    }
+
+    fn owned_by(&self, holder: Holder) -> Option<Number> {
+        match self.state.record {
+            Some(Record { owner: Owner::Claim(owner, number), .. }) if owner == holder => Some(number),
+            _ => None,
+        }
+    }
+
+    fn left(&self) -> Option<u64> {
+        self.state.record.as_ref()?.expires.map(|at| at.saturating_sub(self.now()))
+    }
+}

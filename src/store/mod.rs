@@ -1,0 +1,68 @@
+//! Where leases are kept: the contract, and the stores that keep it.
+//!
+//! A store applies batches of requests and pushes grants. It has no policy: it waits for nothing, retries nothing
+//! and sets no deadline. What the verbs do is written down in executable form in [`ledger`]; every store gives the
+//! replies that the ledger gives.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::claim::{Answer, Batch, Failure, Name, NodeId, Note};
+use crate::error::StoreError;
+
+pub mod ledger;
+pub mod memory;
+
+/// A boxed future, so that a store can stand behind a pointer.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Takes what arrives in a node's inbox. Called on the inbox's task; must not block.
+pub type Sink = Arc<dyn Fn(Note) + Send + Sync>;
+
+/// Which of a store's servers answers for a name. A single server has one route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Route(pub u16);
+
+/// What a store can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Abilities {
+    /// It keeps waiters in a queue. Where it does not, a waiting claim is answered busy and is claimed anew.
+    pub queues: bool,
+    /// A pushed grant may be used at once. Where not, it is renewed before use.
+    pub final_push: bool,
+}
+
+/// The contract. Sealed until more than one kind of store has lived in it.
+pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
+    /// What it can do.
+    fn abilities(&self) -> Abilities;
+
+    /// Which server answers for `name`; asked each time a request is sent.
+    fn route(&self, name: &Name) -> Route;
+
+    /// Opens a connection of its own to a server, driven by the tokio runtime that this is called on, if it needs
+    /// one. Checks what must be checked of a server before it is trusted.
+    fn connect(&self, route: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
+
+    /// Serves the inbox of `node`, until it breaks: calls `sink` with [`Note::Open`] once grants arrive, and with
+    /// each grant. Opening it again is the caller's affair. The future may be dropped at any time.
+    fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError>;
+}
+
+/// One connection. Dropping the last handle, and the futures that came from it, closes it.
+pub trait Link: Debug + Send + Sync + 'static {
+    /// Sends the batch and waits for its answer, without a deadline. Batches are sent in the order of the first
+    /// polls. Dropping the future does not undo what was sent.
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>>;
+
+    /// The server's clock in microseconds, read when the connection was opened.
+    fn time(&self) -> u64;
+}
+
+pub(crate) mod sealed {
+    /// Keeps the contract ours until quorum and cluster have lived in it.
+    pub trait Sealed {}
+}
