@@ -76,9 +76,9 @@ impl Run {
 
     async fn step(&mut self, step: u64) {
         match self.rng.u8(..100) {
-            0..70 => self.batch(step).await,
-            70..76 => self.listen().await,
-            76..90 => self.age(),
+            0..76 => self.batch(step).await,
+            76..82 => self.listen().await,
+            82..92 => self.age(),
             _ => self.foreign(),
         }
     }
@@ -89,7 +89,7 @@ impl Run {
         self.next += 1;
         let claim = (holder(node, self.next), Term { lease_ms, margin_ms: lease_ms / 10 });
         self.claims[at].push(claim);
-        if self.claims[at].len() > 8 {
+        if self.claims[at].len() > 12 {
             self.claims[at].remove(0);
         }
         claim
@@ -99,8 +99,7 @@ impl Run {
         let known = self.rng.choice(&self.claims[at]).copied();
         let (mut holder, mut term) = known.unwrap_or_else(|| self.fresh(at));
         // The owner and the head are where things happen.
-        let now = u64::MAX / 2000;
-        let owner = self.ledger.record(&self.names[at], now).map(|record| record.owner.clone());
+        let owner = self.ledger.record(&self.names[at], 0).map(|record| record.owner.clone());
         if let Some(Owner::Claim(owner, _)) = owner
             && self.rng.bool()
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
