@@ -101,7 +101,7 @@ impl Run {
         // The owner and the head are where things happen.
         let owner = self.ledger.record(&self.names[at], 0).map(|record| record.owner.clone());
         if let Some(Owner::Claim(owner, _)) = owner
-            && self.rng.bool()
+            && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
         {
             (holder, term) = *claim;
@@ -111,7 +111,7 @@ impl Run {
                 if self.rng.u8(..8) > 0 {
                     (holder, term) = self.fresh(at);
                 }
-                Verb::Claim { wait: self.rng.u8(..4) > 0 }
+                Verb::Claim { wait: self.rng.u8(..5) < 2 }
             }
             4..6 => Verb::Renew,
             6..9 => Verb::Leave,
@@ -242,13 +242,12 @@ impl Run {
     fn foreign(&mut self) {
         let at = self.rng.usize(..NAMES);
         let record = self.record(at);
-        let choice = self.rng.u8(..10);
-        let state = match choice {
-            0..4 => {
+        let state = match self.rng.u8(..16) {
+            0..8 => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
                 None
             }
-            4..6 => {
+            8..12 => {
                 let there: bool = redis::cmd("PEXPIRE").arg(&record).arg(1).query(&mut self.client).unwrap();
                 let start = Instant::now();
                 while there && redis::cmd("EXISTS").arg(&record).query::<bool>(&mut self.client).unwrap() {
@@ -256,7 +255,7 @@ impl Run {
                 }
                 None
             }
-            6..9 => {
+            12..15 => {
                 let own = self.rng.choice(&self.claims[at]).map(|claim| claim.0.to_string()).unwrap_or_default();
                 let value = [own.as_str(), "nan", "", "1e400", "foreign"][self.rng.usize(..5)].to_owned();
                 let mut set = redis::cmd("SET");
