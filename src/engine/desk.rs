@@ -372,11 +372,13 @@ impl Desk {
                 (Verb::Yield { to: claim.holder }, from)
             }
         };
-        let awaited = match &claim.phase {
-            // A yield's release is no longer waited for once its answer got lost.
-            Phase::Asked => claim.fails == 0,
-            Phase::Leaving { release, .. } => release.is_some() && claim.fails == 0,
-            _ => false,
+        let caller = match (&claim.phase, claim.whose) {
+            // After a failure the keeper's connection is tried.
+            _ if claim.fails > 0 => None,
+            (Phase::Asked, Whose::Fixed(ticket)) => Some(ticket),
+            (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
+            (Phase::Leaving { release, .. }, _) => *release,
+            _ => None,
         };
         let stake = match &claim.phase {
             Phase::Held(held) => held.deadline.since(cx.now),
@@ -384,7 +386,7 @@ impl Desk {
         };
         let request = Request { name: cx.name.clone(), holder, term: claim.term, mode: Mode::Exclusive, verb };
         let tag = Tag { claim: claim.holder.claim, seq: claim.seq };
-        cx.effects.push(Effect::Send(Parcel { tag, request, stake, awaited }));
+        cx.effects.push(Effect::Send(Parcel { tag, request, stake, caller }));
         if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[at].phase
         {

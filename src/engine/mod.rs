@@ -109,8 +109,8 @@ pub struct Parcel {
     pub request: Request,
     /// What is at stake: how long the lease behind it is still good for. Bounds how long its carrier may hope.
     pub stake: Duration,
-    /// A caller is waiting for this very answer, so it goes by the fastest way.
-    pub awaited: bool,
+    /// Who waits for this very answer, if anybody does: then it goes by the fastest way.
+    pub caller: Option<Ticket>,
 }
 
 /// Why a caller gets no lock.

@@ -91,28 +91,34 @@ impl Shard {
 
     /// Does what is due: tells losses, renews, asks again.
     pub fn wake(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        while let Some((due, name)) = self.timers.pop_first() {
-            if due > now {
-                self.timers.insert((due, name));
-                break;
-            }
-            if let Some(desk) = self.desks.get_mut(&name) {
-                desk.due = None;
-                desk.wake(&mut Cx { now, name: &name, source: &mut self.source, effects });
-                self.settle(&name);
-            }
+        while self.wake_next(now, effects).is_some() {}
+    }
+
+    /// Does what is due for one key, and names it.
+    pub fn wake_next(&mut self, now: Moment, effects: &mut Vec<Effect>) -> Option<Name> {
+        let (due, _) = self.timers.first()?;
+        if *due > now {
+            return None;
         }
+        let (_, name) = self.timers.pop_first()?;
+        if let Some(desk) = self.desks.get_mut(&name) {
+            desk.due = None;
+            desk.wake(&mut Cx { now, name: &name, source: &mut self.source, effects });
+            self.settle(&name);
+        }
+        Some(name)
     }
 
     /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
     pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        self.each(|desk, cx| desk.opened(cx), now, effects);
+        self.each(|desk, cx| desk.opened(cx), now, effects, |_, _| {});
     }
 
-    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
-    pub fn close(&mut self, now: Moment, effects: &mut Vec<Effect>) {
+    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
+    /// hears of the effects name by name.
+    pub fn close(&mut self, now: Moment, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
         self.closed = true;
-        self.each(|desk, cx| desk.close(cx), now, effects);
+        self.each(|desk, cx| desk.close(cx), now, effects, told);
     }
 
     /// What is left of a holder's lease, if it still holds.
@@ -147,13 +153,21 @@ impl Shard {
         self.desks.get(name).map_or("-".into(), |desk| format!("{desk:?}"))
     }
 
-    fn each(&mut self, f: impl Fn(&mut Desk, &mut Cx<'_>), now: Moment, effects: &mut Vec<Effect>) {
+    fn each(
+        &mut self,
+        f: impl Fn(&mut Desk, &mut Cx<'_>),
+        now: Moment,
+        effects: &mut Vec<Effect>,
+        mut told: impl FnMut(&Name, &[Effect]),
+    ) {
         // In order of names: a simulation must not depend on how a map is laid out.
         let mut names: Vec<Name> = self.desks.keys().cloned().collect();
         names.sort_unstable();
         for name in names {
             if let Some(desk) = self.desks.get_mut(&name) {
+                let before = effects.len();
                 f(desk, &mut Cx { now, name: &name, source: &mut self.source, effects });
+                told(&name, &effects[before..]);
                 self.settle(&name);
             }
         }

@@ -1,0 +1,4 @@
+//! Everything that needs no server, in one binary.
+#![allow(clippy::disallowed_methods)]
+
+mod core;
