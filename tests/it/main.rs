@@ -3,8 +3,8 @@
 // Tests play the outside world: they may look at its clock.
 #![allow(clippy::disallowed_methods)]
 
-// #[path = "../support/mod.rs"]
-// mod support;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod architecture;
-// mod faults;
+mod faults;
