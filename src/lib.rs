@@ -18,6 +18,6 @@ pub use key::Key;
 pub use locks::{Builder, Locks};
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
-pub use store::memory::MemoryStore;
 #[cfg(feature = "testing")]
 pub use runtime::clock::Clock;
+pub use store::memory::MemoryStore;

@@ -34,7 +34,9 @@ impl Locks {
     /// # Panics
     /// When the operating system gives no thread.
     pub fn memory() -> Locks {
-        Locks::builder().memory().expect("defaults are valid, and there is a thread to be had")
+        Locks::builder()
+            .memory()
+            .expect("defaults are valid, and there is a thread to be had")
     }
 
     /// Locks on a Redis: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
@@ -62,7 +64,10 @@ impl Locks {
 
     /// Locks with other than the defaults.
     pub fn builder() -> Builder {
-        Builder { options: Options::default(), clock: Clock::new() }
+        Builder {
+            options: Options::default(),
+            clock: Clock::new(),
+        }
     }
 
     /// A lock on `key`. Costs nothing until it is locked.
@@ -83,11 +88,21 @@ impl Locks {
         let patience = node.options.request_timeout;
         let asked = async {
             let (link, _) = courier.link(node).await?;
-            let batch = Batch { highest: 0, not_after: u64::MAX, requests: Vec::new() };
-            link.apply(batch).await.map(|_| ()).map_err(|failure| failure.error)
+            let batch = Batch {
+                highest: 0,
+                not_after: u64::MAX,
+                requests: Vec::new(),
+            };
+            link.apply(batch)
+                .await
+                .map(|_| ())
+                .map_err(|failure| failure.error)
         };
         tokio::time::timeout(patience, asked).await.unwrap_or_else(|_| {
-            Err(StoreError::new(StoreErrorKind::TimedOut, format_args!("no answer within {patience:?}")))
+            Err(StoreError::new(
+                StoreErrorKind::TimedOut,
+                format_args!("no answer within {patience:?}"),
+            ))
         })
     }
 
@@ -110,7 +125,11 @@ impl Locks {
 
     /// What the builder called this node, or its id.
     pub fn node_name(&self) -> String {
-        self.handle.options().node_name.clone().unwrap_or_else(|| self.node().to_string())
+        self.handle
+            .options()
+            .node_name
+            .clone()
+            .unwrap_or_else(|| self.node().to_string())
     }
 
     /// How many keys have any state in this process: held, waited for, or being given back.
@@ -130,7 +149,10 @@ impl Locks {
         let patience = node.options.request_timeout;
         let connected = tokio::time::timeout(patience, node.courier(&name, Side::Callers).link(node)).await;
         connected.unwrap_or_else(|_| {
-            Err(StoreError::new(StoreErrorKind::Unreachable, format_args!("no connection within {patience:?}")))
+            Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                format_args!("no connection within {patience:?}"),
+            ))
         })?;
         let mut inbox = node.inbox();
         node.keeper.want_inbox();
@@ -293,9 +315,13 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        let store = crate::store::redis::RedisStore::open(url, &self.options.prefix, self.options.request_timeout);
+        let store =
+            crate::store::redis::RedisStore::open(url, &self.options.prefix, self.options.request_timeout);
         let shown = || "behind the URL".to_owned();
-        let store = store.map_err(|source| ConnectError::Store { store: shown(), source })?;
+        let store = store.map_err(|source| ConnectError::Store {
+            store: shown(),
+            source,
+        })?;
         self.connected(store).await
     }
 
@@ -320,12 +346,17 @@ impl Builder {
         let (lazy, shown) = (self.options.lazy, format!("{store:?}"));
         let locks = self.on(Arc::new(store))?;
         if !lazy {
-            locks.connect().await.map_err(|source| ConnectError::Store { store: shown, source })?;
+            locks
+                .connect()
+                .await
+                .map_err(|source| ConnectError::Store { store: shown, source })?;
         }
         Ok(locks)
     }
 
     fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
-        Ok(Locks { handle: Handle::new(Node::start(store, self.options, self.clock)?) })
+        Ok(Locks {
+            handle: Handle::new(Node::start(store, self.options, self.clock)?),
+        })
     }
 }

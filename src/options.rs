@@ -60,7 +60,10 @@ impl Options {
             ));
         }
         if self.burst == 0 || self.burst > LONGEST_BURST {
-            return refuse(format!("a burst is 1 to {LONGEST_BURST} hand-offs, not {}", self.burst));
+            return refuse(format!(
+                "a burst is 1 to {LONGEST_BURST} hand-offs, not {}",
+                self.burst
+            ));
         }
         if self.max_key == 0 || self.waiters_per_key == 0 || self.waiters_per_node == 0 {
             return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
@@ -81,10 +84,17 @@ impl Options {
                 "a lease lasts {SHORTEST_LEASE:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
             )));
         }
-        let margin = self.margin.unwrap_or((lease / 10).max(Duration::from_millis(250)));
+        let margin = self
+            .margin
+            .unwrap_or((lease / 10).max(Duration::from_millis(250)));
         if margin > LONGEST_LEASE {
-            return Err(OptionsError(format!("a margin of {margin:?} is longer than any lease: 30 days at most")));
+            return Err(OptionsError(format!(
+                "a margin of {margin:?} is longer than any lease: 30 days at most"
+            )));
         }
-        Ok(Term { lease_ms: lease.as_millis() as u64, margin_ms: margin.as_millis() as u64 })
+        Ok(Term {
+            lease_ms: lease.as_millis() as u64,
+            margin_ms: margin.as_millis() as u64,
+        })
     }
 }

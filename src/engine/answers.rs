@@ -16,8 +16,12 @@ const PATIENCE: u32 = 2;
 impl Desk {
     pub(crate) fn answered(&mut self, cx: &mut Cx<'_>, tag: Tag, sent: Moment, reply: Reply) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
-        let Some(at) = self.numbered(tag.claim) else { return };
-        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else { return };
+        let Some(at) = self.numbered(tag.claim) else {
+            return;
+        };
+        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
+            return;
+        };
         self.claims[at].asking = None;
         match (asking.what, reply) {
             (What::Leave, reply) => self.left(cx, at, reply),
@@ -47,11 +51,18 @@ impl Desk {
     fn granted(&mut self, cx: &mut Cx<'_>, at: usize, what: What, sent: Moment, number: Number) {
         let flaw = cx.source.rules.flaw;
         let claim = &mut self.claims[at];
-        let counted_from = if flaw == Some(Flaw::DeadlineFromReply) { cx.now } else { sent };
+        let counted_from = if flaw == Some(Flaw::DeadlineFromReply) {
+            cx.now
+        } else {
+            sent
+        };
         let deadline = counted_from + claim.lease();
         let lease = claim.lease();
         if what == What::Yield
-            && let Some(Yielded { release: Some(ticket), .. }) = claim.yielded.take()
+            && let Some(Yielded {
+                release: Some(ticket),
+                ..
+            }) = claim.yielded.take()
         {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
         }
@@ -84,7 +95,10 @@ impl Desk {
         claim.fails = 0;
         claim.ghost_until = None;
         if what == What::Yield
-            && let Some(Yielded { release: Some(ticket), .. }) = claim.yielded.take()
+            && let Some(Yielded {
+                release: Some(ticket),
+                ..
+            }) = claim.yielded.take()
         {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
         }
@@ -132,7 +146,11 @@ impl Desk {
         if let Some(ticket) = release.take() {
             // "Not there" on a repeat may be our own first try: the lease was good when that was sent.
             let kept = reply == Reply::Done || claim.fails > 0;
-            let outcome = if kept { Outcome::Kept } else { Outcome::Lost(LostCause::Gone) };
+            let outcome = if kept {
+                Outcome::Kept
+            } else {
+                Outcome::Lost(LostCause::Gone)
+            };
             cx.effects.push(Effect::Released(ticket, outcome));
         }
         match claim.ghost_until.take() {
@@ -181,7 +199,10 @@ impl Desk {
             Some(until) => {
                 cx.effects.push(Effect::Notice(Notice::GhostLeft));
                 claim.whose = Whose::Nobody;
-                claim.phase = Phase::Leaving { release: None, until: until.max(cx.now) + claim.hold() };
+                claim.phase = Phase::Leaving {
+                    release: None,
+                    until: until.max(cx.now) + claim.hold(),
+                };
                 claim.fails = 1;
                 claim.act = Some(until.max(cx.now));
             }
@@ -206,8 +227,12 @@ impl Desk {
         late_after: Moment,
         error: StoreError,
     ) {
-        let Some(at) = self.numbered(tag.claim) else { return };
-        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else { return };
+        let Some(at) = self.numbered(tag.claim) else {
+            return;
+        };
+        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
+            return;
+        };
         self.claims[at].asking = None;
         match asking.what {
             What::Claim { .. } | What::Yield => self.claim_failed(cx, at, executed, late_after, error),
@@ -217,7 +242,14 @@ impl Desk {
     }
 
     /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
-    fn claim_failed(&mut self, cx: &mut Cx<'_>, at: usize, executed: Executed, late: Moment, error: StoreError) {
+    fn claim_failed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: usize,
+        executed: Executed,
+        late: Moment,
+        error: StoreError,
+    ) {
         self.fails += 1;
         let whose = self.claims[at].whose;
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
@@ -228,7 +260,11 @@ impl Desk {
         let claim = &mut self.claims[at];
         if !matches!(claim.phase, Phase::Asked) {
             // A push told us more than the answer could have.
-            return if matches!(claim.phase, Phase::Held(_)) { self.schedule(cx, at) } else { self.schedule_retry(cx, at) };
+            return if matches!(claim.phase, Phase::Held(_)) {
+                self.schedule(cx, at)
+            } else {
+                self.schedule_retry(cx, at)
+            };
         }
         match executed {
             Executed::Unknown => {
@@ -260,7 +296,8 @@ impl Desk {
         match claim.phase {
             Phase::Held(held) => {
                 let left = held.deadline.since(cx.now);
-                cx.effects.push(Effect::Notice(Notice::RenewFailed { left, error }));
+                cx.effects
+                    .push(Effect::Notice(Notice::RenewFailed { left, error }));
                 self.schedule_retry(cx, at);
             }
             // A waiter rides out an outage of up to its lease: so long its place may live.
@@ -282,16 +319,20 @@ impl Desk {
 
     fn leave_failed(&mut self, cx: &mut Cx<'_>, at: usize, error: StoreError) {
         let claim = &mut self.claims[at];
-        let Phase::Leaving { release, until } = &mut claim.phase else { return };
+        let Phase::Leaving { release, until } = &mut claim.phase else {
+            return;
+        };
         cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
         // The first failure may be the connection's, and the next one finds another.
         if claim.fails > 0
             && let Some(ticket) = release.take()
         {
-            cx.effects.push(Effect::Released(ticket, Outcome::Failed(error.clone())));
+            cx.effects
+                .push(Effect::Released(ticket, Outcome::Failed(error.clone())));
         }
         if cx.now >= *until {
-            cx.effects.push(Effect::Notice(Notice::LeaveFailed { error: Some(error) }));
+            cx.effects
+                .push(Effect::Notice(Notice::LeaveFailed { error: Some(error) }));
             self.claims.swap_remove(at);
         } else if claim.fails == 0 {
             claim.fails = 1;
@@ -307,7 +348,8 @@ impl Desk {
             Whose::Cohort => {
                 self.fails = 0;
                 for (ticket, _) in self.line.drain(..) {
-                    cx.effects.push(Effect::Denied(ticket, Denial::Store(error.clone())));
+                    cx.effects
+                        .push(Effect::Denied(ticket, Denial::Store(error.clone())));
                 }
             }
             Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
@@ -355,8 +397,18 @@ impl Desk {
             return cx.effects.push(Effect::Notice(Notice::PushForged));
         }
         cx.effects.push(Effect::Notice(Notice::UnknownLeft));
-        let term = Term { lease_ms: grant.lease_ms, margin_ms: grant.lease_ms };
-        self.bury(cx, Yielded { from: grant.holder, term, release: None });
+        let term = Term {
+            lease_ms: grant.lease_ms,
+            margin_ms: grant.lease_ms,
+        };
+        self.bury(
+            cx,
+            Yielded {
+                from: grant.holder,
+                term,
+                release: None,
+            },
+        );
         if cx.source.rules.flaw == Some(Flaw::UnknownKept) {
             let at = self.claims.len() - 1;
             self.claims[at].whose = Whose::Cohort;

@@ -138,7 +138,12 @@ impl Desk {
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
-            Input::Failed { tag, executed, late_after, error } => {
+            Input::Failed {
+                tag,
+                executed,
+                late_after,
+                error,
+            } => {
                 self.failed(cx, tag, executed, late_after, error);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
@@ -155,12 +160,18 @@ impl Desk {
     }
 
     pub(crate) fn remaining(&self, now: Moment, ticket: Ticket) -> Option<Duration> {
-        let held = self.claims.iter().filter_map(Claim::held).find(|held| held.ticket == ticket)?;
+        let held = self
+            .claims
+            .iter()
+            .filter_map(Claim::held)
+            .find(|held| held.ticket == ticket)?;
         (now < held.deadline).then(|| held.deadline.since(now))
     }
 
     pub(crate) fn fence(&self, now: Moment, ticket: Ticket) -> Option<Fence> {
-        self.holders(now).find(|(holder, _)| *holder == ticket).map(|(_, fence)| fence)
+        self.holders(now)
+            .find(|(holder, _)| *holder == ticket)
+            .map(|(_, fence)| fence)
     }
 
     pub(crate) fn holders(&self, now: Moment) -> impl Iterator<Item = (Ticket, Fence)> {
@@ -179,7 +190,9 @@ impl Desk {
         }
         let waiting = self.waiting();
         if want.wait && waiting >= want.limit && (self.is_taken() || waiting > 0) {
-            return cx.effects.push(Effect::Denied(ticket, Denial::QueueFull { waiting }));
+            return cx
+                .effects
+                .push(Effect::Denied(ticket, Denial::QueueFull { waiting }));
         }
         if want.fixed {
             self.fixed.push((ticket, want.term, want.wait));
@@ -194,7 +207,8 @@ impl Desk {
             return;
         }
         self.fixed.retain(|(fixed, ..)| *fixed != ticket);
-        if let Some(at) = self.position(|claim| claim.whose == Whose::Fixed(ticket) && claim.held().is_none()) {
+        if let Some(at) = self.position(|claim| claim.whose == Whose::Fixed(ticket) && claim.held().is_none())
+        {
             self.claims[at].whose = Whose::Nobody;
         } else if let Some(at) = self.held_by(ticket) {
             self.give_back(cx, at, None);
@@ -212,7 +226,9 @@ impl Desk {
     fn give_back(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
         let claim = &mut self.claims[at];
         let lease = claim.lease();
-        let Phase::Held(held) = &mut claim.phase else { return };
+        let Phase::Held(held) = &mut claim.phase else {
+            return;
+        };
         if claim.whose != Whose::Cohort || self.line.is_empty() {
             return self.leave(cx, at, release);
         }
@@ -263,9 +279,8 @@ impl Desk {
         for (ticket, term, wait) in std::mem::take(&mut self.fixed) {
             self.claim(cx, Whose::Fixed(ticket), term, wait);
         }
-        let is_pursued = self.position(|claim| {
-            claim.whose == Whose::Cohort && !matches!(claim.phase, Phase::Leaving { .. })
-        });
+        let is_pursued = self
+            .position(|claim| claim.whose == Whose::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
         if let (None, Some((_, head))) = (is_pursued, self.line.front()) {
             let (term, wait) = (head.term, self.line.iter().any(|(_, want)| want.wait));
             self.claim(cx, Whose::Cohort, term, wait);
@@ -330,7 +345,11 @@ impl Desk {
             act: None,
             fails: 0,
             ghost_until: None,
-            yielded: Some(Yielded { from: old.holder, term: old.term, release }),
+            yielded: Some(Yielded {
+                from: old.holder,
+                term: old.term,
+                release,
+            }),
         });
         cx.effects.push(Effect::Notice(Notice::Yielded));
         self.ask(cx, self.claims.len() - 1, What::Yield);
@@ -344,7 +363,10 @@ impl Desk {
             term: yielded.term,
             whose: Whose::Nobody,
             wait: false,
-            phase: Phase::Leaving { release: yielded.release, until },
+            phase: Phase::Leaving {
+                release: yielded.release,
+                until,
+            },
             asked: cx.now,
             asking: None,
             seq: 1 << 16,
@@ -368,7 +390,10 @@ impl Desk {
             What::Renew => (Verb::Renew, claim.holder),
             What::Leave => (Verb::Leave, claim.holder),
             What::Yield => {
-                let from = claim.yielded.as_ref().map_or(claim.holder, |yielded| yielded.from);
+                let from = claim
+                    .yielded
+                    .as_ref()
+                    .map_or(claim.holder, |yielded| yielded.from);
                 (Verb::Yield { to: claim.holder }, from)
             }
         };
@@ -384,9 +409,23 @@ impl Desk {
             Phase::Held(held) => held.deadline.since(cx.now),
             _ => claim.lease(),
         };
-        let request = Request { name: cx.name.clone(), holder, term: claim.term, mode: Mode::Exclusive, verb };
-        let tag = Tag { claim: claim.holder.claim, seq: claim.seq };
-        cx.effects.push(Effect::Send(Parcel { tag, request, stake, caller }));
+        let request = Request {
+            name: cx.name.clone(),
+            holder,
+            term: claim.term,
+            mode: Mode::Exclusive,
+            verb,
+        };
+        let tag = Tag {
+            claim: claim.holder.claim,
+            seq: claim.seq,
+        };
+        cx.effects.push(Effect::Send(Parcel {
+            tag,
+            request,
+            stake,
+            caller,
+        }));
         if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[at].phase
         {
@@ -401,7 +440,11 @@ impl Desk {
         claim.fails = 0;
         claim.ghost_until = None;
         // A push that overtakes the answer to a yield proves that the yield was done.
-        if let Some(Yielded { release: Some(ticket), .. }) = claim.yielded.take() {
+        if let Some(Yielded {
+            release: Some(ticket),
+            ..
+        }) = claim.yielded.take()
+        {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
         }
         let ticket = match claim.whose {
@@ -412,7 +455,13 @@ impl Desk {
         let Some(ticket) = ticket else {
             return self.leave(cx, at, None);
         };
-        claim.phase = Phase::Held(Held { number, deadline, ticket, index: 0, since: cx.now });
+        claim.phase = Phase::Held(Held {
+            number,
+            deadline,
+            ticket,
+            index: 0,
+            since: cx.now,
+        });
         cx.effects.push(Effect::Granted(ticket, Fence::new(number, 0)));
         self.schedule(cx, at);
         self.deny_the_impatient(cx);
@@ -468,12 +517,18 @@ impl Desk {
     /// Somebody else has it for sure, or is before us.
     fn is_taken(&self) -> bool {
         self.claims.iter().any(|claim| {
-            matches!(claim.phase, Phase::Held(_) | Phase::Queued { .. } | Phase::Confirming)
+            matches!(
+                claim.phase,
+                Phase::Held(_) | Phase::Queued { .. } | Phase::Confirming
+            )
         })
     }
 
     fn waiting(&self) -> usize {
-        let fixed = self.claims.iter().filter(|c| matches!(c.whose, Whose::Fixed(_)) && c.held().is_none());
+        let fixed = self
+            .claims
+            .iter()
+            .filter(|c| matches!(c.whose, Whose::Fixed(_)) && c.held().is_none());
         self.line.len() + self.fixed.len() + fixed.count()
     }
 

@@ -212,7 +212,13 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { burst: 64, burst_time: Duration::from_millis(20), queues: true, final_push: true, flaw: None }
+        Rules {
+            burst: 64,
+            burst_time: Duration::from_millis(20),
+            queues: true,
+            final_push: true,
+            flaw: None,
+        }
     }
 }
 

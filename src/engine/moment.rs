@@ -28,6 +28,9 @@ impl Add<Duration> for Moment {
     type Output = Moment;
 
     fn add(self, span: Duration) -> Moment {
-        Moment(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+        Moment(
+            self.0
+                .saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }

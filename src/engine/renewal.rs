@@ -17,7 +17,12 @@ impl Desk {
             Phase::Held(held) => Some(claim.act.map_or(held.deadline, |act| act.min(held.deadline))),
             _ => claim.act,
         });
-        claims.chain(self.reclaim.filter(|_| !self.line.is_empty() || !self.fixed.is_empty())).min()
+        claims
+            .chain(
+                self.reclaim
+                    .filter(|_| !self.line.is_empty() || !self.fixed.is_empty()),
+            )
+            .min()
     }
 
     pub(crate) fn wake(&mut self, cx: &mut Cx<'_>) {
@@ -28,9 +33,12 @@ impl Desk {
                 continue;
             }
             match claim.phase {
-                Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming => self.ask(cx, at, What::Renew),
+                Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                    self.ask(cx, at, What::Renew)
+                }
                 Phase::Leaving { until, .. } if cx.now >= until => {
-                    cx.effects.push(Effect::Notice(Notice::LeaveFailed { error: None }));
+                    cx.effects
+                        .push(Effect::Notice(Notice::LeaveFailed { error: None }));
                     self.claims.swap_remove(at);
                 }
                 Phase::Leaving { .. } => self.ask(cx, at, What::Leave),
@@ -46,12 +54,22 @@ impl Desk {
             if let Phase::Held(held) = &self.claims[at].phase
                 && cx.now >= held.deadline
             {
-                let asking = self.claims[at].asking.is_some_and(|asking| asking.what == What::Renew);
+                let asking = self.claims[at]
+                    .asking
+                    .is_some_and(|asking| asking.what == What::Renew);
                 if asking && cx.source.rules.flaw == Some(Flaw::LateRenewalRevives) {
                     continue;
                 }
                 let fixed = matches!(self.claims[at].whose, Whose::Fixed(_));
-                self.lose(cx, at, if fixed { LostCause::Ended } else { LostCause::Deadline });
+                self.lose(
+                    cx,
+                    at,
+                    if fixed {
+                        LostCause::Ended
+                    } else {
+                        LostCause::Deadline
+                    },
+                );
             }
         }
     }
@@ -80,7 +98,11 @@ impl Desk {
     pub(crate) fn schedule_wait(&mut self, cx: &mut Cx<'_>, at: usize, left: Option<u64>) {
         let third = ms(self.claims[at].term.lease_ms) / 3;
         let owner = left.map_or(third, |left| ms(left.max(1)) + ms(2));
-        let pause = if owner < third { owner } else { cx.source.jittered(third) };
+        let pause = if owner < third {
+            owner
+        } else {
+            cx.source.jittered(third)
+        };
         self.claims[at].act = Some(cx.now + pause);
     }
 

@@ -33,7 +33,11 @@ impl Source {
     pub(crate) fn holder(&mut self) -> Holder {
         let claim = self.next_claim;
         self.next_claim += self.step;
-        Holder { node: self.node, claim, nonce: self.rng.u64(..) }
+        Holder {
+            node: self.node,
+            claim,
+            nonce: self.rng.u64(..),
+        }
     }
 
     /// Somewhere in the last tenth before `span`, so that the timers of many nodes part.
@@ -54,8 +58,20 @@ impl Shard {
     /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
     pub fn new(node: NodeId, index: u64, of: u64, seed: u64, rules: Rules) -> Self {
         let rng = fastrand::Rng::with_seed(seed);
-        let source = Source { node, rules, next_claim: of + index, step: of, rng };
-        Shard { desks: HashMap::new(), timers: BTreeSet::new(), source, tickets: 0, closed: false }
+        let source = Source {
+            node,
+            rules,
+            next_claim: of + index,
+            step: of,
+            rng,
+        };
+        Shard {
+            desks: HashMap::new(),
+            timers: BTreeSet::new(),
+            source,
+            tickets: 0,
+            closed: false,
+        }
     }
 
     /// A ticket for the next caller.
@@ -69,7 +85,9 @@ impl Shard {
         let desk = match self.desks.get_mut(name) {
             Some(desk) => desk,
             None => match (&input, self.closed) {
-                (Input::Lock(ticket, _), true) => return effects.push(Effect::Denied(*ticket, Denial::Closed)),
+                (Input::Lock(ticket, _), true) => {
+                    return effects.push(Effect::Denied(*ticket, Denial::Closed));
+                }
                 // Only these begin anything. All else is about what is over.
                 (Input::Lock(..) | Input::Pushed(_), _) => self.desks.entry(name.clone()).or_default(),
                 (Input::Release(ticket), _) => return effects.push(Desk::released_too_late(*ticket)),
@@ -79,7 +97,12 @@ impl Shard {
         if let (Input::Lock(ticket, _), true) = (&input, self.closed) {
             return effects.push(Effect::Denied(*ticket, Denial::Closed));
         }
-        let mut cx = Cx { now, name, source: &mut self.source, effects };
+        let mut cx = Cx {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
         desk.handle(&mut cx, input);
         self.settle(name);
     }
@@ -103,7 +126,12 @@ impl Shard {
         let (_, name) = self.timers.pop_first()?;
         if let Some(desk) = self.desks.get_mut(&name) {
             desk.due = None;
-            desk.wake(&mut Cx { now, name: &name, source: &mut self.source, effects });
+            desk.wake(&mut Cx {
+                now,
+                name: &name,
+                source: &mut self.source,
+                effects,
+            });
             self.settle(&name);
         }
         Some(name)
@@ -144,13 +172,17 @@ impl Shard {
     /// Every holder that may act as one at `now`, for checkers.
     #[doc(hidden)]
     pub fn holders(&self, now: Moment) -> impl Iterator<Item = (&Name, Ticket, Fence)> {
-        self.desks.iter().flat_map(move |(name, desk)| desk.holders(now).map(move |(t, f)| (name, t, f)))
+        self.desks
+            .iter()
+            .flat_map(move |(name, desk)| desk.holders(now).map(move |(t, f)| (name, t, f)))
     }
 
     /// A line per key, for histories.
     #[doc(hidden)]
     pub fn describe(&self, name: &Name) -> String {
-        self.desks.get(name).map_or("-".into(), |desk| format!("{desk:?}"))
+        self.desks
+            .get(name)
+            .map_or("-".into(), |desk| format!("{desk:?}"))
     }
 
     fn each(
@@ -166,7 +198,15 @@ impl Shard {
         for name in names {
             if let Some(desk) = self.desks.get_mut(&name) {
                 let before = effects.len();
-                f(desk, &mut Cx { now, name: &name, source: &mut self.source, effects });
+                f(
+                    desk,
+                    &mut Cx {
+                        now,
+                        name: &name,
+                        source: &mut self.source,
+                        effects,
+                    },
+                );
                 told(&name, &effects[before..]);
                 self.settle(&name);
             }
@@ -175,7 +215,9 @@ impl Shard {
 
     /// Sets the key's timer anew, or forgets the key when nothing of it is left.
     fn settle(&mut self, name: &Name) {
-        let Some(desk) = self.desks.get_mut(name) else { return };
+        let Some(desk) = self.desks.get_mut(name) else {
+            return;
+        };
         let due = desk.next_due();
         if due != desk.due {
             if let Some(old) = desk.due.take() {

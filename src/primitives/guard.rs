@@ -58,12 +58,20 @@ impl Lease {
     /// Nobody else holds the lock at this moment, under the [guarantees](crate#guarantees). It compares the deadline
     /// with the clock, so a process that was stopped and woke up is told `false` before anything else.
     pub fn is_held(&self) -> bool {
-        self.held.handle.node().remaining(&self.held.name, self.held.ticket).is_some()
+        self.held
+            .handle
+            .node()
+            .remaining(&self.held.name, self.held.ticket)
+            .is_some()
     }
 
     /// How long it would still be held if no renewal came through; zero when it is held no more.
     pub fn remaining(&self) -> Duration {
-        self.held.handle.node().remaining(&self.held.name, self.held.ticket).unwrap_or_default()
+        self.held
+            .handle
+            .node()
+            .remaining(&self.held.name, self.held.ticket)
+            .unwrap_or_default()
     }
 
     /// Waits until it is held no more: lost, or released.
@@ -111,13 +119,27 @@ impl Lease {
 
     fn error(&self) -> Error {
         let cause = self.held.slot.over().unwrap_or(LostCause::Deadline);
-        Error::Lost { key: self.key().clone(), cause }
+        Error::Lost {
+            key: self.key().clone(),
+            cause,
+        }
     }
 }
 
 impl Guard {
     pub(crate) fn new(handle: Handle, name: Name, ticket: Ticket, slot: Arc<Slot>, fence: Fence) -> Self {
-        Guard { lease: Lease { held: Arc::new(Held { handle, name, ticket, slot, fence }) }, done: false }
+        Guard {
+            lease: Lease {
+                held: Arc::new(Held {
+                    handle,
+                    name,
+                    ticket,
+                    slot,
+                    fence,
+                }),
+            },
+            done: false,
+        }
     }
 
     /// A view of it, for others. It outlives the guard, and says so.
@@ -182,7 +204,10 @@ impl Guard {
         let key = held.name.key.clone();
         match outcome {
             Outcome::Kept => Ok(()),
-            Outcome::Lost(cause) => Err(Error::Lost { key, cause: lost.unwrap_or(cause) }),
+            Outcome::Lost(cause) => Err(Error::Lost {
+                key,
+                cause: lost.unwrap_or(cause),
+            }),
             Outcome::Failed(source) => Err(Error::Store { key, source }),
         }
     }

@@ -35,7 +35,13 @@ pub struct Mutex {
 impl Mutex {
     pub(crate) fn new(handle: Handle, key: Key) -> Self {
         let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
-        Mutex { handle, name: Name::lock(key), lease, fixed: false, limit }
+        Mutex {
+            handle,
+            name: Name::lock(key),
+            lease,
+            fixed: false,
+            limit,
+        }
     }
 
     /// Leases of this length instead of the default. They are renewed while the guard lives. Shorter: others get in
@@ -113,7 +119,10 @@ impl Mutex {
         }
         match tokio::time::timeout(wait, self.enter(true)).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Busy { key: self.name.key.clone(), waited: wait }),
+            Err(_) => Err(Error::Busy {
+                key: self.name.key.clone(),
+                waited: wait,
+            }),
         }
     }
 
@@ -143,7 +152,11 @@ impl Mutex {
     }
 
     fn enter(&self, wait: bool) -> Lock {
-        Lock { mutex: self.clone(), wait, state: State::New }
+        Lock {
+            mutex: self.clone(),
+            wait,
+            state: State::New,
+        }
     }
 
     fn check(&self) -> Result<Want, Error> {
@@ -151,17 +164,33 @@ impl Mutex {
         let key = &self.name.key;
         let length = key.as_bytes().len();
         if length == 0 || length > options.max_key {
-            return Err(Error::Key { key: key.clone(), length, limit: options.max_key });
+            return Err(Error::Key {
+                key: key.clone(),
+                length,
+                limit: options.max_key,
+            });
         }
         if self.handle.node().is_forked() {
-            return Err(Error::Closed { key: key.clone(), why: ClosedCause::Forked });
+            return Err(Error::Closed {
+                key: key.clone(),
+                why: ClosedCause::Forked,
+            });
         }
         let (waiting, limit) = (self.handle.node().waiting(), options.waiters_per_node);
         if waiting >= limit {
-            return Err(Error::QueueFull { key: key.clone(), waiting, limit });
+            return Err(Error::QueueFull {
+                key: key.clone(),
+                waiting,
+                limit,
+            });
         }
         let term = options.term(self.lease)?;
-        Ok(Want { term, wait: false, fixed: self.fixed, limit: self.limit })
+        Ok(Want {
+            term,
+            wait: false,
+            fixed: self.fixed,
+            limit: self.limit,
+        })
     }
 }
 
@@ -196,7 +225,10 @@ impl Future for Lock {
         let this = &mut *self;
         if matches!(this.state, State::New) {
             let want = match this.mutex.check() {
-                Ok(want) => Want { wait: this.wait, ..want },
+                Ok(want) => Want {
+                    wait: this.wait,
+                    ..want
+                },
                 Err(error) => {
                     this.state = State::Done;
                     return Poll::Ready(Err(error));
@@ -208,7 +240,12 @@ impl Future for Lock {
             }
             let (ticket, slot) = node.enter(&this.mutex.name, want);
             let helper = Helper::new(node, node.courier(&this.mutex.name, Side::Callers), slot.clone());
-            this.state = State::Waiting(Waiting { ticket, slot, helper, since: None });
+            this.state = State::Waiting(Waiting {
+                ticket,
+                slot,
+                helper,
+                since: None,
+            });
         }
         let State::Waiting(waiting) = &mut this.state else {
             panic!("polled after it was ready");
@@ -243,16 +280,29 @@ fn now() -> Instant {
 
 impl Lock {
     fn guard(&self, ticket: Ticket, slot: Arc<Slot>, fence: Fence) -> Guard {
-        Guard::new(self.mutex.handle.clone(), self.mutex.name.clone(), ticket, slot, fence)
+        Guard::new(
+            self.mutex.handle.clone(),
+            self.mutex.name.clone(),
+            ticket,
+            slot,
+            fence,
+        )
     }
 
     fn error(&self, denial: Denial, waited: Duration) -> Error {
         let key = self.mutex.name.key.clone();
         match denial {
             Denial::Busy => Error::Busy { key, waited },
-            Denial::QueueFull { waiting } => Error::QueueFull { key, waiting, limit: self.mutex.limit },
+            Denial::QueueFull { waiting } => Error::QueueFull {
+                key,
+                waiting,
+                limit: self.mutex.limit,
+            },
             Denial::Store(source) => Error::Store { key, source },
-            Denial::Closed => Error::Closed { key, why: ClosedCause::Shutdown },
+            Denial::Closed => Error::Closed {
+                key,
+                why: ClosedCause::Shutdown,
+            },
         }
     }
 }

@@ -112,13 +112,19 @@ struct Departed {
 
 impl std::fmt::Debug for Carriage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carriage").field("deadline", &self.deadline).finish_non_exhaustive()
+        f.debug_struct("Carriage")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
     }
 }
 
 impl Courier {
     pub(crate) fn new(side: Side, route: Route) -> Self {
-        Courier { side, route, state: Mutex::default() }
+        Courier {
+            side,
+            route,
+            state: Mutex::default(),
+        }
     }
 
     pub(crate) fn take(&self, parcel: Parcel, since: Moment, slot: Option<Arc<Slot>>) {
@@ -174,10 +180,15 @@ impl Courier {
         drop(state);
         let sending: Sending = match link {
             Some(link) => {
-                departed.sent.store(node.clock.now().as_nanos(), Ordering::Release);
+                departed
+                    .sent
+                    .store(node.clock.now().as_nanos(), Ordering::Release);
                 link.apply(node.batch(self.route, deadline, requests))
             }
-            None => Box::pin(self.clone().connect_and_send(node.clone(), departed, deadline, requests)),
+            None => Box::pin(
+                self.clone()
+                    .connect_and_send(node.clone(), departed, deadline, requests),
+            ),
         };
         *lock(&carriage.sending) = Some(sending);
         Some(carriage)
@@ -190,10 +201,14 @@ impl Courier {
         deadline: Moment,
         requests: Vec<Request>,
     ) -> Result<Answer, Failure> {
-        let (link, generation) =
-            self.link(&node).await.map_err(|error| Failure { executed: Executed::No, error })?;
+        let (link, generation) = self.link(&node).await.map_err(|error| Failure {
+            executed: Executed::No,
+            error,
+        })?;
         departed.generation.store(generation, Ordering::Release);
-        departed.sent.store(node.clock.now().as_nanos(), Ordering::Release);
+        departed
+            .sent
+            .store(node.clock.now().as_nanos(), Ordering::Release);
         link.apply(node.batch(self.route, deadline, requests)).await
     }
 
@@ -221,7 +236,10 @@ impl Courier {
                     }
                 }
             };
-            let verdict = opening.wait_for(Option::is_some).await.map(|verdict| verdict.clone());
+            let verdict = opening
+                .wait_for(Option::is_some)
+                .await
+                .map(|verdict| verdict.clone());
             match verdict {
                 Ok(Some(Err(error))) => return Err(error),
                 Ok(_) => {}
@@ -242,12 +260,19 @@ impl Courier {
         let mut connecting = node.store.connect(self.route);
         // A store in memory is there at once, and needs no runtime.
         if let Poll::Ready(link) = connecting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            let open = link.map(|link| Open { link, alive: Arc::new(AtomicBool::new(true)), _wanted: watch::Sender::new(()) });
+            let open = link.map(|link| Open {
+                link,
+                alive: Arc::new(AtomicBool::new(true)),
+                _wanted: watch::Sender::new(()),
+            });
             self.opened(node, state, began, open)?;
             return Ok(None);
         }
         let runtime = Handle::try_current().map_err(|_| {
-            StoreError::new(StoreErrorKind::Unreachable, "no tokio runtime to open a connection on")
+            StoreError::new(
+                StoreErrorKind::Unreachable,
+                "no tokio runtime to open a connection on",
+            )
         })?;
         let (tell, opening) = watch::channel(None);
         let (courier, node) = (self.clone(), node.clone());
@@ -256,7 +281,11 @@ impl Courier {
             // Dropped with the runtime that drives the connection.
             let canary = Canary(Arc::new(AtomicBool::new(true)));
             let (wanted, mut unwanted) = watch::channel(());
-            let open = link.map(|link| Open { link, alive: canary.0.clone(), _wanted: wanted });
+            let open = link.map(|link| Open {
+                link,
+                alive: canary.0.clone(),
+                _wanted: wanted,
+            });
             let verdict = courier.opened(&node, &mut lock(&courier.state), began, open);
             drop((courier, node));
             tell.send_replace(Some(verdict));
@@ -309,7 +338,12 @@ impl Courier {
     pub(crate) fn look_after(self: &Arc<Self>, node: &Arc<Node>, now: Moment) -> bool {
         let overdue: Vec<_> = {
             let state = lock(&self.state);
-            state.under_way.iter().filter(|c| c.deadline <= now).cloned().collect()
+            state
+                .under_way
+                .iter()
+                .filter(|c| c.deadline <= now)
+                .cloned()
+                .collect()
         };
         for carriage in overdue {
             carriage.finish();
@@ -317,7 +351,10 @@ impl Courier {
         loop {
             let unsent = {
                 let state = lock(&self.state);
-                let old = state.waiting.front().is_some_and(|item| now.since(item.since) >= UNSENT);
+                let old = state
+                    .waiting
+                    .front()
+                    .is_some_and(|item| now.since(item.since) >= UNSENT);
                 old && state.under_way.len() < SLOTS
             };
             match unsent.then(|| self.depart(node)).flatten() {
@@ -333,7 +370,9 @@ impl Courier {
         let state = lock(&self.state);
         let overdue = state.under_way.iter().map(|carriage| carriage.deadline);
         let unsent = state.waiting.front().map(|item| item.since + UNSENT);
-        overdue.chain(unsent.filter(|_| state.under_way.len() < SLOTS)).min()
+        overdue
+            .chain(unsent.filter(|_| state.under_way.len() < SLOTS))
+            .min()
     }
 
     /// A slot is free: somebody has to send what waits.
@@ -370,7 +409,9 @@ impl Carriage {
         }
         let polled = {
             let mut sending = lock(&self.sending);
-            let Some(future) = sending.as_mut() else { return Poll::Ready(()) };
+            let Some(future) = sending.as_mut() else {
+                return Poll::Ready(());
+            };
             let polled = future.as_mut().poll(cx);
             if polled.is_ready() {
                 *sending = None;
@@ -389,7 +430,11 @@ impl Carriage {
                     None => *waker = Some(cx.waker().clone()),
                 }
                 // It may have been finished by the keeper since.
-                if self.done.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+                if self.done.load(Ordering::Acquire) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
             }
         }
     }
@@ -414,7 +459,10 @@ impl Carriage {
             Some(result) => self.arrive(result),
             None => {
                 let executed = if sent { Executed::Unknown } else { Executed::No };
-                self.arrive(Err(Failure { executed, error: timed_out() }));
+                self.arrive(Err(Failure {
+                    executed,
+                    error: timed_out(),
+                }));
             }
         }
     }
@@ -426,7 +474,9 @@ impl Carriage {
         let generation = self.departed.generation.load(Ordering::Acquire);
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
-        lock(&self.courier.state).under_way.retain(|other| !std::ptr::eq(&**other, self));
+        lock(&self.courier.state)
+            .under_way
+            .retain(|other| !std::ptr::eq(&**other, self));
         let on = self.courier.side;
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
@@ -446,7 +496,9 @@ impl Carriage {
                     error: StoreError::new(StoreErrorKind::Interrupted, "the answer does not fit the batch"),
                 });
                 let is_broken = match failure.error.kind() {
-                    StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
+                    StoreErrorKind::Refused(refusal) => {
+                        matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth)
+                    }
                     _ => true,
                 };
                 if is_broken {
@@ -455,7 +507,16 @@ impl Carriage {
                 let late_after = node.late_after(self.courier.route, self.deadline, now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
-                    node.drive(&name, Input::Failed { tag, executed, late_after, error }, on);
+                    node.drive(
+                        &name,
+                        Input::Failed {
+                            tag,
+                            executed,
+                            late_after,
+                            error,
+                        },
+                        on,
+                    );
                 }
             }
         }

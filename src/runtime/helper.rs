@@ -20,7 +20,12 @@ pub(crate) struct Helper {
 
 impl Helper {
     pub(crate) fn new(node: &Arc<Node>, courier: Arc<Courier>, slot: Arc<Slot>) -> Self {
-        Helper { node: node.clone(), courier, slot, carriage: None }
+        Helper {
+            node: node.clone(),
+            courier,
+            slot,
+            carriage: None,
+        }
     }
 
     pub(crate) fn poll<T>(

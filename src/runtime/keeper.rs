@@ -73,7 +73,10 @@ impl Keeper {
 /// Starts the keeper of `node`. It ends when the node is abandoned and nothing is left to do.
 pub(crate) fn start(node: Arc<Node>) -> Result<(), OptionsError> {
     let failed = |error: std::io::Error| OptionsError(format!("cannot start the keeper's thread: {error}"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
     std::thread::Builder::new()
         .name("tenure-keeper".into())
         .spawn(move || {
@@ -111,7 +114,9 @@ async fn keep(node: Arc<Node>) {
         let tick = (callers_busy || lingers || gone_since.is_some()).then(|| now + TICK);
         let earliest = |due: Option<Moment>| due.into_iter().chain(tick).min();
         let mut next = earliest(node.next_due());
-        keeper.planned.store(next.map_or(u64::MAX, Moment::as_nanos), Ordering::SeqCst);
+        keeper
+            .planned
+            .store(next.map_or(u64::MAX, Moment::as_nanos), Ordering::SeqCst);
         // A timer that was set before that was stored may have been compared with the old value.
         next = earliest(node.next_due());
         let pause = next.map(|next| next.since(node.clock.now()));

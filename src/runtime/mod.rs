@@ -7,8 +7,8 @@
 
 pub(crate) mod clock;
 pub(crate) mod courier;
+pub(crate) mod handle;
+pub(crate) mod helper;
 pub(crate) mod keeper;
 pub(crate) mod node;
 pub(crate) mod slot;
-pub(crate) mod handle;
-pub(crate) mod helper;

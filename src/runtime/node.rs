@@ -76,7 +76,11 @@ struct ServerTime {
 }
 
 impl Node {
-    pub(crate) fn start(store: Arc<dyn Store>, options: Options, clock: Clock) -> Result<Arc<Node>, OptionsError> {
+    pub(crate) fn start(
+        store: Arc<dyn Store>,
+        options: Options,
+        clock: Clock,
+    ) -> Result<Arc<Node>, OptionsError> {
         options.check()?;
         let abilities = store.abilities();
         let rules = Rules {
@@ -87,7 +91,9 @@ impl Node {
             ..Rules::default()
         };
         let id = NodeId::random();
-        let mut seeds = options.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        let mut seeds = options
+            .seed
+            .map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
         let shards = (0..SHARDS).map(|index| {
             Mutex::new(Cell {
                 shard: Shard::new(id, index, SHARDS, seeds.u64(..), rules),
@@ -159,7 +165,9 @@ impl Node {
     }
 
     pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
-        lock(self.cell(name)).shard.remaining(self.clock.now(), name, ticket)
+        lock(self.cell(name))
+            .shard
+            .remaining(self.clock.now(), name, ticket)
     }
 
     // Driving the engine.
@@ -208,7 +216,11 @@ impl Node {
                 }
                 Effect::Denied(ticket, denial) => {
                     notices.push(Effect::Denied(ticket, denial.clone()));
-                    wakes.extend(cell.slots.remove(&ticket).and_then(|slot| slot.decide(Err(denial))));
+                    wakes.extend(
+                        cell.slots
+                            .remove(&ticket)
+                            .and_then(|slot| slot.decide(Err(denial))),
+                    );
                 }
                 Effect::Lost(ticket, cause) => {
                     notices.push(Effect::Lost(ticket, cause));
@@ -281,9 +293,15 @@ impl Node {
     }
 
     pub(crate) fn next_due(&self) -> Option<Moment> {
-        let shards = self.shards.iter().filter_map(|cell| lock(cell).shard.next_due()).min();
+        let shards = self
+            .shards
+            .iter()
+            .filter_map(|cell| lock(cell).shard.next_due())
+            .min();
         let lanes = self.lanes();
-        let couriers = lanes.iter().flat_map(|lane| [lane.callers.next_due(), lane.keeper.next_due()]);
+        let couriers = lanes
+            .iter()
+            .flat_map(|lane| [lane.callers.next_due(), lane.keeper.next_due()]);
         couriers.flatten().chain(shards).min()
     }
 
@@ -299,7 +317,10 @@ impl Node {
 
     /// A batch of what waits on that side, if there is any.
     pub(crate) fn depart(self: &Arc<Self>, side: Side) -> Option<Arc<Carriage>> {
-        let lanes = self.lanes.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let lanes = self
+            .lanes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         lanes.iter().find_map(|lane| match side {
             Side::Callers => lane.callers.depart(self),
             Side::Keeper => lane.keeper.depart(self),
@@ -309,15 +330,26 @@ impl Node {
     // Per server.
 
     fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.lanes.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.lanes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
     }
 
     fn lane(&self, route: Route) -> Arc<Lane> {
         let known = |lanes: &[Arc<Lane>]| lanes.iter().find(|lane| lane.route == route).cloned();
-        if let Some(lane) = known(&self.lanes.read().unwrap_or_else(std::sync::PoisonError::into_inner)) {
+        if let Some(lane) = known(
+            &self
+                .lanes
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        ) {
             return lane;
         }
-        let mut lanes = self.lanes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut lanes = self
+            .lanes
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         known(&lanes).unwrap_or_else(|| {
             let lane = Arc::new(Lane {
                 route,
@@ -343,9 +375,14 @@ impl Node {
     pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> Batch {
         let lane = self.lane(route);
         // The latest that the server's clock can show when we give up.
-        let not_after = lock(&lane.time)
-            .map_or(u64::MAX, |known| known.time.saturating_add(micros(deadline.since(known.asked))));
-        Batch { highest: lane.highest.load(Ordering::Relaxed), not_after, requests }
+        let not_after = lock(&lane.time).map_or(u64::MAX, |known| {
+            known.time.saturating_add(micros(deadline.since(known.asked)))
+        });
+        Batch {
+            highest: lane.highest.load(Ordering::Relaxed),
+            not_after,
+            requests,
+        }
     }
 
     /// From when on the server refuses a claim of a batch with that deadline, for sure.
@@ -371,7 +408,9 @@ impl Node {
     }
 
     pub(crate) fn heard_number(&self, name: &Name, number: Number) {
-        self.lane(self.store.route(name)).highest.fetch_max(number, Ordering::Relaxed);
+        self.lane(self.store.route(name))
+            .highest
+            .fetch_max(number, Ordering::Relaxed);
     }
 
     // The end.
@@ -406,7 +445,10 @@ impl Node {
     /// Nothing is held, waited for or under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|cell| lock(cell).shard.is_empty())
-            && self.lanes().iter().all(|lane| lane.callers.is_idle() && lane.keeper.is_idle())
+            && self
+                .lanes()
+                .iter()
+                .all(|lane| lane.callers.is_idle() && lane.keeper.is_idle())
     }
 
     pub(crate) fn note_idle(&self) {

@@ -13,7 +13,9 @@ fn ms(ms: u64) -> Duration {
 
 /// Fails loudly instead of hanging for ever.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future).await.expect("did not happen in time")
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("did not happen in time")
 }
 
 fn two(store: &MemoryStore) -> (Locks, Locks) {
@@ -46,7 +48,10 @@ async fn a_counter_that_is_not_atomic_is_exact() {
     let counter = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..40)
         .map(|i| {
-            let (locks, counter) = (if i % 2 == 0 { one.clone() } else { other.clone() }, counter.clone());
+            let (locks, counter) = (
+                if i % 2 == 0 { one.clone() } else { other.clone() },
+                counter.clone(),
+            );
             tokio::spawn(async move {
                 for _ in 0..50 {
                     let guard = locks.mutex("counter").lock().await.unwrap();
@@ -74,7 +79,14 @@ async fn waits_no_longer_than_told() {
     let refused = locks.mutex("a").lock_timeout(ms(20)).await;
     assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
     guard.release().await.unwrap();
-    locks.mutex("a").lock_timeout(ms(20)).await.unwrap().release().await.unwrap();
+    locks
+        .mutex("a")
+        .lock_timeout(ms(20))
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -94,15 +106,30 @@ async fn a_fixed_lease_ends() {
     let guard = locks.mutex("a").fixed(ms(100)).lock().await.unwrap();
     assert_eq!(soon(guard.lost()).await, LostCause::Ended);
     assert!(!guard.is_held());
-    soon(other.mutex("a").lock()).await.unwrap().release().await.unwrap();
-    assert!(matches!(guard.release().await, Err(Error::Lost { cause: LostCause::Ended, .. })));
+    soon(other.mutex("a").lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(matches!(
+        guard.release().await,
+        Err(Error::Lost {
+            cause: LostCause::Ended,
+            ..
+        })
+    ));
 }
 
 #[tokio::test]
 async fn a_process_that_slept_is_told_before_anything_else() {
     let store = MemoryStore::new();
     let clock = Clock::new();
-    let locks = Locks::builder().lease(ms(2000)).clock(clock.clone()).memory_shared(&store).unwrap();
+    let locks = Locks::builder()
+        .lease(ms(2000))
+        .clock(clock.clone())
+        .memory_shared(&store)
+        .unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
     clock.jump(ms(2001));
     assert!(!guard.is_held());
