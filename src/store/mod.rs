@@ -14,6 +14,8 @@ use crate::error::StoreError;
 
 pub mod ledger;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// A boxed future, so that a store can stand behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

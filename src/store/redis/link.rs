@@ -1,0 +1,264 @@
+//! One connection for commands: what is checked when it opens, and how a batch travels.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+
+use crate::claim::{Answer, Batch, Executed, Failure};
+use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::store::redis::script::{self, SCRIPT};
+use crate::store::redis::{Inner, Pool};
+use crate::store::{BoxFuture, Link};
+
+/// The oldest Redis that can do what the script asks.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// For what has no way to say "none": a pool's connection.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// What was said once and needs no repeating on every new connection.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    eviction: AtomicBool,
+    no_info: AtomicBool,
+    no_role: AtomicBool,
+}
+
+/// A connection to a master.
+///
+/// When a batch fails with [`Refusal::ReadOnly`] the server is no master any more: nothing was done, and nothing
+/// that this link answers from now on means anything, so it is to be dropped.
+pub(super) struct RedisLink {
+    connection: MultiplexedConnection,
+    store: Arc<Inner>,
+    time: u64,
+}
+
+impl fmt::Debug for RedisLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLink").field("server", &self.store.address()).finish_non_exhaustive()
+    }
+}
+
+impl RedisLink {
+    /// Connects and checks the server, all within the store's deadline.
+    pub(super) async fn open(store: Arc<Inner>) -> Result<Self, StoreError> {
+        let deadline = store.timeout;
+        match tokio::time::timeout(deadline, Self::open_unbounded(&store)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                format_args!("no connection to {} within {deadline:?}", store.address()),
+            )),
+        }
+    }
+
+    async fn open_unbounded(store: &Arc<Inner>) -> Result<Self, StoreError> {
+        let mut connection = match &store.pool {
+            Some(pool) => dedicated(pool).await,
+            None => {
+                // The courier has deadlines of its own. One in here would report a batch as failed and leave it
+                // under way.
+                let config =
+                    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+                store.client.get_multiplexed_async_connection_with_config(&config).await
+            }
+        }
+        .map_err(|error| cannot_open(store, error))?;
+
+        let mut questions = redis::pipe();
+        questions.cmd("ROLE").cmd("TIME");
+        questions.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
+        questions.cmd("INFO").arg("server");
+        questions.cmd("INFO").arg("memory");
+        let answers = connection.send_packed_commands(&questions, 0, 5).await;
+        let answers = answers.map_err(|error| cannot_open(store, error))?;
+        let Ok([role, time, loaded, server, memory]) = <[Value; 5]>::try_from(answers) else {
+            return Err(script::malformed("the server left questions unanswered").error);
+        };
+
+        check_role(store, role)?;
+        let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
+        result(loaded).map_err(|error| cannot_open(store, error))?;
+        check_info(store, server, memory)?;
+        Ok(RedisLink { connection, store: store.clone(), time })
+    }
+}
+
+/// A connection of the user's pool that nobody else has. The pool's manager leaves no say in its options, so
+/// TCP_NODELAY is off unless the pool was built with it.
+async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
+    let mut connection = pool.dedicated_connection().await?;
+    connection.set_response_timeout(FOR_EVER);
+    Ok(connection)
+}
+
+impl Link for RedisLink {
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+        let mut connection = self.connection.clone();
+        let call = script::encode(&batch, &self.store.names, self.store.probe);
+        let requests = batch.requests.len();
+        Box::pin(async move {
+            let mut answer = connection.send_packed_command(&call).await.and_then(result);
+            // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it
+            // again is no second try.
+            if answer.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT")) {
+                let mut again = Pipeline::with_capacity(2);
+                again.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
+                again.add_command(call);
+                answer = match connection.send_packed_commands(&again, 0, 2).await {
+                    Ok(mut answers) => result(answers.pop().unwrap_or_default()),
+                    Err(error) => Err(error),
+                };
+            }
+            script::decode(answer.map_err(failure)?, requests)
+        })
+    }
+
+    fn time(&self) -> u64 {
+        self.time
+    }
+}
+
+/// redis-rs hands a server's error over as a value in some places.
+pub(super) fn result(value: Value) -> RedisResult<Value> {
+    match value {
+        Value::ServerError(error) => Err(error.into()),
+        value => Ok(value),
+    }
+}
+
+/// A server's error as it came: code and text.
+pub(super) fn said(error: &RedisError) -> Option<String> {
+    let code = error.code()?;
+    Some(format!("{code} {}", error.detail().unwrap_or_default()))
+}
+
+/// What a failed call means.
+fn failure(error: RedisError) -> Failure {
+    if let Some(text) = said(&error) {
+        let known = [
+            "READONLY", "OOM", "LOADING", "BUSY", "MISCONF", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM", "NOSCRIPT",
+            "TRYAGAIN", "CLUSTERDOWN", "MOVED", "ASK", "CROSSSLOT", "MASTERDOWN", "TENURECLOCK",
+        ];
+        // Any other may be a script that was cut off in its middle.
+        let executed = match error.code() {
+            Some(code) if known.contains(&code) => Executed::No,
+            _ => Executed::Unknown,
+        };
+        return Failure { executed, error: StoreError::refused(script::refusal(&text)).with_source(error) };
+    }
+    let (executed, kind) = if error.is_connection_refusal() {
+        (Executed::No, StoreErrorKind::Unreachable)
+    } else if error.is_timeout() {
+        (Executed::Unknown, StoreErrorKind::TimedOut)
+    } else {
+        (Executed::Unknown, StoreErrorKind::Interrupted)
+    };
+    Failure { executed, error: StoreError::new(kind, &error).with_source(error) }
+}
+
+/// Why a connection could not be opened. Nothing was asked of it yet.
+pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
+    if let Some(text) = said(&error) {
+        return StoreError::refused(script::refusal(&text)).with_source(error);
+    }
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return StoreError::refused(Refusal::WrongPassword).with_source(error);
+    }
+    StoreError::new(StoreErrorKind::Unreachable, format_args!("{}: {error}", store.address())).with_source(error)
+}
+
+fn once(said: &AtomicBool) -> bool {
+    !said.swap(true, Ordering::Relaxed)
+}
+
+/// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
+fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
+    let role = match result(role) {
+        Ok(role) => role,
+        Err(error) if matches!(refusal_of(&error), Some(Refusal::NoPermission)) => {
+            if once(&store.said.no_role) {
+                tracing::warn!(
+                    server = %store.address(),
+                    "the user may not ask for ROLE: a replica is only noticed at the first write; allow +role"
+                );
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(cannot_open(store, error)),
+    };
+    let Value::Array(parts) = role else {
+        return Err(script::malformed("the answer to ROLE is not a list").error);
+    };
+    match parts.into_iter().next().and_then(text).as_deref() {
+        Some("master") => Ok(()),
+        Some("slave") => Err(StoreError::refused(Refusal::ReadOnly)),
+        other => Err(StoreError::new(
+            StoreErrorKind::Refused(Refusal::Unsupported),
+            format_args!("{} is no Redis master but `{}`", store.address(), other.unwrap_or("unknown")),
+        )),
+    }
+}
+
+fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreError> {
+    let (Ok(server), Ok(memory)) = (result(server), result(memory)) else {
+        if once(&store.said.no_info) {
+            tracing::warn!(
+                server = %store.address(),
+                "the user may not ask for INFO: version and maxmemory-policy are unchecked; allow +info"
+            );
+        }
+        return Ok(());
+    };
+    let (server, memory) = (text(server).unwrap_or_default(), text(memory).unwrap_or_default());
+    if let Some(version) = field(&server, "redis_version")
+        && numbers(version).is_some_and(|version| version < OLDEST)
+    {
+        return Err(StoreError::new(
+            StoreErrorKind::Refused(Refusal::Unsupported),
+            format_args!("{} is Redis {version}, 6.2 or newer is needed: upgrade it", store.address()),
+        ));
+    }
+    if let Some(policy) = field(&memory, "maxmemory_policy")
+        && policy != "noeviction"
+        && once(&store.said.eviction)
+    {
+        tracing::warn!(
+            server = %store.address(),
+            policy,
+            "the server may evict locks that are held when memory is short: set maxmemory-policy to noeviction"
+        );
+    }
+    Ok(())
+}
+
+fn refusal_of(error: &RedisError) -> Option<Refusal> {
+    said(error).map(|text| script::refusal(&text))
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}

@@ -1,0 +1,6 @@
+//! Tests against a real Redis. They start their own servers: `apt-get install redis-server`.
+
+mod differential;
+mod server;
+mod store;
+mod tools;

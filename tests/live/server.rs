@@ -1,0 +1,134 @@
+//! A real redis-server for one test, bench or example: on a free loopback port, gone when dropped.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to answer its first PING.
+const START: Duration = Duration::from_secs(10);
+
+/// A running server.
+#[derive(Debug)]
+pub struct RedisServer {
+    child: Child,
+    port: u16,
+    dir: PathBuf,
+    args: Vec<String>,
+}
+
+#[allow(dead_code, reason = "included by several binaries, none of which uses all of it")]
+impl RedisServer {
+    /// An empty one without persistence.
+    pub fn start() -> Self {
+        Self::with_args(&[])
+    }
+
+    /// The same with more arguments, as on the command line: `&["--maxmemory", "1mb"]`.
+    pub fn with_args(args: &[&str]) -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let n = STARTED.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("tenure-live-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory for the server");
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        // Somebody else may take the free port before the server does; then it exits, and the next one is tried.
+        for _ in 0..20 {
+            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+            let port = free.expect("a free port").port();
+            let mut child = spawn(port, &dir, &args);
+            if answers(&mut child, port) {
+                return RedisServer { child, port, dir, args };
+            }
+        }
+        panic!("redis-server with {args:?} does not start; its words are in {}", dir.join("log").display());
+    }
+
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// A blocking connection, to do what other clients do.
+    pub fn client(&self) -> redis::Connection {
+        let client = redis::Client::open(self.url()).expect("a good URL");
+        client.get_connection().expect("the server is there")
+    }
+
+    /// Stops the process without telling anybody; connections stay.
+    pub fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets a stopped process go on.
+    pub fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    /// Kills it; what it had not written is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again on the same port, killing it first if it runs.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(self.port, &self.dir, &self.args);
+        assert!(answers(&mut self.child, self.port), "the server does not start again on port {}", self.port);
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(status.expect("kill is there").success(), "kill {signal}");
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn spawn(port: u16, dir: &std::path::Path, args: &[String]) -> Child {
+    let log = std::fs::File::create(dir.join("log")).expect("a log file");
+    Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .args(["--dir", &dir.display().to_string()])
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle"))
+        .stderr(log)
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot run redis-server ({error}): apt-get install redis-server"))
+}
+
+/// Waits for the first answer to PING, whatever it is. False when the process ended.
+fn answers(child: &mut Child, port: u16) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < START {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return false;
+        }
+        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
+            let mut first = [0; 1];
+            let _ = stream.set_read_timeout(Some(START));
+            if stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut first).is_ok() {
+                // Another server on the port would have made ours exit.
+                return matches!(child.try_wait(), Ok(None));
+            }
+        }
+        sleep(Duration::from_millis(2));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    false
+}

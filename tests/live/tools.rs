@@ -1,0 +1,86 @@
+//! What the tests of the store share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::Key;
+use tenure::claim::{Answer, Batch, Grant, Holder, Name, NodeId, Note, Reply, Request, Term, Verb};
+use tenure::error::StoreError;
+use tenure::store::redis::RedisStore;
+use tenure::store::{Link, Route, Store};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Longer than anything takes; only a failure waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const TERM: Term = Term { lease_ms: 60_000, margin_ms: 6_000 };
+
+pub fn store(url: &str) -> RedisStore {
+    RedisStore::open(url).unwrap()
+}
+
+pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
+    store.connect(Route(0)).await
+}
+
+pub fn holder(node: u128, claim: u64) -> Holder {
+    Holder { node: NodeId::numbered(node), claim, nonce: claim.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+}
+
+pub fn name(key: &[u8]) -> Name {
+    Name::lock(Key::from(key))
+}
+
+pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
+    Request { name: name(key), holder, term: TERM, mode: Default::default(), verb }
+}
+
+pub fn batch(requests: Vec<Request>) -> Batch {
+    Batch { highest: 0, not_after: u64::MAX, requests }
+}
+
+pub const CLAIM: Verb = Verb::Claim { wait: false };
+pub const WAIT: Verb = Verb::Claim { wait: true };
+
+/// Applies one request.
+pub async fn ask(link: &Arc<dyn Link>, key: &[u8], holder: Holder, verb: Verb) -> Reply {
+    let answer: Answer = link.apply(batch(vec![request(key, holder, verb)])).await.unwrap();
+    answer.replies.into_iter().next().unwrap()
+}
+
+/// An open inbox of a node.
+pub struct Inbox {
+    pub task: JoinHandle<StoreError>,
+    notes: mpsc::UnboundedReceiver<Note>,
+}
+
+impl Inbox {
+    pub async fn open(store: &RedisStore, node: NodeId) -> Result<Self, StoreError> {
+        let (sender, mut notes) = mpsc::unbounded_channel();
+        let sink = Arc::new(move |note| drop(sender.send(note)));
+        let mut task = tokio::spawn(store.inbox(node, sink));
+        tokio::select! {
+            note = notes.recv() => assert_eq!(note, Some(Note::Open)),
+            error = &mut task => return Err(error.unwrap()),
+        }
+        Ok(Inbox { task, notes })
+    }
+
+    pub async fn grant(&mut self) -> Grant {
+        match tokio::time::timeout(PATIENCE, self.notes.recv()).await.expect("a push in time") {
+            Some(Note::Granted(grant)) => grant,
+            other => panic!("no grant but {other:?}"),
+        }
+    }
+
+    pub fn is_empty(&mut self) -> bool {
+        self.notes.is_empty()
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
