@@ -315,14 +315,7 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        let store =
-            crate::store::redis::RedisStore::open(url, &self.options.prefix, self.options.request_timeout);
-        let shown = || "behind the URL".to_owned();
-        let store = store.map_err(|source| ConnectError::Store {
-            store: shown(),
-            source,
-        })?;
-        self.connected(store).await
+        self.connected(crate::store::redis::RedisStore::open(url)?).await
     }
 
     /// Locks on the Redis behind a pool; see [`Locks::pool`].
@@ -336,13 +329,16 @@ impl Builder {
         client: redis::Client,
     ) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        let timeout = self.options.request_timeout;
-        let store = crate::store::redis::RedisStore::pooled(pool, client, &self.options.prefix, timeout);
-        self.connected(store).await
+        self.connected(crate::store::redis::RedisStore::new(client)?.with_pool(pool))
+            .await
     }
 
     #[cfg(feature = "redis")]
     async fn connected(self, store: crate::store::redis::RedisStore) -> Result<Locks, ConnectError> {
+        let timeout = self.options.request_timeout;
+        let store = store
+            .with_prefix(&self.options.prefix)?
+            .with_connect_timeout(timeout);
         let (lazy, shown) = (self.options.lazy, format!("{store:?}"));
         let locks = self.on(Arc::new(store))?;
         if !lazy {
