@@ -41,7 +41,10 @@ pub struct Name {
 impl Name {
     /// The name of the exclusive lock on `key`.
     pub fn lock(key: Key) -> Self {
-        Name { kind: Kind::Lock, key }
+        Name {
+            kind: Kind::Lock,
+            key,
+        }
     }
 }
 

@@ -194,7 +194,10 @@ impl Refusal {
     /// Whether the same request may be accepted a little later without anybody mending anything.
     pub fn is_passing(&self) -> bool {
         use Refusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
-        matches!(self, Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly)
+        matches!(
+            self,
+            Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly
+        )
     }
 }
 
@@ -220,7 +223,11 @@ impl fmt::Display for Refusal {
 impl StoreError {
     /// An error of `kind`, in a few words.
     pub(crate) fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
-        StoreError { kind, message: message.to_string().into(), source: None }
+        StoreError {
+            kind,
+            message: message.to_string().into(),
+            source: None,
+        }
     }
 
     /// The same, with what lies below.

@@ -59,7 +59,11 @@ struct Entry {
 
 impl Entry {
     fn heard(holder: Holder, term: Term, now: u64) -> Self {
-        Entry { holder, term, dies: now + term.lease_ms }
+        Entry {
+            holder,
+            term,
+            dies: now + term.lease_ms,
+        }
     }
 
     /// Heard of within two thirds of its lease.
@@ -127,7 +131,10 @@ impl Ledger {
     /// With mistakes planted.
     #[doc(hidden)]
     pub fn with_flaws(flaws: Flaws) -> Self {
-        Ledger { flaws, ..Ledger::default() }
+        Ledger {
+            flaws,
+            ..Ledger::default()
+        }
     }
 
     /// Applies a batch at server time `now_us` (microseconds). Grants for others are appended to `pushes`.
@@ -168,7 +175,10 @@ impl Ledger {
                 self.states.remove(&request.name);
             }
         }
-        Answer { time: now_us, replies }
+        Answer {
+            time: now_us,
+            replies,
+        }
     }
 
     /// Says which nodes have an open inbox. A waiter without one may be passed over in a hand-off; it keeps its
@@ -194,18 +204,26 @@ impl Ledger {
 
     /// The record of a key at `now_us`, if it is there.
     pub fn record(&self, name: &Name, now_us: u64) -> Option<&Record> {
-        self.states.get(name)?.record.as_ref().filter(|record| !is_past(record.expires, now_us / 1000))
+        self.states
+            .get(name)?
+            .record
+            .as_ref()
+            .filter(|record| !is_past(record.expires, now_us / 1000))
     }
 
     /// Who waits for a key, in order, the dead included.
     pub fn waiters(&self, name: &Name) -> Vec<Holder> {
-        self.states.get(name).map_or(Vec::new(), |state| state.queue.iter().map(|entry| entry.holder).collect())
+        self.states.get(name).map_or(Vec::new(), |state| {
+            state.queue.iter().map(|entry| entry.holder).collect()
+        })
     }
 
     /// The last millisecond of life of each waiter of each key.
     #[doc(hidden)]
     pub fn entries(&self) -> impl Iterator<Item = (&Name, Holder, u64)> {
-        self.states.iter().flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.holder, e.dies)))
+        self.states
+            .iter()
+            .flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.holder, e.dies)))
     }
 
     /// What a foreign client does to a record: overwrites it.
@@ -264,13 +282,25 @@ impl Desk<'_> {
             return Reply::Late;
         }
         let now = self.now();
-        if self.state.record.as_ref().is_some_and(|record| is_past(record.expires, now)) {
+        if self
+            .state
+            .record
+            .as_ref()
+            .is_some_and(|record| is_past(record.expires, now))
+        {
             self.state.record = None;
         }
-        if self.state.record.as_ref().is_some_and(|record| record.owner == Owner::WrongType) {
+        if self
+            .state
+            .record
+            .as_ref()
+            .is_some_and(|record| record.owner == Owner::WrongType)
+        {
             return Reply::Refused(Refusal::WrongType);
         }
-        let Request { holder, term, verb, .. } = *request;
+        let Request {
+            holder, term, verb, ..
+        } = *request;
         self.settle(holder, term, verb);
         match verb {
             Verb::Claim { wait } => self.claim(holder, term, wait),
@@ -372,7 +402,11 @@ impl Desk<'_> {
             let is_caller = caller == Some(entry.holder);
             if !is_caller && !entry.is_fresh(now) && !self.flaws.dead_head_granted {
                 self.branches.push(Branch::StalePassedOver);
-            } else if !is_caller && self.listening.is_some_and(|listening| !listening.contains(&entry.holder.node)) {
+            } else if !is_caller
+                && self
+                    .listening
+                    .is_some_and(|listening| !listening.contains(&entry.holder.node))
+            {
                 self.branches.push(Branch::DeafPassedOver);
             } else {
                 chosen = Some(at);
@@ -403,7 +437,10 @@ impl Desk<'_> {
         if !keep {
             *self.last = (*self.last + 1).max(self.now_us);
         }
-        self.state.record = Some(Record { owner: Owner::Claim(holder, *self.last), expires: None });
+        self.state.record = Some(Record {
+            owner: Owner::Claim(holder, *self.last),
+            expires: None,
+        });
         self.extend(term);
         *self.last
     }
@@ -418,12 +455,19 @@ impl Desk<'_> {
 
     fn owned_by(&self, holder: Holder) -> Option<Number> {
         match self.state.record {
-            Some(Record { owner: Owner::Claim(owner, number), .. }) if owner == holder => Some(number),
+            Some(Record {
+                owner: Owner::Claim(owner, number),
+                ..
+            }) if owner == holder => Some(number),
             _ => None,
         }
     }
 
     fn left(&self) -> Option<u64> {
-        self.state.record.as_ref()?.expires.map(|at| at.saturating_sub(self.now()))
+        self.state
+            .record
+            .as_ref()?
+            .expires
+            .map(|at| at.saturating_sub(self.now()))
     }
 }

@@ -82,7 +82,10 @@ impl sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn abilities(&self) -> Abilities {
-        Abilities { queues: true, final_push: true }
+        Abilities {
+            queues: true,
+            final_push: true,
+        }
     }
 
     fn route(&self, _: &Name) -> Route {

@@ -18,7 +18,10 @@ const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
 const TOLERANCE_MS: u64 = 5_000;
 
 fn var(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    std::env::var(name).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text}"))
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,8 +35,13 @@ async fn the_script_gives_the_replies_of_the_ledger() {
         run.step(step).await;
     }
     println!("{:?}", run.replies);
-    for wanted in ["Granted", "Queued", "Busy", "Late", "Gone", "Done", "NotThere", "Refused", "push"] {
-        assert!(steps < 1000 || run.replies.contains_key(wanted), "no step led to {wanted}");
+    for wanted in [
+        "Granted", "Queued", "Busy", "Late", "Gone", "Done", "NotThere", "Refused", "push",
+    ] {
+        assert!(
+            steps < 1000 || run.replies.contains_key(wanted),
+            "no step led to {wanted}"
+        );
     }
 }
 
@@ -55,7 +63,17 @@ impl Run {
     async fn new(server: &RedisServer, seed: u64) -> Self {
         let store = store(&server.url());
         let link = connect(&store).await.unwrap();
-        let keys: [&[u8]; NAMES] = [b"a", b"{}", b"a}b{c}", b"clock", b"\x00\xff \n", b"{x}", b"q:a", b"%s%d", b"g"];
+        let keys: [&[u8]; NAMES] = [
+            b"a",
+            b"{}",
+            b"a}b{c}",
+            b"clock",
+            b"\x00\xff \n",
+            b"{x}",
+            b"q:a",
+            b"%s%d",
+            b"g",
+        ];
         let mut ledger = Ledger::new();
         // From now on the ledger looks at who listens, as the probe does.
         ledger.listens(NodeId::numbered(u128::MAX), true);
@@ -87,7 +105,13 @@ impl Run {
         let node = self.rng.u128(1..=NODES);
         let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
         self.next += 1;
-        let claim = (holder(node, self.next), Term { lease_ms, margin_ms: lease_ms / 10 });
+        let claim = (
+            holder(node, self.next),
+            Term {
+                lease_ms,
+                margin_ms: lease_ms / 10,
+            },
+        );
         self.claims[at].push(claim);
         if self.claims[at].len() > 12 {
             self.claims[at].remove(0);
@@ -99,7 +123,10 @@ impl Run {
         let known = self.rng.choice(&self.claims[at]).copied();
         let (mut holder, mut term) = known.unwrap_or_else(|| self.fresh(at));
         // The owner and the head are where things happen.
-        let owner = self.ledger.record(&self.names[at], 0).map(|record| record.owner.clone());
+        let owner = self
+            .ledger
+            .record(&self.names[at], 0)
+            .map(|record| record.owner.clone());
         if let Some(Owner::Claim(owner, _)) = owner
             && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
@@ -111,18 +138,29 @@ impl Run {
                 if self.rng.u8(..8) > 0 {
                     (holder, term) = self.fresh(at);
                 }
-                Verb::Claim { wait: self.rng.u8(..5) < 2 }
+                Verb::Claim {
+                    wait: self.rng.u8(..5) < 2,
+                }
             }
             4..6 => Verb::Renew,
             6..9 => Verb::Leave,
             _ => {
                 self.next += 1;
-                let to = Holder { claim: self.next, ..holder };
+                let to = Holder {
+                    claim: self.next,
+                    ..holder
+                };
                 self.claims[at].push((to, term));
                 Verb::Yield { to }
             }
         };
-        Request { name: self.names[at].clone(), holder, term, mode: Default::default(), verb }
+        Request {
+            name: self.names[at].clone(),
+            holder,
+            term,
+            mode: Default::default(),
+            verb,
+        }
     }
 
     async fn batch(&mut self, step: u64) {
@@ -130,14 +168,29 @@ impl Run {
         self.rng.shuffle(&mut places);
         places.truncate(self.rng.usize(1..=8));
         let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
-        let not_after = if self.rng.u8(..12) == 0 { self.rng.u64(0..1_000_000) } else { u64::MAX };
-        let highest = if self.rng.u8(..20) == 0 { self.last + self.rng.u64(..5_000_000) } else { self.last };
-        let batch = Batch { highest, not_after, requests };
+        let not_after = if self.rng.u8(..12) == 0 {
+            self.rng.u64(0..1_000_000)
+        } else {
+            u64::MAX
+        };
+        let highest = if self.rng.u8(..20) == 0 {
+            self.last + self.rng.u64(..5_000_000)
+        } else {
+            self.last
+        };
+        let batch = Batch {
+            highest,
+            not_after,
+            requests,
+        };
         let real = self.link.apply(batch.clone()).await.unwrap();
         let mut pushes = Vec::new();
         let model = self.ledger.apply(real.time, &batch, &mut pushes);
         for ((request, real), model) in batch.requests.iter().zip(&real.replies).zip(&model.replies) {
-            assert!(same(real, model), "step {step}: {request:?}\nserver {real:?}\nledger {model:?}");
+            assert!(
+                same(real, model),
+                "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
+            );
             if let Reply::Granted(number) = real {
                 self.last = self.last.max(*number);
             }
@@ -145,13 +198,19 @@ impl Run {
         }
         for push in pushes {
             self.last = self.last.max(push.number);
-            let inbox = self.inboxes.get_mut(&push.holder.node).expect("only who listens is chosen");
+            let inbox = self
+                .inboxes
+                .get_mut(&push.holder.node)
+                .expect("only who listens is chosen");
             let real: Grant = inbox.grant().await;
             assert_eq!(real, push, "step {step}");
             *self.replies.entry("push").or_default() += 1;
         }
         for inbox in self.inboxes.values_mut() {
-            assert!(inbox.is_empty(), "step {step}: a push that the ledger does not know");
+            assert!(
+                inbox.is_empty(),
+                "step {step}: a push that the ledger does not know"
+            );
         }
         for at in places {
             self.compare(at, real.time / 1000, step);
@@ -165,21 +224,48 @@ impl Run {
             .entries()
             .filter_map(|(name, holder, dies)| (*name == self.names[at]).then_some((holder, dies)))
             .collect();
-        let model: Vec<_> = self.ledger.waiters(&self.names[at]).into_iter().filter(|h| entries[h] >= now).collect();
+        let model: Vec<_> = self
+            .ledger
+            .waiters(&self.names[at])
+            .into_iter()
+            .filter(|h| entries[h] >= now)
+            .collect();
         let Some(queue) = self.queue(at) else {
-            assert!(model.is_empty(), "step {step}: no queue on the server, {model:?} in the ledger");
+            assert!(
+                model.is_empty(),
+                "step {step}: no queue on the server, {model:?} in the ledger"
+            );
             return;
         };
-        let members: Vec<(String, f64)> =
-            redis::cmd("ZRANGE").arg(&queue).arg("0").arg("-1").arg("WITHSCORES").query(&mut self.client).unwrap();
-        let deaths: HashMap<&str, f64> =
-            members.iter().filter_map(|(m, score)| Some((m.strip_prefix('b')?, *score))).collect();
+        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
+            .arg(&queue)
+            .arg("0")
+            .arg("-1")
+            .arg("WITHSCORES")
+            .query(&mut self.client)
+            .unwrap();
+        let deaths: HashMap<&str, f64> = members
+            .iter()
+            .filter_map(|(m, score)| Some((m.strip_prefix('b')?, *score)))
+            .collect();
         let arrivals: Vec<&str> = members.iter().filter_map(|(m, _)| m.strip_prefix('a')).collect();
-        assert_eq!(arrivals.len(), deaths.len(), "step {step}: each waiter has two members");
+        assert_eq!(
+            arrivals.len(),
+            deaths.len(),
+            "step {step}: each waiter has two members"
+        );
         let real: Vec<Holder> = arrivals
             .into_iter()
             .filter(|entry| deaths[entry] >= now as f64)
-            .map(|entry| entry.splitn(4, ':').take(3).collect::<Vec<_>>().join(":").parse().unwrap())
+            .map(|entry| {
+                entry
+                    .splitn(4, ':')
+                    .take(3)
+                    .collect::<Vec<_>>()
+                    .join(":")
+                    .parse()
+                    .unwrap()
+            })
             .collect();
         assert_eq!(real, model, "step {step}: the queue of {}", self.names[at]);
     }
@@ -190,8 +276,12 @@ impl Run {
 
     fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
         let record = self.record(at);
-        let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("tenure1:q:*").query(&mut self.client).unwrap();
-        keys.into_iter().find(|key| key.ends_with(&record) && key.len() == record.len() + "tenure1:q:{0000}".len())
+        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
+            .arg("tenure1:q:*")
+            .query(&mut self.client)
+            .unwrap();
+        keys.into_iter()
+            .find(|key| key.ends_with(&record) && key.len() == record.len() + "tenure1:q:{0000}".len())
     }
 
     fn now(&mut self) -> u64 {
@@ -210,30 +300,47 @@ impl Run {
             }
             self.ledger.listens(node, false);
         } else {
-            self.inboxes.insert(node, Inbox::open(&self.store, node).await.unwrap());
+            self.inboxes
+                .insert(node, Inbox::open(&self.store, node).await.unwrap());
             self.ledger.listens(node, true);
         }
     }
 
     fn subscribers(&mut self, node: NodeId) -> u64 {
         let channel = format!("tenure1:n:{node}");
-        let (_, count): (String, u64) =
-            redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut self.client).unwrap();
+        let (_, count): (String, u64) = redis::cmd("PUBSUB")
+            .arg("NUMSUB")
+            .arg(channel)
+            .query(&mut self.client)
+            .unwrap();
         count
     }
 
     /// A waiter is not heard of for a while.
     fn age(&mut self) {
         let at = self.rng.usize(..NAMES);
-        let Some(waiter) = self.rng.choice(self.ledger.waiters(&self.names[at])) else { return };
-        let Some((_, term)) = self.claims[at].iter().find(|claim| claim.0 == waiter).copied() else { return };
+        let Some(waiter) = self.rng.choice(self.ledger.waiters(&self.names[at])) else {
+            return;
+        };
+        let Some((_, term)) = self.claims[at].iter().find(|claim| claim.0 == waiter).copied() else {
+            return;
+        };
         let Some(queue) = self.queue(at) else { return };
         let ms = (term.lease_ms as f64 * AGES[self.rng.usize(..AGES.len())]) as u64;
         let member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());
-        let there: Option<f64> = redis::cmd("ZSCORE").arg(&queue).arg(&member).query(&mut self.client).unwrap();
+        let there: Option<f64> = redis::cmd("ZSCORE")
+            .arg(&queue)
+            .arg(&member)
+            .query(&mut self.client)
+            .unwrap();
         if there.is_some() {
             let by = -(ms as i64);
-            let () = redis::cmd("ZINCRBY").arg(&queue).arg(by).arg(&member).query(&mut self.client).unwrap();
+            let () = redis::cmd("ZINCRBY")
+                .arg(&queue)
+                .arg(by)
+                .arg(&member)
+                .query(&mut self.client)
+                .unwrap();
             self.ledger.age(&self.names[at], waiter, ms);
         }
     }
@@ -248,15 +355,28 @@ impl Run {
                 None
             }
             8..12 => {
-                let there: bool = redis::cmd("PEXPIRE").arg(&record).arg(1).query(&mut self.client).unwrap();
+                let there: bool = redis::cmd("PEXPIRE")
+                    .arg(&record)
+                    .arg(1)
+                    .query(&mut self.client)
+                    .unwrap();
                 let start = Instant::now();
-                while there && redis::cmd("EXISTS").arg(&record).query::<bool>(&mut self.client).unwrap() {
+                while there
+                    && redis::cmd("EXISTS")
+                        .arg(&record)
+                        .query::<bool>(&mut self.client)
+                        .unwrap()
+                {
                     assert!(start.elapsed() < PATIENCE, "the record does not expire");
                 }
                 None
             }
             12..15 => {
-                let own = self.rng.choice(&self.claims[at]).map(|claim| claim.0.to_string()).unwrap_or_default();
+                let own = self
+                    .rng
+                    .choice(&self.claims[at])
+                    .map(|claim| claim.0.to_string())
+                    .unwrap_or_default();
                 let value = [own.as_str(), "nan", "", "1e400", "foreign"][self.rng.usize(..5)].to_owned();
                 let mut set = redis::cmd("SET");
                 set.arg(&record).arg(value);
@@ -266,12 +386,22 @@ impl Run {
                     set.arg("PX").arg(ms);
                 }
                 let () = set.query(&mut self.client).unwrap();
-                Some(Record { owner: Owner::Foreign, expires: ms.map(|ms| now + ms) })
+                Some(Record {
+                    owner: Owner::Foreign,
+                    expires: ms.map(|ms| now + ms),
+                })
             }
             _ => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
-                let () = redis::cmd("RPUSH").arg(&record).arg("x").query(&mut self.client).unwrap();
-                Some(Record { owner: Owner::WrongType, expires: None })
+                let () = redis::cmd("RPUSH")
+                    .arg(&record)
+                    .arg("x")
+                    .query(&mut self.client)
+                    .unwrap();
+                Some(Record {
+                    owner: Owner::WrongType,
+                    expires: None,
+                })
             }
         };
         self.ledger.overwrite(&self.names[at], state);

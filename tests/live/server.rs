@@ -20,7 +20,10 @@ pub struct RedisServer {
     args: Vec<String>,
 }
 
-#[allow(dead_code, reason = "included by several binaries, none of which uses all of it")]
+#[allow(
+    dead_code,
+    reason = "included by several binaries, none of which uses all of it"
+)]
 impl RedisServer {
     /// An empty one without persistence.
     pub fn start() -> Self {
@@ -40,10 +43,18 @@ impl RedisServer {
             let port = free.expect("a free port").port();
             let mut child = spawn(port, &dir, &args);
             if answers(&mut child, port) {
-                return RedisServer { child, port, dir, args };
+                return RedisServer {
+                    child,
+                    port,
+                    dir,
+                    args,
+                };
             }
         }
-        panic!("redis-server with {args:?} does not start; its words are in {}", dir.join("log").display());
+        panic!(
+            "redis-server with {args:?} does not start; its words are in {}",
+            dir.join("log").display()
+        );
     }
 
     /// Its port on 127.0.0.1.
@@ -82,11 +93,17 @@ impl RedisServer {
     pub fn restart(&mut self) {
         self.kill();
         self.child = spawn(self.port, &self.dir, &self.args);
-        assert!(answers(&mut self.child, self.port), "the server does not start again on port {}", self.port);
+        assert!(
+            answers(&mut self.child, self.port),
+            "the server does not start again on port {}",
+            self.port
+        );
     }
 
     fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        let status = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status();
         assert!(status.expect("kill is there").success(), "kill {signal}");
     }
 }
@@ -101,7 +118,16 @@ impl Drop for RedisServer {
 fn spawn(port: u16, dir: &std::path::Path, args: &[String]) -> Child {
     let log = std::fs::File::create(dir.join("log")).expect("a log file");
     Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .args([
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ])
         .args(["--dir", &dir.display().to_string()])
         .args(args)
         .stdin(Stdio::null())

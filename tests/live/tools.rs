@@ -14,7 +14,10 @@ use tokio::task::JoinHandle;
 /// Longer than anything takes; only a failure waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const TERM: Term = Term { lease_ms: 60_000, margin_ms: 6_000 };
+pub const TERM: Term = Term {
+    lease_ms: 60_000,
+    margin_ms: 6_000,
+};
 
 pub fn store(url: &str) -> RedisStore {
     RedisStore::open(url).unwrap()
@@ -25,7 +28,11 @@ pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
 }
 
 pub fn holder(node: u128, claim: u64) -> Holder {
-    Holder { node: NodeId::numbered(node), claim, nonce: claim.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+    Holder {
+        node: NodeId::numbered(node),
+        claim,
+        nonce: claim.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    }
 }
 
 pub fn name(key: &[u8]) -> Name {
@@ -33,11 +40,21 @@ pub fn name(key: &[u8]) -> Name {
 }
 
 pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
-    Request { name: name(key), holder, term: TERM, mode: Default::default(), verb }
+    Request {
+        name: name(key),
+        holder,
+        term: TERM,
+        mode: Default::default(),
+        verb,
+    }
 }
 
 pub fn batch(requests: Vec<Request>) -> Batch {
-    Batch { highest: 0, not_after: u64::MAX, requests }
+    Batch {
+        highest: 0,
+        not_after: u64::MAX,
+        requests,
+    }
 }
 
 pub const CLAIM: Verb = Verb::Claim { wait: false };
@@ -68,7 +85,10 @@ impl Inbox {
     }
 
     pub async fn grant(&mut self) -> Grant {
-        match tokio::time::timeout(PATIENCE, self.notes.recv()).await.expect("a push in time") {
+        match tokio::time::timeout(PATIENCE, self.notes.recv())
+            .await
+            .expect("a push in time")
+        {
             Some(Note::Granted(grant)) => grant,
             other => panic!("no grant but {other:?}"),
         }

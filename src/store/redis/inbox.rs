@@ -33,7 +33,11 @@ pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreE
         Err(_) => {
             return StoreError::new(
                 StoreErrorKind::Unreachable,
-                format_args!("no subscription at {} within {:?}", store.address(), store.timeout),
+                format_args!(
+                    "no subscription at {} within {:?}",
+                    store.address(),
+                    store.timeout
+                ),
             );
         }
     };
@@ -56,7 +60,10 @@ async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStre
             ),
         }
     }
-    StoreError::new(StoreErrorKind::Interrupted, format_args!("the subscription at {} ended", store.address()))
+    StoreError::new(
+        StoreErrorKind::Interrupted,
+        format_args!("the subscription at {} ended", store.address()),
+    )
 }
 
 /// A peer that vanished without a word is found by its silence only.

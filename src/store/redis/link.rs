@@ -40,7 +40,9 @@ pub(super) struct RedisLink {
 
 impl fmt::Debug for RedisLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLink").field("server", &self.store.address()).finish_non_exhaustive()
+        f.debug_struct("RedisLink")
+            .field("server", &self.store.address())
+            .finish_non_exhaustive()
     }
 }
 
@@ -63,9 +65,13 @@ impl RedisLink {
             None => {
                 // The courier has deadlines of its own. One in here would report a batch as failed and leave it
                 // under way.
-                let config =
-                    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-                store.client.get_multiplexed_async_connection_with_config(&config).await
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(None)
+                    .set_response_timeout(None);
+                store
+                    .client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await
             }
         }
         .map_err(|error| cannot_open(store, error))?;
@@ -85,7 +91,11 @@ impl RedisLink {
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
         result(loaded).map_err(|error| cannot_open(store, error))?;
         check_info(store, server, memory)?;
-        Ok(RedisLink { connection, store: store.clone(), time })
+        Ok(RedisLink {
+            connection,
+            store: store.clone(),
+            time,
+        })
     }
 }
 
@@ -106,7 +116,10 @@ impl Link for RedisLink {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
             // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it
             // again is no second try.
-            if answer.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT")) {
+            if answer
+                .as_ref()
+                .is_err_and(|error| error.code() == Some("NOSCRIPT"))
+            {
                 let mut again = Pipeline::with_capacity(2);
                 again.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
                 again.add_command(call);
@@ -142,15 +155,33 @@ pub(super) fn said(error: &RedisError) -> Option<String> {
 fn failure(error: RedisError) -> Failure {
     if let Some(text) = said(&error) {
         let known = [
-            "READONLY", "OOM", "LOADING", "BUSY", "MISCONF", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM", "NOSCRIPT",
-            "TRYAGAIN", "CLUSTERDOWN", "MOVED", "ASK", "CROSSSLOT", "MASTERDOWN", "TENURECLOCK",
+            "READONLY",
+            "OOM",
+            "LOADING",
+            "BUSY",
+            "MISCONF",
+            "NOREPLICAS",
+            "NOAUTH",
+            "WRONGPASS",
+            "NOPERM",
+            "NOSCRIPT",
+            "TRYAGAIN",
+            "CLUSTERDOWN",
+            "MOVED",
+            "ASK",
+            "CROSSSLOT",
+            "MASTERDOWN",
+            "TENURECLOCK",
         ];
         // Any other may be a script that was cut off in its middle.
         let executed = match error.code() {
             Some(code) if known.contains(&code) => Executed::No,
             _ => Executed::Unknown,
         };
-        return Failure { executed, error: StoreError::refused(script::refusal(&text)).with_source(error) };
+        return Failure {
+            executed,
+            error: StoreError::refused(script::refusal(&text)).with_source(error),
+        };
     }
     let (executed, kind) = if error.is_connection_refusal() {
         (Executed::No, StoreErrorKind::Unreachable)
@@ -159,7 +190,10 @@ fn failure(error: RedisError) -> Failure {
     } else {
         (Executed::Unknown, StoreErrorKind::Interrupted)
     };
-    Failure { executed, error: StoreError::new(kind, &error).with_source(error) }
+    Failure {
+        executed,
+        error: StoreError::new(kind, &error).with_source(error),
+    }
 }
 
 /// Why a connection could not be opened. Nothing was asked of it yet.
@@ -170,7 +204,11 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(Refusal::WrongPassword).with_source(error);
     }
-    StoreError::new(StoreErrorKind::Unreachable, format_args!("{}: {error}", store.address())).with_source(error)
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("{}: {error}", store.address()),
+    )
+    .with_source(error)
 }
 
 fn once(said: &AtomicBool) -> bool {
@@ -200,7 +238,11 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
         Some("slave") => Err(StoreError::refused(Refusal::ReadOnly)),
         other => Err(StoreError::new(
             StoreErrorKind::Refused(Refusal::Unsupported),
-            format_args!("{} is no Redis master but `{}`", store.address(), other.unwrap_or("unknown")),
+            format_args!(
+                "{} is no Redis master but `{}`",
+                store.address(),
+                other.unwrap_or("unknown")
+            ),
         )),
     }
 }
@@ -221,7 +263,10 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
     {
         return Err(StoreError::new(
             StoreErrorKind::Refused(Refusal::Unsupported),
-            format_args!("{} is Redis {version}, 6.2 or newer is needed: upgrade it", store.address()),
+            format_args!(
+                "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
+                store.address()
+            ),
         ));
     }
     if let Some(policy) = field(&memory, "maxmemory_policy")
@@ -250,7 +295,9 @@ fn text(value: Value) -> Option<String> {
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
 }
 
 fn numbers(version: &str) -> Option<(u32, u32)> {

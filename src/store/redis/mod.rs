@@ -56,17 +56,25 @@ impl RedisStore {
     /// certificates (`#insecure`). The text never holds the password.
     pub fn open(url: &str) -> Result<Self, OptionsError> {
         let shown = redacted(url);
-        if url.rsplit_once('#').is_some_and(|(_, fragment)| fragment.eq_ignore_ascii_case("insecure")) {
+        if url
+            .rsplit_once('#')
+            .is_some_and(|(_, fragment)| fragment.eq_ignore_ascii_case("insecure"))
+        {
             return Err(OptionsError(format!(
                 "the Redis URL `{shown}` turns off the verification of certificates: remove `#insecure`"
             )));
         }
         let client = Client::open(url).map_err(|error| {
-            let is_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
+            let is_tls = ["rediss:", "valkeys:"]
+                .iter()
+                .any(|scheme| url.starts_with(scheme));
             OptionsError(if is_tls && !cfg!(feature = "rustls") {
                 format!("the Redis URL `{shown}` asks for TLS: enable tenure's feature `rustls`")
             } else {
-                let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
+                let detail = error
+                    .detail()
+                    .map(|detail| format!(": {detail}"))
+                    .unwrap_or_default();
                 format!("the Redis URL `{shown}` cannot be used: {error}{detail}")
             })
         })?;
@@ -179,7 +187,10 @@ impl sealed::Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn abilities(&self) -> Abilities {
-        Abilities { queues: true, final_push: true }
+        Abilities {
+            queues: true,
+            final_push: true,
+        }
     }
 
     fn route(&self, _: &Name) -> Route {

@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, RedisWrite, Value};
 
-use crate::claim::{Answer, Batch, Executed, Failure, Grant, Holder, Kind, Name, NodeId, Reply, Request, Verb};
+use crate::claim::{
+    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Name, NodeId, Reply, Request, Verb,
+};
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
 
@@ -35,8 +37,10 @@ pub(super) struct Script {
 
 /// The one script.
 pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
-    let text =
-        format!("{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}", RULES.concat());
+    let text = format!(
+        "{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
+        RULES.concat()
+    );
     let sha = redis::Script::new(&text).get_hash().to_owned();
     Script { text, sha }
 });
@@ -50,7 +54,9 @@ pub(super) struct Names {
 impl Names {
     /// Records begin with `prefix`.
     pub(super) fn new(prefix: &[u8]) -> Self {
-        Names { prefix: prefix.into() }
+        Names {
+            prefix: prefix.into(),
+        }
     }
 
     fn write_record(&self, name: &Name, mut out: impl Write) -> std::io::Result<()> {
@@ -74,7 +80,10 @@ impl Names {
 
     /// The key whose record this is.
     fn key(&self, record: &[u8]) -> Option<Key> {
-        record.strip_prefix(&*self.prefix).filter(|key| !key.is_empty()).map(Key::from)
+        record
+            .strip_prefix(&*self.prefix)
+            .filter(|key| !key.is_empty())
+            .map(Key::from)
     }
 }
 
@@ -120,7 +129,10 @@ pub(super) fn channel(node: NodeId) -> String {
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
-    let bytes: usize = requests.iter().map(|r| 2 * (names.prefix.len() + r.name.key.as_bytes().len()) + 160).sum();
+    let bytes: usize = requests
+        .iter()
+        .map(|r| 2 * (names.prefix.len() + r.name.key.as_bytes().len()) + 160)
+        .sum();
     let mut cmd = Cmd::with_capacity(7 * requests.len() + 8, bytes + 160);
     cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(2 * requests.len() + 1);
     // Writing into a command's buffer cannot fail.
@@ -138,10 +150,30 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         put(&mut |out| names.write_queue(&record, out));
     }
     put(&mut |out| write!(out, "{}", batch.highest));
-    put(&mut |out| write!(out, "{}", if batch.not_after == u64::MAX { 0 } else { batch.not_after.max(1) }));
+    put(&mut |out| {
+        write!(
+            out,
+            "{}",
+            if batch.not_after == u64::MAX {
+                0
+            } else {
+                batch.not_after.max(1)
+            }
+        )
+    });
     let counts = requests.iter().any(|request| request.verb != Verb::Renew);
-    put(&mut |out| write!(out, "{}{}", if probe { "p" } else { "" }, if counts { "q" } else { "" }));
-    for Request { holder, term, verb, .. } in requests {
+    put(&mut |out| {
+        write!(
+            out,
+            "{}{}",
+            if probe { "p" } else { "" },
+            if counts { "q" } else { "" }
+        )
+    });
+    for Request {
+        holder, term, verb, ..
+    } in requests
+    {
         let letter = match verb {
             Verb::Claim { wait: false } => b"c",
             Verb::Claim { wait: true } => b"w",
@@ -174,14 +206,23 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
         let reply = decode_reply(value)?;
         if reply == Reply::Refused(Refusal::ReadOnly) {
             // Every write of the batch was refused, and its other answers come from a server that is no master.
-            return Err(Failure { executed: Executed::No, error: StoreError::refused(Refusal::ReadOnly) });
+            return Err(Failure {
+                executed: Executed::No,
+                error: StoreError::refused(Refusal::ReadOnly),
+            });
         }
         replies.push(reply);
     }
     if replies.len() != requests {
-        return Err(malformed(format_args!("the script answered {} of {requests} requests", replies.len())));
+        return Err(malformed(format_args!(
+            "the script answered {} of {requests} requests",
+            replies.len()
+        )));
     }
-    Ok(Answer { time: time.unsigned_abs(), replies })
+    Ok(Answer {
+        time: time.unsigned_abs(),
+        replies,
+    })
 }
 
 fn decode_reply(value: Value) -> Result<Reply, Failure> {
@@ -190,9 +231,17 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         Value::BulkString(text) => text,
         _ => return Err(malformed("a reply of the script is neither a number nor a text")),
     };
-    let (letter, rest) = text.split_first().ok_or_else(|| malformed("a reply of the script is empty"))?;
+    let (letter, rest) = text
+        .split_first()
+        .ok_or_else(|| malformed("a reply of the script is empty"))?;
     let rest = String::from_utf8_lossy(rest);
-    let left = || if rest.is_empty() { Ok(None) } else { rest.parse().map(Some) };
+    let left = || {
+        if rest.is_empty() {
+            Ok(None)
+        } else {
+            rest.parse().map(Some)
+        }
+    };
     let bad = |_| malformed("a reply of the script has a bad number");
     Ok(match letter {
         b'Q' => Reply::Queued(left().map_err(bad)?),
@@ -208,7 +257,10 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
 
 /// A server whose answers make no sense has perhaps done what was asked.
 pub(super) fn malformed(why: impl Display) -> Failure {
-    Failure { executed: Executed::Unknown, error: StoreError::new(StoreErrorKind::Interrupted, why) }
+    Failure {
+        executed: Executed::Unknown,
+        error: StoreError::new(StoreErrorKind::Interrupted, why),
+    }
 }
 
 /// Sorts an error text of a server's. Redis 6.2 leaves the dash in front of some.
@@ -243,7 +295,12 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     let number = word()?.parse().ok()?;
     let lease_ms = word()?.parse().ok()?;
     let name = Name::lock(names.key(parts.next()?)?);
-    Some(Grant { name, holder: Holder { node, claim, nonce }, number, lease_ms })
+    Some(Grant {
+        name,
+        holder: Holder { node, claim, nonce },
+        number,
+        lease_ms,
+    })
 }
 
 #[cfg(test)]
@@ -269,7 +326,16 @@ mod tests {
     #[test]
     fn a_queue_lies_in_the_slot_of_its_record() {
         let names = Names::new(b"lock:");
-        for key in [&b"a"[..], b"{}", b"a}b{c}", b"}{", b"{x}{y}", b"\x00\xff\n", b"clock", b"{"] {
+        for key in [
+            &b"a"[..],
+            b"{}",
+            b"a}b{c}",
+            b"}{",
+            b"{x}{y}",
+            b"\x00\xff\n",
+            b"clock",
+            b"{",
+        ] {
             let record = [b"lock:", key].concat();
             let mut queue = Vec::new();
             names.write_queue(&record, &mut queue).unwrap();
@@ -296,18 +362,30 @@ mod tests {
         let files = RULES.into_iter().chain([OPEN, BATCH]);
         for (file, name) in files.zip(["queue", "claim", "renew", "leave", "yield", "open", "batch"]) {
             let is_header = |line: &&str| line.starts_with("--");
-            assert!(file.starts_with(&format!("-- {name}: ")), "{name}: the header starts with the name");
+            assert!(
+                file.starts_with(&format!("-- {name}: ")),
+                "{name}: the header starts with the name"
+            );
             let header: Vec<_> = file.lines().take_while(is_header).collect();
-            assert!(header.iter().any(|line| line.starts_with("-- returns")), "{name}: says what it returns");
+            assert!(
+                header.iter().any(|line| line.starts_with("-- returns")),
+                "{name}: says what it returns"
+            );
             let body = used(file.lines().skip(header.len()));
             let told = used(header.iter().copied());
             // Verbs hand the reading of some of their words to the helpers in queue.lua, so a header may name more
             // than its body, except for the words of the request.
             for word in &body {
-                assert!(told.contains(word), "{name}: the body uses {word}, the header does not say so");
+                assert!(
+                    told.contains(word),
+                    "{name}: the body uses {word}, the header does not say so"
+                );
             }
             for word in told.iter().filter(|word| word.starts_with("ARGV[")) {
-                assert!(body.contains(word), "{name}: the header names {word}, the body does not use it");
+                assert!(
+                    body.contains(word),
+                    "{name}: the header names {word}, the body does not use it"
+                );
             }
         }
     }
@@ -319,7 +397,15 @@ mod tests {
         let push = |text: &str| decode_push(text.as_bytes(), node, &names);
         let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
         assert_eq!(grant.name.key, Key::from("a b"));
-        assert_eq!((grant.holder.claim, grant.holder.nonce, grant.number, grant.lease_ms), (3, 255, 17, 1000));
+        assert_eq!(
+            (
+                grant.holder.claim,
+                grant.holder.nonce,
+                grant.number,
+                grant.lease_ms
+            ),
+            (3, 255, 17, 1000)
+        );
         for other in [
             "",
             "2 lock 3 ff 17 1000 lock:a",

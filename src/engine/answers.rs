@@ -1,0 +1,418 @@
+//! What the store says: answers, failures, pushed grants.
+//!
+//! The rules that safety hangs on are here; each was found by breaking the design without it. See DESIGN in the
+//! README's "how it works", and the simulator's planted mistakes.
+
+use crate::claim::{Executed, Grant, Number, Reply, Term};
+use crate::engine::desk::{Desk, Phase, What, Whose, Yielded};
+use crate::engine::moment::Moment;
+use crate::engine::shard::Cx;
+use crate::engine::{Denial, Effect, Flaw, Notice, Outcome, Tag, ms};
+use crate::error::{LostCause, StoreError, StoreErrorKind};
+
+/// Failures in a row after which the callers of a line hear of it.
+const PATIENCE: u32 = 2;
+
+impl Desk {
+    pub(crate) fn answered(&mut self, cx: &mut Cx<'_>, tag: Tag, sent: Moment, reply: Reply) {
+        // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
+        let Some(at) = self.numbered(tag.claim) else {
+            return;
+        };
+        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
+            return;
+        };
+        self.claims[at].asking = None;
+        match (asking.what, reply) {
+            (What::Leave, reply) => self.left(cx, at, reply),
+            (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
+            (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
+            (What::Yield, _) => self.yield_refused(cx, at),
+            (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
+            (What::Claim { .. }, Reply::Refused(refusal)) => {
+                let claim = self.claims.swap_remove(at);
+                self.deny_all(cx, claim.whose, StoreError::refused(refusal));
+            }
+            (What::Claim { wait }, _) => {
+                cx.effects.push(Effect::Notice(Notice::Late));
+                let whose = self.claims[at].whose;
+                self.fails += 1;
+                self.anew(cx, at, whose, wait);
+            }
+            (What::Renew, Reply::Refused(refusal)) => {
+                self.renew_failed(cx, at, StoreError::refused(refusal));
+            }
+            (What::Renew, _) => self.gone(cx, at),
+        }
+    }
+
+    /// "Granted" counts from the sending of the request that was answered, because claim and renew extend as the
+    /// owner.
+    fn granted(&mut self, cx: &mut Cx<'_>, at: usize, what: What, sent: Moment, number: Number) {
+        let flaw = cx.source.rules.flaw;
+        let claim = &mut self.claims[at];
+        let counted_from = if flaw == Some(Flaw::DeadlineFromReply) {
+            cx.now
+        } else {
+            sent
+        };
+        let deadline = counted_from + claim.lease();
+        let lease = claim.lease();
+        if what == What::Yield
+            && let Some(Yielded {
+                release: Some(ticket),
+                ..
+            }) = claim.yielded.take()
+        {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        match &mut claim.phase {
+            Phase::Held(held) if held.number == number => {
+                // Past the deadline it was lost before we got here: nothing revives it.
+                held.deadline = held.deadline.max(deadline);
+                let slack = held.deadline.since(cx.now);
+                claim.fails = 0;
+                cx.effects.push(Effect::Notice(Notice::Renewed { slack }));
+                self.schedule(cx, at);
+            }
+            Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
+            Phase::Leaving { .. } => {}
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                claim.ghost_until = None;
+                if deadline.since(cx.now) < lease / 3 {
+                    cx.effects.push(Effect::Notice(Notice::AnswerStale));
+                    claim.phase = Phase::Confirming;
+                    self.ask(cx, at, What::Renew);
+                } else {
+                    self.start(cx, at, number, deadline);
+                }
+            }
+        }
+    }
+
+    fn queued(&mut self, cx: &mut Cx<'_>, at: usize, what: What, sent: Moment, left: Option<u64>) {
+        let claim = &mut self.claims[at];
+        claim.fails = 0;
+        claim.ghost_until = None;
+        if what == What::Yield
+            && let Some(Yielded {
+                release: Some(ticket),
+                ..
+            }) = claim.yielded.take()
+        {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        match claim.phase {
+            Phase::Asked | Phase::Queued { .. } => {
+                claim.phase = Phase::Queued { t0: sent };
+                self.fails = 0;
+                self.schedule_wait(cx, at, left);
+                self.deny_the_impatient(cx);
+            }
+            // Executed before the grant that was pushed meanwhile; it says only that t₀ could be younger.
+            Phase::Confirming => self.ask(cx, at, What::Renew),
+            Phase::Held(_) => self.schedule(cx, at),
+            Phase::Leaving { .. } => {}
+        }
+    }
+
+    fn busy(&mut self, cx: &mut Cx<'_>, at: usize, waited: bool, left: Option<u64>) {
+        let claim = self.claims.swap_remove(at);
+        match claim.whose {
+            Whose::Fixed(ticket) if waited => self.fixed.push((ticket, claim.term, true)),
+            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
+            Whose::Cohort => self.deny_the_impatient(cx),
+            Whose::Nobody => {}
+        }
+        if waited {
+            // Only a store that cannot queue says so to a claim that would wait.
+            let third = ms(claim.term.lease_ms) / 3;
+            let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
+            self.reclaim = Some(cx.now + cx.source.jittered(pause));
+        }
+    }
+
+    /// The answer to a leave.
+    fn left(&mut self, cx: &mut Cx<'_>, at: usize, reply: Reply) {
+        if let Reply::Refused(refusal) = reply {
+            return self.leave_failed(cx, at, StoreError::refused(refusal));
+        }
+        let claim = &mut self.claims[at];
+        let Phase::Leaving { release, .. } = &mut claim.phase else {
+            // Only a number that outlives its leave, which is a planted mistake, comes here.
+            self.claims.swap_remove(at);
+            return;
+        };
+        if let Some(ticket) = release.take() {
+            // "Not there" on a repeat may be our own first try: the lease was good when that was sent.
+            let kept = reply == Reply::Done || claim.fails > 0;
+            let outcome = if kept {
+                Outcome::Kept
+            } else {
+                Outcome::Lost(LostCause::Gone)
+            };
+            cx.effects.push(Effect::Released(ticket, outcome));
+        }
+        match claim.ghost_until.take() {
+            // The claim itself may still be executed. Left once more when it no longer can be.
+            Some(until) if reply == Reply::NotThere => {
+                cx.effects.push(Effect::Notice(Notice::GhostLeft));
+                claim.fails = 1;
+                claim.act = Some(until.max(cx.now));
+            }
+            _ => {
+                self.claims.swap_remove(at);
+            }
+        }
+    }
+
+    /// A yield that was not done: the old number may still own, the new one never was.
+    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize) {
+        let claim = self.claims.swap_remove(at);
+        if let Some(yielded) = claim.yielded {
+            self.bury(cx, yielded);
+        }
+    }
+
+    /// The store knows nothing of the claim, so its number is over.
+    fn gone(&mut self, cx: &mut Cx<'_>, at: usize) {
+        let claim = &mut self.claims[at];
+        match claim.phase {
+            Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
+            Phase::Leaving { .. } => {}
+            Phase::Asked | Phase::Queued { .. } if cx.source.rules.flaw == Some(Flaw::NumberTwice) => {
+                self.ask(cx, at, What::Claim { wait: true });
+            }
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                cx.effects.push(Effect::Notice(Notice::Requeued));
+                let (whose, wait) = (claim.whose, claim.wait);
+                self.anew(cx, at, whose, wait);
+            }
+        }
+    }
+
+    /// Ends a number for which somebody still waits; they are claimed for under the next.
+    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose, wait: bool) {
+        let claim = &mut self.claims[at];
+        let term = claim.term;
+        match claim.ghost_until.take() {
+            Some(until) => {
+                cx.effects.push(Effect::Notice(Notice::GhostLeft));
+                claim.whose = Whose::Nobody;
+                claim.phase = Phase::Leaving {
+                    release: None,
+                    until: until.max(cx.now) + claim.hold(),
+                };
+                claim.fails = 1;
+                claim.act = Some(until.max(cx.now));
+            }
+            None => {
+                self.claims.swap_remove(at);
+            }
+        }
+        if self.fails >= PATIENCE {
+            let error = StoreError::new(StoreErrorKind::TimedOut, "claims reach the store too late");
+            return self.deny_all(cx, whose, error);
+        }
+        if let Whose::Fixed(ticket) = whose {
+            self.fixed.push((ticket, term, wait));
+        }
+    }
+
+    pub(crate) fn failed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        tag: Tag,
+        executed: Executed,
+        late_after: Moment,
+        error: StoreError,
+    ) {
+        let Some(at) = self.numbered(tag.claim) else {
+            return;
+        };
+        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
+            return;
+        };
+        self.claims[at].asking = None;
+        match asking.what {
+            What::Claim { .. } | What::Yield => self.claim_failed(cx, at, executed, late_after, error),
+            What::Renew => self.renew_failed(cx, at, error),
+            What::Leave => self.leave_failed(cx, at, error),
+        }
+    }
+
+    /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
+    fn claim_failed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: usize,
+        executed: Executed,
+        late: Moment,
+        error: StoreError,
+    ) {
+        self.fails += 1;
+        let whose = self.claims[at].whose;
+        // The older half of a yield is dead here since it was sent, and is left now whatever happened.
+        if let Some(yielded) = self.claims[at].yielded.take() {
+            cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+            self.bury(cx, yielded);
+        }
+        let claim = &mut self.claims[at];
+        if !matches!(claim.phase, Phase::Asked) {
+            // A push told us more than the answer could have.
+            return if matches!(claim.phase, Phase::Held(_)) {
+                self.schedule(cx, at)
+            } else {
+                self.schedule_retry(cx, at)
+            };
+        }
+        match executed {
+            Executed::Unknown => {
+                claim.ghost_until = Some(late);
+                claim.fails = 1;
+                if whose == Whose::Nobody || (whose == Whose::Cohort && self.line.is_empty()) {
+                    return;
+                }
+                cx.effects.push(Effect::Notice(Notice::Asking));
+                self.ask(cx, at, What::Renew);
+            }
+            Executed::No => {
+                let claim = self.claims.swap_remove(at);
+                let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
+                match whose {
+                    _ if !again => self.deny_all(cx, whose, error),
+                    Whose::Fixed(ticket) => self.fixed.push((ticket, claim.term, claim.wait)),
+                    // A line is claimed for anew by itself.
+                    Whose::Cohort | Whose::Nobody => {}
+                }
+            }
+        }
+    }
+
+    fn renew_failed(&mut self, cx: &mut Cx<'_>, at: usize, error: StoreError) {
+        let claim = &self.claims[at];
+        let refused_for_good =
+            matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        match claim.phase {
+            Phase::Held(held) => {
+                let left = held.deadline.since(cx.now);
+                cx.effects
+                    .push(Effect::Notice(Notice::RenewFailed { left, error }));
+                self.schedule_retry(cx, at);
+            }
+            // A waiter rides out an outage of up to its lease: so long its place may live.
+            Phase::Queued { t0 } if !refused_for_good && cx.now.since(t0) < claim.lease() => {
+                cx.effects.push(Effect::Notice(Notice::WaitFailed { error }));
+                self.schedule_retry(cx, at);
+            }
+            Phase::Confirming if !refused_for_good && claim.fails < 8 => self.schedule_retry(cx, at),
+            Phase::Leaving { .. } => {}
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                let whose = claim.whose;
+                self.claims[at].whose = Whose::Nobody;
+                self.leave(cx, at, None);
+                self.claims[at].fails = 1;
+                self.deny_all(cx, whose, error);
+            }
+        }
+    }
+
+    fn leave_failed(&mut self, cx: &mut Cx<'_>, at: usize, error: StoreError) {
+        let claim = &mut self.claims[at];
+        let Phase::Leaving { release, until } = &mut claim.phase else {
+            return;
+        };
+        cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+        // The first failure may be the connection's, and the next one finds another.
+        if claim.fails > 0
+            && let Some(ticket) = release.take()
+        {
+            cx.effects
+                .push(Effect::Released(ticket, Outcome::Failed(error.clone())));
+        }
+        if cx.now >= *until {
+            cx.effects
+                .push(Effect::Notice(Notice::LeaveFailed { error: Some(error) }));
+            self.claims.swap_remove(at);
+        } else if claim.fails == 0 {
+            claim.fails = 1;
+            self.ask(cx, at, What::Leave);
+        } else {
+            self.schedule_retry(cx, at);
+        }
+    }
+
+    /// Everybody for whom the claim was hears of the error.
+    fn deny_all(&mut self, cx: &mut Cx<'_>, whose: Whose, error: StoreError) {
+        match whose {
+            Whose::Cohort => {
+                self.fails = 0;
+                for (ticket, _) in self.line.drain(..) {
+                    cx.effects
+                        .push(Effect::Denied(ticket, Denial::Store(error.clone())));
+                }
+            }
+            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
+            Whose::Nobody => {}
+        }
+    }
+
+    /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
+    /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
+    pub(crate) fn pushed(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
+        let Some(at) = self.numbered(grant.holder.claim) else {
+            return self.unknown(cx, grant);
+        };
+        let claim = &mut self.claims[at];
+        if claim.holder != grant.holder {
+            return cx.effects.push(Effect::Notice(Notice::PushForged));
+        }
+        let t0 = match claim.phase {
+            Phase::Asked => claim.asked,
+            Phase::Queued { t0 } => t0,
+            Phase::Confirming | Phase::Held(_) => return,
+            Phase::Leaving { .. } => return cx.effects.push(Effect::Notice(Notice::PushStale)),
+        };
+        claim.ghost_until = None;
+        let lease = claim.lease().min(ms(grant.lease_ms));
+        let deadline = t0 + lease;
+        // A fixed lease starts on an answer, so that its holder has it in full.
+        let confirm = matches!(claim.whose, Whose::Fixed(_)) || !cx.source.rules.final_push;
+        if confirm || deadline.since(cx.now) < lease / 3 {
+            cx.effects.push(Effect::Notice(Notice::PushConfirming));
+            claim.phase = Phase::Confirming;
+            if claim.asking.is_none() {
+                self.ask(cx, at, What::Renew);
+            }
+        } else {
+            cx.effects.push(Effect::Notice(Notice::PushUsed));
+            self.start(cx, at, grant.number, deadline);
+        }
+    }
+
+    /// A number that this node does not know was granted: it is left at once, or its lease would stand in everybody's
+    /// way until it ends.
+    fn unknown(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
+        if grant.holder.node != cx.source.node {
+            return cx.effects.push(Effect::Notice(Notice::PushForged));
+        }
+        cx.effects.push(Effect::Notice(Notice::UnknownLeft));
+        let term = Term {
+            lease_ms: grant.lease_ms,
+            margin_ms: grant.lease_ms,
+        };
+        self.bury(
+            cx,
+            Yielded {
+                from: grant.holder,
+                term,
+                release: None,
+            },
+        );
+        if cx.source.rules.flaw == Some(Flaw::UnknownKept) {
+            let at = self.claims.len() - 1;
+            self.claims[at].whose = Whose::Cohort;
+            self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! One key, as long as somebody in this process cares: the line, the claims, and what callers do to them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::claim::{ClaimNo, Fence, Holder, Mode, Number, Request, Term, Verb};
+use crate::engine::moment::Moment;
+use crate::engine::shard::Cx;
+use crate::engine::{Denial, Effect, Flaw, Input, Notice, Outcome, Parcel, Tag, Ticket, Want, ms};
+use crate::error::LostCause;
+
+/// The state of one key.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    /// Callers that share the cohort's claim, in order of their tickets.
+    pub(crate) line: VecDeque<(Ticket, Want)>,
+    /// Callers that want a fixed lease and have no claim yet: their term, and whether they wait.
+    pub(crate) fixed: Vec<(Ticket, Term, bool)>,
+    /// Every claim that is not over. At most one of them is the cohort's.
+    pub(crate) claims: Vec<Claim>,
+    /// Where the store cannot queue: when to claim anew.
+    pub(crate) reclaim: Option<Moment>,
+    /// Failures in a row of claims for the line.
+    pub(crate) fails: u32,
+    /// The timer that the shard keeps for this key.
+    pub(crate) due: Option<Moment>,
+}
+
+/// One pursuit of a lease. Its number lives once.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) holder: Holder,
+    pub(crate) term: Term,
+    pub(crate) whose: Whose,
+    /// Stands in the queue if it must.
+    pub(crate) wait: bool,
+    pub(crate) phase: Phase,
+    /// When its first request was handed out: never later than it was sent.
+    pub(crate) asked: Moment,
+    /// The request under way, if any.
+    pub(crate) asking: Option<Asking>,
+    pub(crate) seq: u32,
+    /// When to act, while nothing is under way.
+    pub(crate) act: Option<Moment>,
+    /// Failures in a row.
+    pub(crate) fails: u32,
+    /// Never answered so far, and refused as late only from then on.
+    pub(crate) ghost_until: Option<Moment>,
+    /// Created by a yield: what it was before.
+    pub(crate) yielded: Option<Yielded>,
+}
+
+/// For whom a claim is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// For whoever is first in the line.
+    Cohort,
+    /// For one caller, for a fixed time.
+    Fixed(Ticket),
+    /// For nobody any more.
+    Nobody,
+}
+
+#[derive(Debug)]
+pub(crate) struct Yielded {
+    pub(crate) from: Holder,
+    pub(crate) term: Term,
+    pub(crate) release: Option<Ticket>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asking {
+    pub(crate) seq: u32,
+    pub(crate) what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    Claim { wait: bool },
+    Renew,
+    Leave,
+    Yield,
+}
+
+/// Asked, queued, granted, gone; never back.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// Nothing is known yet.
+    Asked,
+    /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
+    Queued { t0: Moment },
+    /// Granted, but too little may be left: renewed before use.
+    Confirming,
+    /// Ours, for a holder.
+    Held(Held),
+    /// Dead here; the store is being told.
+    Leaving {
+        /// Who waits to hear of it.
+        release: Option<Ticket>,
+        /// When to stop telling: by then it has ended by itself.
+        until: Moment,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Held {
+    pub(crate) number: Number,
+    pub(crate) deadline: Moment,
+    pub(crate) ticket: Ticket,
+    /// The place of the present holder among the local holders of this grant.
+    pub(crate) index: u64,
+    /// When the burst began.
+    pub(crate) since: Moment,
+}
+
+impl Claim {
+    pub(crate) fn lease(&self) -> Duration {
+        ms(self.term.lease_ms)
+    }
+
+    pub(crate) fn hold(&self) -> Duration {
+        ms(self.term.hold_ms())
+    }
+
+    fn held(&self) -> Option<&Held> {
+        match &self.phase {
+            Phase::Held(held) => Some(held),
+            _ => None,
+        }
+    }
+}
+
+impl Desk {
+    pub(crate) fn handle(&mut self, cx: &mut Cx<'_>, input: Input) {
+        self.expire(cx);
+        match input {
+            Input::Lock(ticket, want) => self.lock(cx, ticket, want),
+            Input::Cancel(ticket) => self.cancel(cx, ticket),
+            Input::Release(ticket) => self.release(cx, ticket),
+            Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
+            Input::Failed {
+                tag,
+                executed,
+                late_after,
+                error,
+            } => {
+                self.failed(cx, tag, executed, late_after, error);
+            }
+            Input::Pushed(grant) => self.pushed(cx, &grant),
+        }
+        self.pursue(cx);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.line.is_empty() && self.fixed.is_empty() && self.claims.is_empty()
+    }
+
+    pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
+        Effect::Released(ticket, Outcome::Lost(LostCause::Deadline))
+    }
+
+    pub(crate) fn remaining(&self, now: Moment, ticket: Ticket) -> Option<Duration> {
+        let held = self
+            .claims
+            .iter()
+            .filter_map(Claim::held)
+            .find(|held| held.ticket == ticket)?;
+        (now < held.deadline).then(|| held.deadline.since(now))
+    }
+
+    pub(crate) fn fence(&self, now: Moment, ticket: Ticket) -> Option<Fence> {
+        self.holders(now)
+            .find(|(holder, _)| *holder == ticket)
+            .map(|(_, fence)| fence)
+    }
+
+    pub(crate) fn holders(&self, now: Moment) -> impl Iterator<Item = (Ticket, Fence)> {
+        self.claims
+            .iter()
+            .filter_map(Claim::held)
+            .filter(move |held| now < held.deadline)
+            .map(|held| (held.ticket, Fence::new(held.number, held.index)))
+    }
+
+    // What callers do.
+
+    fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
+        if !want.wait && self.is_taken() {
+            return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
+        }
+        let waiting = self.waiting();
+        if want.wait && waiting >= want.limit && (self.is_taken() || waiting > 0) {
+            return cx
+                .effects
+                .push(Effect::Denied(ticket, Denial::QueueFull { waiting }));
+        }
+        if want.fixed {
+            self.fixed.push((ticket, want.term, want.wait));
+        } else {
+            self.line.push_back((ticket, want));
+        }
+    }
+
+    fn cancel(&mut self, cx: &mut Cx<'_>, ticket: Ticket) {
+        if let Ok(at) = self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
+            self.line.remove(at);
+            return;
+        }
+        self.fixed.retain(|(fixed, ..)| *fixed != ticket);
+        if let Some(at) = self.position(|claim| claim.whose == Whose::Fixed(ticket) && claim.held().is_none())
+        {
+            self.claims[at].whose = Whose::Nobody;
+        } else if let Some(at) = self.held_by(ticket) {
+            self.give_back(cx, at, None);
+        }
+    }
+
+    fn release(&mut self, cx: &mut Cx<'_>, ticket: Ticket) {
+        match self.held_by(ticket) {
+            Some(at) => self.give_back(cx, at, Some(ticket)),
+            None => cx.effects.push(Desk::released_too_late(ticket)),
+        }
+    }
+
+    /// The holder is done: the next caller of this process, another node, or nobody.
+    fn give_back(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+        let claim = &mut self.claims[at];
+        let lease = claim.lease();
+        let Phase::Held(held) = &mut claim.phase else {
+            return;
+        };
+        if claim.whose != Whose::Cohort || self.line.is_empty() {
+            return self.leave(cx, at, release);
+        }
+        let rules = &cx.source.rules;
+        let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
+        // With less than a third left the renewals are failing: who is next should not inherit that.
+        if !in_burst || held.deadline.since(cx.now) < lease / 3 {
+            return self.yield_(cx, at, release);
+        }
+        let (next, _) = self.line.pop_front().expect("checked above");
+        held.ticket = next;
+        held.index += 1;
+        let fence = Fence::new(held.number, held.index);
+        cx.effects.push(Effect::Notice(Notice::HandedOn));
+        cx.effects.push(Effect::Granted(next, fence));
+        if let Some(ticket) = release {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+    }
+
+    // What becomes of claims.
+
+    /// Sees to it that a line has a claim, and a claim somebody who wants it.
+    pub(crate) fn pursue(&mut self, cx: &mut Cx<'_>) {
+        for at in (0..self.claims.len()).rev() {
+            let claim = &self.claims[at];
+            let wanted = match claim.whose {
+                Whose::Cohort => !self.line.is_empty() || claim.held().is_some(),
+                Whose::Fixed(_) => true,
+                Whose::Nobody => false,
+            };
+            match claim.phase {
+                // An answer is under way: it decides.
+                Phase::Asked if claim.asking.is_some() => {}
+                Phase::Leaving { .. } => {}
+                _ if claim.asking.is_some_and(|asking| asking.what == What::Leave) => {}
+                _ if wanted => {}
+                _ if cx.source.rules.flaw == Some(Flaw::CancelledForgotten) => {
+                    self.claims.remove(at);
+                }
+                _ => self.leave(cx, at, None),
+            }
+        }
+        if self.is_first_leave_under_way() || self.reclaim.is_some_and(|at| cx.now < at) {
+            return;
+        }
+        self.reclaim = None;
+        for (ticket, term, wait) in std::mem::take(&mut self.fixed) {
+            self.claim(cx, Whose::Fixed(ticket), term, wait);
+        }
+        let is_pursued = self
+            .position(|claim| claim.whose == Whose::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
+        if let (None, Some((_, head))) = (is_pursued, self.line.front()) {
+            let (term, wait) = (head.term, self.line.iter().any(|(_, want)| want.wait));
+            self.claim(cx, Whose::Cohort, term, wait);
+        }
+    }
+
+    /// Two connections give no order: a claim could overtake our own leave and find us busy with ourselves.
+    fn is_first_leave_under_way(&self) -> bool {
+        self.claims.iter().any(|claim| {
+            matches!(claim.phase, Phase::Leaving { .. }) && claim.fails == 0 && claim.asking.is_some()
+        })
+    }
+
+    fn claim(&mut self, cx: &mut Cx<'_>, whose: Whose, term: Term, wait: bool) {
+        let holder = cx.source.holder();
+        self.claims.push(Claim {
+            holder,
+            term,
+            whose,
+            wait,
+            phase: Phase::Asked,
+            asked: cx.now,
+            asking: None,
+            seq: 0,
+            act: None,
+            fails: 0,
+            ghost_until: None,
+            yielded: None,
+        });
+        self.ask(cx, self.claims.len() - 1, What::Claim { wait });
+    }
+
+    /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
+    pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+        let claim = &mut self.claims[at];
+        let until = claim.ghost_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        if cx.source.rules.flaw == Some(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
+            claim.whose = Whose::Cohort;
+        } else {
+            claim.phase = Phase::Leaving { release, until };
+        }
+        claim.fails = 0;
+        self.ask(cx, at, What::Leave);
+    }
+
+    fn yield_(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+        let old = self.claims.swap_remove(at);
+        let term = self.line.front().map_or(old.term, |(_, head)| head.term);
+        let mut holder = cx.source.holder();
+        if cx.source.rules.flaw == Some(Flaw::YieldKeepsNumber) {
+            holder = old.holder;
+        }
+        self.claims.push(Claim {
+            holder,
+            term,
+            whose: Whose::Cohort,
+            wait: true,
+            phase: Phase::Asked,
+            asked: cx.now,
+            asking: None,
+            seq: old.seq,
+            act: None,
+            fails: 0,
+            ghost_until: None,
+            yielded: Some(Yielded {
+                from: old.holder,
+                term: old.term,
+                release,
+            }),
+        });
+        cx.effects.push(Effect::Notice(Notice::Yielded));
+        self.ask(cx, self.claims.len() - 1, What::Yield);
+    }
+
+    /// A dead number that was the older half of a yield, to be left.
+    pub(crate) fn bury(&mut self, cx: &mut Cx<'_>, yielded: Yielded) {
+        let until = cx.now + ms(yielded.term.hold_ms());
+        self.claims.push(Claim {
+            holder: yielded.from,
+            term: yielded.term,
+            whose: Whose::Nobody,
+            wait: false,
+            phase: Phase::Leaving {
+                release: yielded.release,
+                until,
+            },
+            asked: cx.now,
+            asking: None,
+            seq: 1 << 16,
+            act: None,
+            // Not its first try: nobody should wait for it.
+            fails: 1,
+            ghost_until: None,
+            yielded: None,
+        });
+        self.ask(cx, self.claims.len() - 1, What::Leave);
+    }
+
+    /// Hands out a request of the claim. At most one is under way that anybody listens to.
+    pub(crate) fn ask(&mut self, cx: &mut Cx<'_>, at: usize, what: What) {
+        let claim = &mut self.claims[at];
+        claim.seq += 1;
+        claim.asking = Some(Asking { seq: claim.seq, what });
+        claim.act = None;
+        let (verb, holder) = match what {
+            What::Claim { wait } => (Verb::Claim { wait }, claim.holder),
+            What::Renew => (Verb::Renew, claim.holder),
+            What::Leave => (Verb::Leave, claim.holder),
+            What::Yield => {
+                let from = claim
+                    .yielded
+                    .as_ref()
+                    .map_or(claim.holder, |yielded| yielded.from);
+                (Verb::Yield { to: claim.holder }, from)
+            }
+        };
+        let caller = match (&claim.phase, claim.whose) {
+            // After a failure the keeper's connection is tried.
+            _ if claim.fails > 0 => None,
+            (Phase::Asked, Whose::Fixed(ticket)) => Some(ticket),
+            (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
+            (Phase::Leaving { release, .. }, _) => *release,
+            _ => None,
+        };
+        let stake = match &claim.phase {
+            Phase::Held(held) => held.deadline.since(cx.now),
+            _ => claim.lease(),
+        };
+        let request = Request {
+            name: cx.name.clone(),
+            holder,
+            term: claim.term,
+            mode: Mode::Exclusive,
+            verb,
+        };
+        let tag = Tag {
+            claim: claim.holder.claim,
+            seq: claim.seq,
+        };
+        cx.effects.push(Effect::Send(Parcel {
+            tag,
+            request,
+            stake,
+            caller,
+        }));
+        if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
+            && let Phase::Queued { t0 } = &mut self.claims[at].phase
+        {
+            *t0 = cx.now;
+        }
+    }
+
+    /// The lease is the node's: whoever is first in the line starts, or it is left again.
+    pub(crate) fn start(&mut self, cx: &mut Cx<'_>, at: usize, number: Number, deadline: Moment) {
+        self.fails = 0;
+        let claim = &mut self.claims[at];
+        claim.fails = 0;
+        claim.ghost_until = None;
+        // A push that overtakes the answer to a yield proves that the yield was done.
+        if let Some(Yielded {
+            release: Some(ticket),
+            ..
+        }) = claim.yielded.take()
+        {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        let ticket = match claim.whose {
+            Whose::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
+            Whose::Fixed(ticket) => Some(ticket),
+            Whose::Nobody => None,
+        };
+        let Some(ticket) = ticket else {
+            return self.leave(cx, at, None);
+        };
+        claim.phase = Phase::Held(Held {
+            number,
+            deadline,
+            ticket,
+            index: 0,
+            since: cx.now,
+        });
+        cx.effects.push(Effect::Granted(ticket, Fence::new(number, 0)));
+        self.schedule(cx, at);
+        self.deny_the_impatient(cx);
+    }
+
+    /// Somebody has the lock: whoever would not wait hears of it.
+    pub(crate) fn deny_the_impatient(&mut self, cx: &mut Cx<'_>) {
+        self.line.retain(|(ticket, want)| {
+            if !want.wait {
+                cx.effects.push(Effect::Denied(*ticket, Denial::Busy));
+            }
+            want.wait
+        });
+    }
+
+    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
+    /// extended the record.
+    pub(crate) fn lose(&mut self, cx: &mut Cx<'_>, at: usize, cause: LostCause) {
+        if let Phase::Held(held) = &self.claims[at].phase {
+            cx.effects.push(Effect::Lost(held.ticket, cause));
+        }
+        if cause == LostCause::Gone {
+            self.claims.swap_remove(at);
+        } else {
+            self.leave(cx, at, None);
+        }
+    }
+
+    pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
+        self.expire(cx);
+        for (ticket, _) in self.line.drain(..) {
+            cx.effects.push(Effect::Denied(ticket, Denial::Closed));
+        }
+        for (ticket, ..) in self.fixed.drain(..) {
+            cx.effects.push(Effect::Denied(ticket, Denial::Closed));
+        }
+        for at in (0..self.claims.len()).rev() {
+            match (&self.claims[at].phase, self.claims[at].whose) {
+                (Phase::Held(_), _) => self.lose(cx, at, LostCause::Shutdown),
+                (Phase::Leaving { .. }, _) => {}
+                (_, Whose::Fixed(ticket)) => {
+                    cx.effects.push(Effect::Denied(ticket, Denial::Closed));
+                    self.claims[at].whose = Whose::Nobody;
+                }
+                _ => {}
+            }
+        }
+        self.pursue(cx);
+    }
+
+    // Looking things up.
+
+    /// Somebody else has it for sure, or is before us.
+    fn is_taken(&self) -> bool {
+        self.claims.iter().any(|claim| {
+            matches!(
+                claim.phase,
+                Phase::Held(_) | Phase::Queued { .. } | Phase::Confirming
+            )
+        })
+    }
+
+    fn waiting(&self) -> usize {
+        let fixed = self
+            .claims
+            .iter()
+            .filter(|c| matches!(c.whose, Whose::Fixed(_)) && c.held().is_none());
+        self.line.len() + self.fixed.len() + fixed.count()
+    }
+
+    fn held_by(&self, ticket: Ticket) -> Option<usize> {
+        self.position(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
+    }
+
+    pub(crate) fn numbered(&self, claim: ClaimNo) -> Option<usize> {
+        self.position(|c| c.holder.claim == claim)
+    }
+
+    pub(crate) fn position(&self, f: impl Fn(&Claim) -> bool) -> Option<usize> {
+        self.claims.iter().position(f)
+    }
+}

@@ -1,0 +1,252 @@
+//! The pure state machine between callers and store: local lines, claims, deadlines, renewal.
+//!
+//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](shard::Shard::handle) takes the time and an
+//! [`Input`], and appends [`Effect`]s. It owns no task, clock or connection, so the simulator can drive it by the
+//! million steps.
+//!
+//! Two levels: the lease belongs to the node, the guard to the caller. All callers of one process that want a key
+//! stand in one local line behind one claim of their node (the *cohort*), and hand the lease on among themselves
+//! without asking the store, up to a bound. This is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012). A lease of
+//! fixed length is *solo*: a claim of its own, never handed on.
+//!
+//! Reading order: [`shard`] (who is spoken to), `desk` (one key, what callers do), `answers` (what the store says),
+//! `renewal` (what time does).
+
+use std::time::Duration;
+
+use crate::claim::{ClaimNo, Executed, Fence, Grant, Name, Reply, Request, Term};
+use crate::engine::moment::Moment;
+use crate::error::{LostCause, StoreError};
+
+mod answers;
+mod desk;
+pub mod moment;
+mod renewal;
+pub mod shard;
+
+/// One caller: waiting, then holding. Unique in a shard, and older callers have smaller ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// What a caller wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// The lengths of the claim, if this caller's are the ones it is made with.
+    pub term: Term,
+    /// Wait for its turn; else be told busy.
+    pub wait: bool,
+    /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
+    pub fixed: bool,
+    /// Refuse when so many already wait for the key in this process.
+    pub limit: usize,
+}
+
+/// Which request an answer belongs to: a claim, and the how-manieth request of that claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag {
+    /// The claim that asked.
+    pub claim: ClaimNo,
+    /// Counts its requests.
+    pub seq: u32,
+}
+
+/// What happens to a key.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// A caller wants the lock. Sent once per ticket.
+    Lock(Ticket, Want),
+    /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
+    Cancel(Ticket),
+    /// A holder gives it back and waits for [`Effect::Released`].
+    Release(Ticket),
+    /// The store answered a request that was sent at `sent`.
+    Answered {
+        /// Which request.
+        tag: Tag,
+        /// Read from the clock before the request was written.
+        sent: Moment,
+        /// What was answered.
+        reply: Reply,
+    },
+    /// A request has no answer and will never have one.
+    Failed {
+        /// Which request.
+        tag: Tag,
+        /// Whether it may have been executed, or may still be.
+        executed: Executed,
+        /// From when on the store refuses it as late.
+        late_after: Moment,
+        /// What happened.
+        error: StoreError,
+    },
+    /// A grant arrived in the inbox.
+    Pushed(Grant),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Send this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
+    Send(Parcel),
+    /// The caller holds the lock now.
+    Granted(Ticket, Fence),
+    /// The caller gets no lock.
+    Denied(Ticket, Denial),
+    /// The holder lost it. Sent before the store could let anybody else in.
+    Lost(Ticket, LostCause),
+    /// What became of [`Input::Release`].
+    Released(Ticket, Outcome),
+    /// Something worth telling happened.
+    Notice(Notice),
+}
+
+/// A request on its way, with what its carrier must know.
+#[derive(Debug, Clone)]
+pub struct Parcel {
+    /// Comes back with the answer.
+    pub tag: Tag,
+    /// What to ask.
+    pub request: Request,
+    /// What is at stake: how long the lease behind it is still good for. Bounds how long its carrier may hope.
+    pub stake: Duration,
+    /// Who waits for this very answer, if anybody does: then it goes by the fastest way.
+    pub caller: Option<Ticket>,
+}
+
+/// Why a caller gets no lock.
+#[derive(Debug, Clone)]
+pub enum Denial {
+    /// Somebody else has it, and this caller would not wait.
+    Busy,
+    /// Too many wait already.
+    QueueFull {
+        /// How many.
+        waiting: usize,
+    },
+    /// The store did not do it.
+    Store(StoreError),
+    /// The node is closing.
+    Closed,
+}
+
+/// What became of a release.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// Exclusivity held to the end.
+    Kept,
+    /// It did not.
+    Lost(LostCause),
+    /// It held to here, but the store could not be told; the lease ends by itself at the latest.
+    Failed(StoreError),
+}
+
+/// Something worth an event or a metric, or that the simulator counts.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Handed on to the next caller of this process.
+    HandedOn,
+    /// A pushed grant was used at once.
+    PushUsed,
+    /// A pushed grant had too little left and is renewed first.
+    PushConfirming,
+    /// A push for a claim that is dead or unknown here was ignored or left.
+    PushStale,
+    /// A grant for a number that this node does not know was left at once.
+    UnknownLeft,
+    /// A push with a nonce that is not ours: somebody forges grants.
+    PushForged,
+    /// The lease was renewed with so much of it left.
+    Renewed {
+        /// What was left of the lease when the answer came.
+        slack: Duration,
+    },
+    /// A renewal failed; it is tried again while something is left.
+    RenewFailed {
+        /// What is left.
+        left: Duration,
+        /// What happened.
+        error: StoreError,
+    },
+    /// The answer to a claim or yield got lost; it is asked for.
+    Asking,
+    /// A claim was refused because it arrived late.
+    Late,
+    /// A claim was never answered; it is left once more when it can no longer be executed.
+    GhostLeft,
+    /// A waiting claim was forgotten by the store and is claimed anew.
+    Requeued,
+    /// The burst was over and the lease was yielded.
+    Yielded,
+    /// The answer to a leave or yield got lost; it is repeated.
+    LeaveRepeated,
+    /// The store could not be told in time that a lease is over; it ends by itself.
+    LeaveFailed {
+        /// What happened last.
+        error: Option<StoreError>,
+    },
+    /// A granted answer was too old to be used.
+    AnswerStale,
+    /// A request that waits failed; it is tried again while its place may live.
+    WaitFailed {
+        /// What happened.
+        error: StoreError,
+    },
+}
+
+/// The numbers that the engine goes by. They do not change.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// So many times in a row a lease is handed on locally, then other nodes get their turn.
+    pub burst: u32,
+    /// And for so long.
+    pub burst_time: Duration,
+    /// The store keeps waiters in a queue.
+    pub queues: bool,
+    /// A pushed grant may be used at once.
+    pub final_push: bool,
+    /// Mistakes to plant.
+    #[doc(hidden)]
+    pub flaw: Option<Flaw>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules {
+            burst: 64,
+            burst_time: Duration::from_millis(20),
+            queues: true,
+            final_push: true,
+            flaw: None,
+        }
+    }
+}
+
+/// Mistakes to plant, so that the simulator can show that it finds them. Never set outside of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Flaw {
+    /// The deadline counts from the answer.
+    DeadlineFromReply,
+    /// A renewal that was answered late revives a lost guard.
+    LateRenewalRevives,
+    /// A lost claim is sent again under its number.
+    NumberTwice,
+    /// t₀ is taken when a refresh is sent, not when it is answered.
+    UnansweredRefresh,
+    /// A yield goes on under its old number.
+    YieldKeepsNumber,
+    /// A number lives on until its leave is answered.
+    LeaveKeepsNumber,
+    /// A grant for an unknown claim is kept.
+    UnknownKept,
+    /// A cancelled waiter's claim is forgotten without a word.
+    CancelledForgotten,
+}
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Names a key and says what happened to it.
+pub type Event = (Name, Input);

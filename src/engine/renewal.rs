@@ -1,0 +1,120 @@
+//! What time does to a claim: losses, renewals, repeats.
+
+use std::time::Duration;
+
+use crate::engine::desk::{Desk, Phase, What, Whose};
+use crate::engine::moment::Moment;
+use crate::engine::shard::Cx;
+use crate::engine::{Effect, Flaw, Notice, ms};
+use crate::error::LostCause;
+
+/// The shortest pause before a failed request is repeated.
+const SHORTEST_RETRY: Duration = Duration::from_millis(10);
+
+impl Desk {
+    pub(crate) fn next_due(&self) -> Option<Moment> {
+        let claims = self.claims.iter().filter_map(|claim| match &claim.phase {
+            Phase::Held(held) => Some(claim.act.map_or(held.deadline, |act| act.min(held.deadline))),
+            _ => claim.act,
+        });
+        claims
+            .chain(
+                self.reclaim
+                    .filter(|_| !self.line.is_empty() || !self.fixed.is_empty()),
+            )
+            .min()
+    }
+
+    pub(crate) fn wake(&mut self, cx: &mut Cx<'_>) {
+        self.expire(cx);
+        for at in (0..self.claims.len()).rev() {
+            let claim = &self.claims[at];
+            if claim.act.is_none_or(|act| act > cx.now) {
+                continue;
+            }
+            match claim.phase {
+                Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                    self.ask(cx, at, What::Renew)
+                }
+                Phase::Leaving { until, .. } if cx.now >= until => {
+                    cx.effects
+                        .push(Effect::Notice(Notice::LeaveFailed { error: None }));
+                    self.claims.swap_remove(at);
+                }
+                Phase::Leaving { .. } => self.ask(cx, at, What::Leave),
+            }
+        }
+        self.pursue(cx);
+    }
+
+    /// The deadline is checked on every step, not by its timer alone: a process that stood still and woke up is
+    /// lost before it does anything else.
+    pub(crate) fn expire(&mut self, cx: &mut Cx<'_>) {
+        for at in (0..self.claims.len()).rev() {
+            if let Phase::Held(held) = &self.claims[at].phase
+                && cx.now >= held.deadline
+            {
+                let asking = self.claims[at]
+                    .asking
+                    .is_some_and(|asking| asking.what == What::Renew);
+                if asking && cx.source.rules.flaw == Some(Flaw::LateRenewalRevives) {
+                    continue;
+                }
+                let fixed = matches!(self.claims[at].whose, Whose::Fixed(_));
+                self.lose(
+                    cx,
+                    at,
+                    if fixed {
+                        LostCause::Ended
+                    } else {
+                        LostCause::Deadline
+                    },
+                );
+            }
+        }
+    }
+
+    pub(crate) fn opened(&mut self, cx: &mut Cx<'_>) {
+        self.expire(cx);
+        for at in 0..self.claims.len() {
+            if matches!(self.claims[at].phase, Phase::Queued { .. }) && self.claims[at].asking.is_none() {
+                self.ask(cx, at, What::Renew);
+            }
+        }
+    }
+
+    /// A lease is renewed when a third of it is over. A lease of fixed length is not.
+    pub(crate) fn schedule(&mut self, cx: &mut Cx<'_>, at: usize) {
+        let claim = &mut self.claims[at];
+        let third = claim.lease() / 3;
+        if let Phase::Held(held) = &claim.phase {
+            let left = held.deadline.since(cx.now);
+            claim.act = (claim.whose == Whose::Cohort).then(|| cx.now + left.saturating_sub(2 * third));
+        }
+    }
+
+    /// A waiting claim is renewed when the owner's record should be over, but after a third of its own lease at
+    /// the latest, whatever the store says of the record: t₀ must never be old, and a lost push only a delay.
+    pub(crate) fn schedule_wait(&mut self, cx: &mut Cx<'_>, at: usize, left: Option<u64>) {
+        let third = ms(self.claims[at].term.lease_ms) / 3;
+        let owner = left.map_or(third, |left| ms(left.max(1)) + ms(2));
+        let pause = if owner < third {
+            owner
+        } else {
+            cx.source.jittered(third)
+        };
+        self.claims[at].act = Some(cx.now + pause);
+    }
+
+    /// When a failed request is repeated: soon at first, and always while something is left.
+    pub(crate) fn schedule_retry(&mut self, cx: &mut Cx<'_>, at: usize) {
+        let claim = &mut self.claims[at];
+        claim.fails += 1;
+        let step = claim.lease() / 32 * (1 << claim.fails.min(3));
+        let pause = match &claim.phase {
+            Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
+            _ => step,
+        };
+        claim.act = Some(cx.now + cx.source.jittered(pause).max(SHORTEST_RETRY));
+    }
+}

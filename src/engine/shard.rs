@@ -1,0 +1,236 @@
+//! A share of the keys: finds the desk of a key, and keeps the timers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use crate::claim::{ClaimNo, Fence, Holder, Name, NodeId};
+use crate::engine::desk::Desk;
+use crate::engine::moment::Moment;
+use crate::engine::{Denial, Effect, Input, Rules, Ticket};
+
+/// The engine for the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
+#[derive(Debug)]
+pub struct Shard {
+    desks: HashMap<Name, Desk>,
+    timers: BTreeSet<(Moment, Name)>,
+    source: Source,
+    tickets: u64,
+    closed: bool,
+}
+
+/// What every desk of a shard draws from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) node: NodeId,
+    pub(crate) rules: Rules,
+    next_claim: ClaimNo,
+    step: u64,
+    rng: fastrand::Rng,
+}
+
+impl Source {
+    /// A number that this node never used, with a nonce that nobody can guess.
+    pub(crate) fn holder(&mut self) -> Holder {
+        let claim = self.next_claim;
+        self.next_claim += self.step;
+        Holder {
+            node: self.node,
+            claim,
+            nonce: self.rng.u64(..),
+        }
+    }
+
+    /// Somewhere in the last tenth before `span`, so that the timers of many nodes part.
+    pub(crate) fn jittered(&mut self, span: Duration) -> Duration {
+        span.mul_f64(0.9 + self.rng.f64() * 0.1)
+    }
+}
+
+/// One step of one desk: the time, and where its effects go.
+pub(crate) struct Cx<'a> {
+    pub(crate) now: Moment,
+    pub(crate) name: &'a Name,
+    pub(crate) source: &'a mut Source,
+    pub(crate) effects: &'a mut Vec<Effect>,
+}
+
+impl Shard {
+    /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
+    pub fn new(node: NodeId, index: u64, of: u64, seed: u64, rules: Rules) -> Self {
+        let rng = fastrand::Rng::with_seed(seed);
+        let source = Source {
+            node,
+            rules,
+            next_claim: of + index,
+            step: of,
+            rng,
+        };
+        Shard {
+            desks: HashMap::new(),
+            timers: BTreeSet::new(),
+            source,
+            tickets: 0,
+            closed: false,
+        }
+    }
+
+    /// A ticket for the next caller.
+    pub fn issue(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets)
+    }
+
+    /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
+    pub fn handle(&mut self, now: Moment, name: &Name, input: Input, effects: &mut Vec<Effect>) {
+        let desk = match self.desks.get_mut(name) {
+            Some(desk) => desk,
+            None => match (&input, self.closed) {
+                (Input::Lock(ticket, _), true) => {
+                    return effects.push(Effect::Denied(*ticket, Denial::Closed));
+                }
+                // Only these begin anything. All else is about what is over.
+                (Input::Lock(..) | Input::Pushed(_), _) => self.desks.entry(name.clone()).or_default(),
+                (Input::Release(ticket), _) => return effects.push(Desk::released_too_late(*ticket)),
+                _ => return,
+            },
+        };
+        if let (Input::Lock(ticket, _), true) = (&input, self.closed) {
+            return effects.push(Effect::Denied(*ticket, Denial::Closed));
+        }
+        let mut cx = Cx {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
+        desk.handle(&mut cx, input);
+        self.settle(name);
+    }
+
+    /// When [`wake`](Self::wake) has something to do next.
+    pub fn next_due(&self) -> Option<Moment> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Does what is due: tells losses, renews, asks again.
+    pub fn wake(&mut self, now: Moment, effects: &mut Vec<Effect>) {
+        while self.wake_next(now, effects).is_some() {}
+    }
+
+    /// Does what is due for one key, and names it.
+    pub fn wake_next(&mut self, now: Moment, effects: &mut Vec<Effect>) -> Option<Name> {
+        let (due, _) = self.timers.first()?;
+        if *due > now {
+            return None;
+        }
+        let (_, name) = self.timers.pop_first()?;
+        if let Some(desk) = self.desks.get_mut(&name) {
+            desk.due = None;
+            desk.wake(&mut Cx {
+                now,
+                name: &name,
+                source: &mut self.source,
+                effects,
+            });
+            self.settle(&name);
+        }
+        Some(name)
+    }
+
+    /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
+    pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>) {
+        self.each(|desk, cx| desk.opened(cx), now, effects, |_, _| {});
+    }
+
+    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
+    /// hears of the effects name by name.
+    pub fn close(&mut self, now: Moment, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.closed = true;
+        self.each(|desk, cx| desk.close(cx), now, effects, told);
+    }
+
+    /// What is left of a holder's lease, if it still holds.
+    pub fn remaining(&self, now: Moment, name: &Name, ticket: Ticket) -> Option<Duration> {
+        self.desks.get(name)?.remaining(now, ticket)
+    }
+
+    /// The fence of a holder, if it still holds.
+    pub fn fence(&self, now: Moment, name: &Name, ticket: Ticket) -> Option<Fence> {
+        self.desks.get(name)?.fence(now, ticket)
+    }
+
+    /// How many keys have any state here.
+    pub fn len(&self) -> usize {
+        self.desks.len()
+    }
+
+    /// No key has any state here.
+    pub fn is_empty(&self) -> bool {
+        self.desks.is_empty()
+    }
+
+    /// Every holder that may act as one at `now`, for checkers.
+    #[doc(hidden)]
+    pub fn holders(&self, now: Moment) -> impl Iterator<Item = (&Name, Ticket, Fence)> {
+        self.desks
+            .iter()
+            .flat_map(move |(name, desk)| desk.holders(now).map(move |(t, f)| (name, t, f)))
+    }
+
+    /// A line per key, for histories.
+    #[doc(hidden)]
+    pub fn describe(&self, name: &Name) -> String {
+        self.desks
+            .get(name)
+            .map_or("-".into(), |desk| format!("{desk:?}"))
+    }
+
+    fn each(
+        &mut self,
+        f: impl Fn(&mut Desk, &mut Cx<'_>),
+        now: Moment,
+        effects: &mut Vec<Effect>,
+        mut told: impl FnMut(&Name, &[Effect]),
+    ) {
+        // In order of names: a simulation must not depend on how a map is laid out.
+        let mut names: Vec<Name> = self.desks.keys().cloned().collect();
+        names.sort_unstable();
+        for name in names {
+            if let Some(desk) = self.desks.get_mut(&name) {
+                let before = effects.len();
+                f(
+                    desk,
+                    &mut Cx {
+                        now,
+                        name: &name,
+                        source: &mut self.source,
+                        effects,
+                    },
+                );
+                told(&name, &effects[before..]);
+                self.settle(&name);
+            }
+        }
+    }
+
+    /// Sets the key's timer anew, or forgets the key when nothing of it is left.
+    fn settle(&mut self, name: &Name) {
+        let Some(desk) = self.desks.get_mut(name) else {
+            return;
+        };
+        let due = desk.next_due();
+        if due != desk.due {
+            if let Some(old) = desk.due.take() {
+                self.timers.remove(&(old, name.clone()));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, name.clone()));
+            }
+            desk.due = due;
+        }
+        if desk.is_idle() {
+            debug_assert!(desk.due.is_none(), "an idle desk has no timer");
+            self.desks.remove(name);
+        }
+    }
+}

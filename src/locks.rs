@@ -1,0 +1,358 @@
+//! The front door: a store, and the locks on it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{Batch, Name, NodeId};
+use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::key::Key;
+use crate::options::Options;
+use crate::primitives::mutex::Mutex;
+use crate::runtime::clock::Clock;
+use crate::runtime::handle::Handle;
+use crate::runtime::node::{Node, Side};
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
+
+/// How long `redis` and `pool` wait for the inbox; without it waiting goes by timers.
+#[cfg(feature = "redis")]
+const INBOX_WAIT: Duration = Duration::from_millis(500);
+
+/// Locks on one store. Make one per process and clone it: clones share connections, renewals and lines.
+///
+/// Works from any tokio runtime, from several, and from several in a row. Dropping the last clone, and the last guard
+/// and mutex made from it, lets the background thread give back what is still under way, and end.
+#[derive(Clone)]
+pub struct Locks {
+    handle: Handle,
+}
+
+impl Locks {
+    /// Locks in this process's memory, with defaults: exclusive between everybody who has a clone.
+    ///
+    /// # Panics
+    /// When the operating system gives no thread.
+    pub fn memory() -> Locks {
+        Locks::builder()
+            .memory()
+            .expect("defaults are valid, and there is a thread to be had")
+    }
+
+    /// Locks on a Redis: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
+    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, a master, not set to evict keys.
+    ///
+    /// # Errors
+    /// [`ConnectError`] when the URL is wrong, nobody answers or the server refuses.
+    #[cfg(feature = "redis")]
+    pub async fn redis(url: &str) -> Result<Locks, ConnectError> {
+        Locks::builder().redis(url).await
+    }
+
+    /// Locks on the Redis behind a pool of yours. Its manager supplies dedicated connections: nothing is checked out
+    /// of the pool, and no socket is shared with its users. The client subscribes.
+    ///
+    /// # Errors
+    /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn pool(
+        pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
+        client: redis::Client,
+    ) -> Result<Locks, ConnectError> {
+        Locks::builder().pool(pool, client).await
+    }
+
+    /// Locks with other than the defaults.
+    pub fn builder() -> Builder {
+        Builder {
+            options: Options::default(),
+            clock: Clock::new(),
+        }
+    }
+
+    /// A lock on `key`. Costs nothing until it is locked.
+    pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
+        Mutex::new(self.handle.clone(), key.into())
+    }
+
+    /// Asks the store for a sign of life, for a readiness probe.
+    ///
+    /// # Errors
+    /// What keeps the store from answering, or [`StoreErrorKind::TimedOut`] after the request timeout.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with time enabled.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let node = self.handle.node();
+        let courier = node.courier(&Name::lock(Key::from("")), Side::Callers);
+        let patience = node.options.request_timeout;
+        let asked = async {
+            let (link, _) = courier.link(node).await?;
+            let batch = Batch {
+                highest: 0,
+                not_after: u64::MAX,
+                requests: Vec::new(),
+            };
+            link.apply(batch)
+                .await
+                .map(|_| ())
+                .map_err(|failure| failure.error)
+        };
+        tokio::time::timeout(patience, asked).await.unwrap_or_else(|_| {
+            Err(StoreError::new(
+                StoreErrorKind::TimedOut,
+                format_args!("no answer within {patience:?}"),
+            ))
+        })
+    }
+
+    /// Resolves when nothing is held, waited for or under way in this process.
+    pub async fn idle(&self) {
+        self.handle.node().idle().await;
+    }
+
+    /// Gives everything back and takes no more: waiters get [`Error::Closed`](crate::Error::Closed), guards are lost, and the store is told.
+    /// Resolves when it was told; or, if it cannot be reached, when everything has ended by itself.
+    pub async fn shutdown(&self) {
+        self.handle.node().close();
+        self.idle().await;
+    }
+
+    /// This process's name in the store. A new one for each `Locks`.
+    pub fn node(&self) -> NodeId {
+        self.handle.node().id
+    }
+
+    /// What the builder called this node, or its id.
+    pub fn node_name(&self) -> String {
+        self.handle
+            .options()
+            .node_name
+            .clone()
+            .unwrap_or_else(|| self.node().to_string())
+    }
+
+    /// How many keys have any state in this process: held, waited for, or being given back.
+    pub fn keys(&self) -> usize {
+        self.handle.node().keys()
+    }
+
+    /// How many callers wait in this process.
+    pub fn waiting(&self) -> usize {
+        self.handle.node().waiting()
+    }
+
+    #[cfg(feature = "redis")]
+    async fn connect(&self) -> Result<(), StoreError> {
+        let node = self.handle.node();
+        let name = Name::lock(Key::from(""));
+        let patience = node.options.request_timeout;
+        let connected = tokio::time::timeout(patience, node.courier(&name, Side::Callers).link(node)).await;
+        connected.unwrap_or_else(|_| {
+            Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                format_args!("no connection within {patience:?}"),
+            ))
+        })?;
+        let mut inbox = node.inbox();
+        node.keeper.want_inbox();
+        // Not a condition: without an inbox waiting goes by timers, and an event tells.
+        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(|open| *open)).await;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks")
+            .field("node", &self.node_name())
+            .field("store", &self.handle.node().store)
+            .field("keys", &self.keys())
+            .finish()
+    }
+}
+
+/// Why no [`Locks`] could be made.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// An option makes no sense.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The store is not to be had. The text names the server, without its password.
+    #[error("cannot use the store {store}: {source}")]
+    Store {
+        /// Which store.
+        store: String,
+        /// What it said.
+        source: StoreError,
+    },
+}
+
+/// Makes [`Locks`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// let locks = tenure::Locks::builder()
+///     .prefix("shop:lock:")
+///     .lease(Duration::from_secs(5))
+///     .waiters_per_key(100)
+///     .memory()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a builder makes nothing until a store is named"]
+pub struct Builder {
+    options: Options,
+    clock: Clock,
+}
+
+impl Builder {
+    /// What every record's name begins with; default `lock:`. Services that share a lock share the prefix. Not empty,
+    /// and not beginning with `tenure`.
+    pub fn prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
+        self.options.prefix = prefix.as_ref().to_vec();
+        self
+    }
+
+    /// How long a lease lasts without renewal; default 10 s, 50 ms at least. A dead process's locks are free after a
+    /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = lease;
+        self
+    }
+
+    /// What the store adds to a lease before it lets others in; default a tenth of the lease, 250 ms at least. It pays
+    /// for clocks that run at different rates and for small steps of the server's clock.
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.options.margin = Some(margin);
+        self
+    }
+
+    /// How often in a row, and for how long, a lease is handed on within the process before other processes get their
+    /// turn; default 64 times or 20 ms. 1 to 1,023 times.
+    pub fn burst(mut self, hand_offs: u32, time: Duration) -> Self {
+        self.options.burst = hand_offs;
+        self.options.burst_time = time;
+        self
+    }
+
+    /// How many callers of this process may wait for one key; default 10,000. Over it they get
+    /// [`Error::QueueFull`](crate::Error::QueueFull) at once.
+    pub fn waiters_per_key(mut self, limit: usize) -> Self {
+        self.options.waiters_per_key = limit;
+        self
+    }
+
+    /// How many callers of this process may wait in all; default 100,000.
+    pub fn waiters_per_node(mut self, limit: usize) -> Self {
+        self.options.waiters_per_node = limit;
+        self
+    }
+
+    /// The longest key, in bytes; default 512.
+    pub fn max_key(mut self, bytes: usize) -> Self {
+        self.options.max_key = bytes;
+        self
+    }
+
+    /// What this node is called in events, for people.
+    pub fn node_name(mut self, name: impl Into<String>) -> Self {
+        self.options.node_name = Some(name.into());
+        self
+    }
+
+    /// How long a request may take at most before its connection is given up; default 2 s. A quarter of what is at
+    /// stake is the bound when that is shorter.
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.options.request_timeout = timeout;
+        self
+    }
+
+    /// Connect when the first lock is taken, so that a service starts while its store is away. The default is to fail
+    /// at once.
+    pub fn lazy(mut self) -> Self {
+        self.options.lazy = true;
+        self
+    }
+
+    /// Makes nonces and jitter repeatable, for tests.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.options.seed = Some(seed);
+        self
+    }
+
+    /// The clock that leases are judged by, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Locks in this process's memory.
+    ///
+    /// # Errors
+    /// An option that makes no sense.
+    pub fn memory(self) -> Result<Locks, OptionsError> {
+        self.memory_shared(&MemoryStore::new())
+    }
+
+    /// Locks in memory that other nodes share: two of them exclude each other as two processes on a Redis do.
+    ///
+    /// # Errors
+    /// An option that makes no sense.
+    pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
+        let locks = self.on(Arc::new(store.clone()))?;
+        locks.handle.node().keeper.want_inbox();
+        Ok(locks)
+    }
+
+    /// Locks on a Redis; see [`Locks::redis`].
+    ///
+    /// # Errors
+    /// [`ConnectError`], and [`lazy`](Self::lazy) only leaves those about options and URL.
+    #[cfg(feature = "redis")]
+    pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.connected(crate::store::redis::RedisStore::open(url)?).await
+    }
+
+    /// Locks on the Redis behind a pool; see [`Locks::pool`].
+    ///
+    /// # Errors
+    /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn pool(
+        self,
+        pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
+        client: redis::Client,
+    ) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.connected(crate::store::redis::RedisStore::new(client)?.with_pool(pool))
+            .await
+    }
+
+    #[cfg(feature = "redis")]
+    async fn connected(self, store: crate::store::redis::RedisStore) -> Result<Locks, ConnectError> {
+        let timeout = self.options.request_timeout;
+        let store = store
+            .with_prefix(&self.options.prefix)?
+            .with_connect_timeout(timeout);
+        let (lazy, shown) = (self.options.lazy, format!("{store:?}"));
+        let locks = self.on(Arc::new(store))?;
+        if !lazy {
+            locks
+                .connect()
+                .await
+                .map_err(|source| ConnectError::Store { store: shown, source })?;
+        }
+        Ok(locks)
+    }
+
+    fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
+        Ok(Locks {
+            handle: Handle::new(Node::start(store, self.options, self.clock)?),
+        })
+    }
+}

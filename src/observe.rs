@@ -1,0 +1,156 @@
+//! Every event that this crate emits through [`tracing`]: names, fields and levels are here and nowhere else.
+//!
+//! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
+//! events about one key, and are no label of anything that is counted.
+//!
+//! | event | level | what happened |
+//! |---|---|---|
+//! | `granted` | trace | a caller holds the lock now |
+//! | `denied` | debug | a caller gets no lock |
+//! | `handed_on` | trace | a lease went to the next caller of this process |
+//! | `renewed` | trace | a lease was renewed; `slack_ms` of it were left |
+//! | `renew_failed` | warn | a renewal failed and is tried again while something is left |
+//! | `lost` | error | a lease ended while it was held |
+//! | `released` | trace | a lock was given back |
+//! | `release_failed` | warn | the store could not be told; the lease ends by itself |
+//! | `wait_failed` | warn | a waiter's heartbeat failed and is tried again |
+//! | `requeued` | debug | the store forgot a waiter, which stands at the end of the queue again |
+//! | `asked_again` | debug | an answer got lost and is asked for |
+//! | `late` | warn | the store refused a claim because it arrived late |
+//! | `unknown_grant` | debug | a grant for a number that is over was left at once |
+//! | `stale_grant` | debug | a grant that came too late was ignored |
+//! | `forged_grant` | error | a grant with a wrong nonce arrived: somebody else publishes on our channel |
+//! | `connected` | debug | a connection to the store is open |
+//! | `connection_lost` | warn | a connection was given up |
+//! | `inbox_open` | debug | grants are pushed to this node |
+//! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again |
+//! | `server_warning` | warn | a server is set up in a way that endangers leases |
+//! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
+
+use std::time::Duration;
+
+use tracing::{debug, error, trace, warn};
+
+use crate::claim::{Fence, Name, NodeId};
+use crate::error::{LostCause, StoreError};
+
+/// The value of the field `event`, for everything that is ever emitted.
+pub const EVENTS: &[&str] = &[
+    "granted",
+    "denied",
+    "handed_on",
+    "renewed",
+    "renew_failed",
+    "lost",
+    "released",
+    "release_failed",
+    "wait_failed",
+    "requeued",
+    "asked_again",
+    "late",
+    "unknown_grant",
+    "stale_grant",
+    "forged_grant",
+    "connected",
+    "connection_lost",
+    "inbox_open",
+    "inbox_lost",
+    "server_warning",
+    "leave_failed",
+];
+
+pub(crate) fn granted(name: &Name, fence: Fence) {
+    trace!(target: "tenure", event = "granted", key = %name.key, fence = fence.get(), "granted");
+}
+
+pub(crate) fn denied(name: &Name, why: &dyn std::fmt::Debug) {
+    debug!(target: "tenure", event = "denied", key = %name.key, ?why, "denied");
+}
+
+pub(crate) fn handed_on(name: &Name) {
+    trace!(target: "tenure", event = "handed_on", key = %name.key, "handed on within the process");
+}
+
+pub(crate) fn renewed(name: &Name, slack: Duration) {
+    let slack_ms = slack.as_millis() as u64;
+    trace!(target: "tenure", event = "renewed", key = %name.key, slack_ms, "renewed");
+}
+
+pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
+    let left_ms = left.as_millis() as u64;
+    warn!(target: "tenure", event = "renew_failed", key = %name.key, left_ms, %error, "renewal failed, trying again");
+}
+
+pub(crate) fn lost(name: &Name, cause: LostCause) {
+    match cause {
+        LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
+            debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
+        }
+        LostCause::Deadline | LostCause::Gone => {
+            error!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease was lost while it was held");
+        }
+    }
+}
+
+pub(crate) fn released(name: &Name) {
+    trace!(target: "tenure", event = "released", key = %name.key, "released");
+}
+
+pub(crate) fn release_failed(name: &Name, error: &StoreError) {
+    warn!(target: "tenure", event = "release_failed", key = %name.key, %error, "release failed, the lease ends by itself");
+}
+
+pub(crate) fn leave_failed(name: &Name, error: Option<&StoreError>) {
+    let error = error.map(tracing::field::display);
+    warn!(target: "tenure", event = "leave_failed", key = %name.key, error, "could not withdraw, the claim ends by itself");
+}
+
+pub(crate) fn wait_failed(name: &Name, error: &StoreError) {
+    warn!(target: "tenure", event = "wait_failed", key = %name.key, %error, "a waiter's heartbeat failed, trying again");
+}
+
+pub(crate) fn requeued(name: &Name) {
+    debug!(target: "tenure", event = "requeued", key = %name.key, "the store forgot our place, queueing again");
+}
+
+pub(crate) fn asked_again(name: &Name) {
+    debug!(target: "tenure", event = "asked_again", key = %name.key, "an answer got lost, asking for it");
+}
+
+pub(crate) fn late(name: &Name) {
+    warn!(target: "tenure", event = "late", key = %name.key, "the store refused a claim as late");
+}
+
+pub(crate) fn unknown_grant(name: &Name) {
+    debug!(target: "tenure", event = "unknown_grant", key = %name.key, "granted to a claim that is over, leaving it");
+}
+
+pub(crate) fn stale_grant(name: &Name) {
+    debug!(target: "tenure", event = "stale_grant", key = %name.key, "a grant came too late");
+}
+
+pub(crate) fn forged_grant(name: &Name) {
+    error!(target: "tenure", event = "forged_grant", key = %name.key, "somebody else publishes on our channel");
+}
+
+pub(crate) fn connected(node: NodeId, took: Duration) {
+    let took_ms = took.as_millis() as u64;
+    debug!(target: "tenure", event = "connected", %node, took_ms, "connected to the store");
+}
+
+pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
+    warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
+}
+
+pub(crate) fn inbox_open(node: NodeId) {
+    debug!(target: "tenure", event = "inbox_open", %node, "grants are pushed to this node");
+}
+
+pub(crate) fn inbox_lost(node: NodeId, error: &StoreError) {
+    warn!(target: "tenure", event = "inbox_lost", %node, %error, "grants are not pushed, waiting goes by timers");
+}
+
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub(crate) fn server_warning(text: &str) {
+    warn!(target: "tenure", event = "server_warning", "{text}");
+}

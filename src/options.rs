@@ -1,0 +1,100 @@
+//! Every number that can be set, and how they relate.
+
+use std::time::Duration;
+
+use crate::claim::Term;
+use crate::error::OptionsError;
+use crate::key::Key;
+
+/// The shortest lease: below it, a round trip and a renewal do not fit in.
+pub const SHORTEST_LEASE: Duration = Duration::from_millis(50);
+/// The longest lease. A lease that is renewed has no need of a long one; this is for fixed ones.
+pub const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The longest burst: the fence keeps ten bits for the place among local holders.
+pub const LONGEST_BURST: u32 = 1023;
+
+/// What [`Builder`](crate::locks::Builder) collects.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) prefix: Vec<u8>,
+    pub(crate) lease: Duration,
+    pub(crate) margin: Option<Duration>,
+    pub(crate) burst: u32,
+    pub(crate) burst_time: Duration,
+    pub(crate) waiters_per_key: usize,
+    pub(crate) waiters_per_node: usize,
+    pub(crate) max_key: usize,
+    pub(crate) node_name: Option<String>,
+    pub(crate) request_timeout: Duration,
+    pub(crate) lazy: bool,
+    pub(crate) seed: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            prefix: b"lock:".to_vec(),
+            lease: Duration::from_secs(10),
+            margin: None,
+            burst: 64,
+            burst_time: Duration::from_millis(20),
+            waiters_per_key: 10_000,
+            waiters_per_node: 100_000,
+            max_key: 512,
+            node_name: None,
+            request_timeout: Duration::from_secs(2),
+            lazy: false,
+            seed: None,
+        }
+    }
+}
+
+impl Options {
+    pub(crate) fn check(&self) -> Result<(), OptionsError> {
+        self.term(self.lease)?;
+        let refuse = |text: String| Err(OptionsError(text));
+        if self.prefix.is_empty() || self.prefix.starts_with(b"tenure") || self.prefix.len() > 128 {
+            let shown = Key::from(self.prefix.clone());
+            return refuse(format!(
+                "a prefix has 1 to 128 bytes and does not begin with `tenure`, which names our own records: `{shown}`"
+            ));
+        }
+        if self.burst == 0 || self.burst > LONGEST_BURST {
+            return refuse(format!(
+                "a burst is 1 to {LONGEST_BURST} hand-offs, not {}",
+                self.burst
+            ));
+        }
+        if self.max_key == 0 || self.waiters_per_key == 0 || self.waiters_per_node == 0 {
+            return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
+        }
+        if self.request_timeout < Duration::from_millis(100) {
+            return refuse(format!(
+                "a request timeout below 100 ms gives up healthy connections: {:?}",
+                self.request_timeout
+            ));
+        }
+        Ok(())
+    }
+
+    /// The lengths of a claim with this lease: checked once, valid from then on.
+    pub(crate) fn term(&self, lease: Duration) -> Result<Term, OptionsError> {
+        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease) {
+            return Err(OptionsError(format!(
+                "a lease lasts {SHORTEST_LEASE:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
+            )));
+        }
+        let margin = self
+            .margin
+            .unwrap_or((lease / 10).max(Duration::from_millis(250)));
+        if margin > LONGEST_LEASE {
+            return Err(OptionsError(format!(
+                "a margin of {margin:?} is longer than any lease: 30 days at most"
+            )));
+        }
+        Ok(Term {
+            lease_ms: lease.as_millis() as u64,
+            margin_ms: margin.as_millis() as u64,
+        })
+    }
+}

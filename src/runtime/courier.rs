@@ -1,0 +1,536 @@
+//! Group commit: what is asked while batches are under way travels in the next one.
+//!
+//! As a database commits its log: no timer, no latency when idle. On the callers' side there is no courier task,
+//! which would cost two more wake-ups per request; the caller who finds a free slot sends for all who queued, and
+//! polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one whose
+//! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::claim::{Answer, Executed, Failure, Name, Reply, Request};
+use crate::engine::moment::Moment;
+use crate::engine::{Input, Parcel, Tag};
+use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::observe;
+use crate::runtime::node::{Node, Side};
+use crate::runtime::slot::{Slot, lock};
+use crate::store::{Link, Route};
+
+/// Batches under way per connection.
+const SLOTS: usize = 16;
+/// Requests per batch: about half a millisecond of a Redis server's time.
+const CAP: usize = 128;
+/// A batch is given this long at least; leases too short to save by then do not count.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// After a failed attempt to connect, others within this time share its error.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// What waits on the callers' side for longer, while a slot is free, is sent by the keeper.
+pub(crate) const UNSENT: Duration = Duration::from_millis(10);
+
+type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+
+/// One connection to one server, and what waits to be sent on it.
+#[derive(Debug)]
+pub(crate) struct Courier {
+    pub(crate) side: Side,
+    pub(crate) route: Route,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Item>,
+    under_way: Vec<Arc<Carriage>>,
+    link: LinkState,
+    generation: u64,
+    refused: Option<(Moment, StoreError)>,
+}
+
+#[derive(Debug, Default)]
+enum LinkState {
+    #[default]
+    None,
+    Opening(Verdict),
+    Open(Open),
+}
+
+/// Whether an attempt to connect succeeded, once that is known.
+type Verdict = watch::Receiver<Option<Result<(), StoreError>>>;
+
+#[derive(Debug, Clone)]
+struct Open {
+    link: Arc<dyn Link>,
+    /// The runtime that drives it still runs.
+    alive: Arc<AtomicBool>,
+    /// Dropped with the last of this: then nobody needs to know any more.
+    _wanted: watch::Sender<()>,
+}
+
+impl Open {
+    fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+}
+
+#[derive(Debug)]
+struct Item {
+    parcel: Parcel,
+    since: Moment,
+    /// Who can be woken to send it.
+    slot: Option<Arc<Slot>>,
+}
+
+/// A batch under way.
+pub(crate) struct Carriage {
+    courier: Arc<Courier>,
+    node: Arc<Node>,
+    sending: Mutex<Option<Sending>>,
+    cargo: Mutex<Vec<(Tag, Name)>>,
+    departed: Arc<Departed>,
+    deadline: Moment,
+    done: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// What is known once a batch was handed to its connection.
+#[derive(Debug, Default)]
+struct Departed {
+    /// Read before the first byte was written; 0 before that.
+    sent: AtomicU64,
+    generation: AtomicU64,
+}
+
+impl std::fmt::Debug for Carriage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Carriage")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Courier {
+    pub(crate) fn new(side: Side, route: Route) -> Self {
+        Courier {
+            side,
+            route,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn take(&self, parcel: Parcel, since: Moment, slot: Option<Arc<Slot>>) {
+        lock(&self.state).waiting.push_back(Item { parcel, since, slot });
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.waiting.is_empty() && state.under_way.is_empty()
+    }
+
+    /// Puts what waits into a batch, if a slot is free. Whoever gets it must poll it, or hand it to the keeper.
+    pub(crate) fn depart(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Carriage>> {
+        let mut state = lock(&self.state);
+        if state.waiting.is_empty() || state.under_way.len() >= SLOTS {
+            return None;
+        }
+        let now = node.clock.now();
+        let load = state.waiting.len().min(CAP);
+        let mut requests = Vec::with_capacity(load);
+        let mut cargo = Vec::with_capacity(load);
+        let mut patience = node.options.request_timeout;
+        for item in state.waiting.drain(..load) {
+            patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
+            cargo.push((item.parcel.tag, item.parcel.request.name.clone()));
+            requests.push(item.parcel.request);
+        }
+        // What waits behind hopes for this batch's slot.
+        for item in state.waiting.iter().take(CAP) {
+            patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
+        }
+        let deadline = now + patience;
+        let departed = Arc::new(Departed::default());
+        let link = match &state.link {
+            LinkState::Open(open) if open.is_alive() => Some(open.link.clone()),
+            _ => None,
+        };
+        if link.is_some() {
+            departed.generation.store(state.generation, Ordering::Release);
+        }
+        let carriage = Arc::new(Carriage {
+            courier: self.clone(),
+            node: node.clone(),
+            sending: Mutex::new(None),
+            cargo: Mutex::new(cargo),
+            departed: departed.clone(),
+            deadline,
+            done: AtomicBool::new(false),
+            waker: Mutex::new(None),
+        });
+        state.under_way.push(carriage.clone());
+        // A store in memory applies at once, and its pushes may come back to this courier.
+        drop(state);
+        let sending: Sending = match link {
+            Some(link) => {
+                departed
+                    .sent
+                    .store(node.clock.now().as_nanos(), Ordering::Release);
+                link.apply(node.batch(self.route, deadline, requests))
+            }
+            None => Box::pin(
+                self.clone()
+                    .connect_and_send(node.clone(), departed, deadline, requests),
+            ),
+        };
+        *lock(&carriage.sending) = Some(sending);
+        Some(carriage)
+    }
+
+    async fn connect_and_send(
+        self: Arc<Self>,
+        node: Arc<Node>,
+        departed: Arc<Departed>,
+        deadline: Moment,
+        requests: Vec<Request>,
+    ) -> Result<Answer, Failure> {
+        let (link, generation) = self.link(&node).await.map_err(|error| Failure {
+            executed: Executed::No,
+            error,
+        })?;
+        departed.generation.store(generation, Ordering::Release);
+        departed
+            .sent
+            .store(node.clock.now().as_nanos(), Ordering::Release);
+        link.apply(node.batch(self.route, deadline, requests)).await
+    }
+
+    /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
+    /// one to come opens another.
+    pub(crate) async fn link(self: &Arc<Self>, node: &Arc<Node>) -> Result<(Arc<dyn Link>, u64), StoreError> {
+        loop {
+            let mut opening = {
+                let mut state = lock(&self.state);
+                match &state.link {
+                    LinkState::Open(open) if open.is_alive() => {
+                        return Ok((open.link.clone(), state.generation));
+                    }
+                    LinkState::Opening(opening) => opening.clone(),
+                    _ => {
+                        if let Some((at, error)) = &state.refused
+                            && node.clock.now().since(*at) < CONNECT_PAUSE
+                        {
+                            return Err(error.clone());
+                        }
+                        match self.open(node, &mut state)? {
+                            Some(opening) => opening,
+                            None => continue,
+                        }
+                    }
+                }
+            };
+            let verdict = opening
+                .wait_for(Option::is_some)
+                .await
+                .map(|verdict| verdict.clone());
+            match verdict {
+                Ok(Some(Err(error))) => return Err(error),
+                Ok(_) => {}
+                // The runtime that was opening it ended. So the next one tries.
+                Err(_) => {
+                    let mut state = lock(&self.state);
+                    if matches!(&state.link, LinkState::Opening(o) if o.has_changed().is_err()) {
+                        state.link = LinkState::None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to connect. `None`: it is open already.
+    fn open(self: &Arc<Self>, node: &Arc<Node>, state: &mut State) -> Result<Option<Verdict>, StoreError> {
+        let began = node.clock.now();
+        let mut connecting = node.store.connect(self.route);
+        // A store in memory is there at once, and needs no runtime.
+        if let Poll::Ready(link) = connecting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            let open = link.map(|link| Open {
+                link,
+                alive: Arc::new(AtomicBool::new(true)),
+                _wanted: watch::Sender::new(()),
+            });
+            self.opened(node, state, began, open)?;
+            return Ok(None);
+        }
+        let runtime = Handle::try_current().map_err(|_| {
+            StoreError::new(
+                StoreErrorKind::Unreachable,
+                "no tokio runtime to open a connection on",
+            )
+        })?;
+        let (tell, opening) = watch::channel(None);
+        let (courier, node) = (self.clone(), node.clone());
+        runtime.spawn(async move {
+            let link = connecting.await;
+            // Dropped with the runtime that drives the connection.
+            let canary = Canary(Arc::new(AtomicBool::new(true)));
+            let (wanted, mut unwanted) = watch::channel(());
+            let open = link.map(|link| Open {
+                link,
+                alive: canary.0.clone(),
+                _wanted: wanted,
+            });
+            let verdict = courier.opened(&node, &mut lock(&courier.state), began, open);
+            drop((courier, node));
+            tell.send_replace(Some(verdict));
+            while unwanted.changed().await.is_ok() {}
+        });
+        state.link = LinkState::Opening(opening.clone());
+        Ok(Some(opening))
+    }
+
+    fn opened(
+        &self,
+        node: &Node,
+        state: &mut State,
+        began: Moment,
+        open: Result<Open, StoreError>,
+    ) -> Result<(), StoreError> {
+        let now = node.clock.now();
+        match open {
+            Ok(open) => {
+                node.heard_time(self.route, open.link.time(), began, now);
+                observe::connected(node.id, now.since(began));
+                state.generation += 1;
+                state.refused = None;
+                state.link = LinkState::Open(open);
+                Ok(())
+            }
+            Err(error) => {
+                observe::connection_lost(node.id, &error);
+                state.refused = Some((now, error.clone()));
+                state.link = LinkState::None;
+                Err(error)
+            }
+        }
+    }
+
+    /// Never used beside its successor: whatever is under way on it fails with it.
+    fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
+        let mut state = lock(&self.state);
+        if state.generation != generation || matches!(state.link, LinkState::None | LinkState::Opening(_)) {
+            return Vec::new();
+        }
+        observe::connection_lost(node.id, error);
+        state.link = LinkState::None;
+        let on_it = |c: &&Arc<Carriage>| c.departed.generation.load(Ordering::Acquire) == generation;
+        state.under_way.iter().filter(on_it).cloned().collect()
+    }
+
+    /// What the keeper does for the callers' side: gives up what is overdue and sends what nobody sends. True when
+    /// there is something to look after.
+    pub(crate) fn look_after(self: &Arc<Self>, node: &Arc<Node>, now: Moment) -> bool {
+        let overdue: Vec<_> = {
+            let state = lock(&self.state);
+            state
+                .under_way
+                .iter()
+                .filter(|c| c.deadline <= now)
+                .cloned()
+                .collect()
+        };
+        for carriage in overdue {
+            carriage.finish();
+        }
+        loop {
+            let unsent = {
+                let state = lock(&self.state);
+                let old = state
+                    .waiting
+                    .front()
+                    .is_some_and(|item| now.since(item.since) >= UNSENT);
+                old && state.under_way.len() < SLOTS
+            };
+            match unsent.then(|| self.depart(node)).flatten() {
+                Some(carriage) => node.keeper.adopt(carriage),
+                None => break,
+            }
+        }
+        !self.is_idle()
+    }
+
+    /// The next moment at which `look_after` has something to do, at the latest.
+    pub(crate) fn next_due(&self) -> Option<Moment> {
+        let state = lock(&self.state);
+        let overdue = state.under_way.iter().map(|carriage| carriage.deadline);
+        let unsent = state.waiting.front().map(|item| item.since + UNSENT);
+        overdue
+            .chain(unsent.filter(|_| state.under_way.len() < SLOTS))
+            .min()
+    }
+
+    /// A slot is free: somebody has to send what waits.
+    fn pass_on(self: &Arc<Self>, node: &Arc<Node>) {
+        if self.side == Side::Keeper {
+            return node.keeper.notify();
+        }
+        let first = lock(&self.state).waiting.front().map(|item| item.slot.clone());
+        match first {
+            None => {}
+            Some(Some(slot)) if slot.nudge() => {}
+            Some(_) => {
+                if let Some(carriage) = self.depart(node) {
+                    node.keeper.adopt(carriage);
+                }
+            }
+        }
+    }
+}
+
+/// Tells that the runtime which drives a connection is gone.
+struct Canary(Arc<AtomicBool>);
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Carriage {
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.done.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        let polled = {
+            let mut sending = lock(&self.sending);
+            let Some(future) = sending.as_mut() else {
+                return Poll::Ready(());
+            };
+            let polled = future.as_mut().poll(cx);
+            if polled.is_ready() {
+                *sending = None;
+            }
+            polled
+        };
+        match polled {
+            Poll::Ready(result) => {
+                self.arrive(result);
+                Poll::Ready(())
+            }
+            Poll::Pending => {
+                let mut waker = lock(&self.waker);
+                match &mut *waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    None => *waker = Some(cx.waker().clone()),
+                }
+                // It may have been finished by the keeper since.
+                if self.done.load(Ordering::Acquire) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            }
+        }
+    }
+
+    /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
+        let future = lock(&self.sending).take();
+        let Some(mut future) = future else { return };
+        let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
+        let mut result = None;
+        if sent {
+            // A connection whose runtime ended may panic when it is touched.
+            let mut cx = Context::from_waker(Waker::noop());
+            let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut cx)));
+            if let Ok(Poll::Ready(ready)) = polled {
+                result = Some(ready);
+            }
+        }
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+        match result {
+            Some(result) => self.arrive(result),
+            None => {
+                let executed = if sent { Executed::Unknown } else { Executed::No };
+                self.arrive(Err(Failure {
+                    executed,
+                    error: timed_out(),
+                }));
+            }
+        }
+    }
+
+    fn arrive(&self, result: Result<Answer, Failure>) {
+        let node = &self.node;
+        let now = node.clock.now();
+        let sent = Moment::from_nanos(self.departed.sent.load(Ordering::Acquire));
+        let generation = self.departed.generation.load(Ordering::Acquire);
+        let cargo = std::mem::take(&mut *lock(&self.cargo));
+        self.done.store(true, Ordering::Release);
+        lock(&self.courier.state)
+            .under_way
+            .retain(|other| !std::ptr::eq(&**other, self));
+        let on = self.courier.side;
+        match result {
+            Ok(answer) if answer.replies.len() == cargo.len() => {
+                node.heard_time(self.courier.route, answer.time, sent, now);
+                let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
+                for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
+                    node.heard_reply(self.courier.route, &reply);
+                    node.drive(&name, Input::Answered { tag, sent, reply }, on);
+                }
+                if demoted {
+                    self.abandon(generation, &StoreError::refused(Refusal::ReadOnly));
+                }
+            }
+            other => {
+                let failure = other.err().unwrap_or_else(|| Failure {
+                    executed: Executed::Unknown,
+                    error: StoreError::new(StoreErrorKind::Interrupted, "the answer does not fit the batch"),
+                });
+                let is_broken = match failure.error.kind() {
+                    StoreErrorKind::Refused(refusal) => {
+                        matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth)
+                    }
+                    _ => true,
+                };
+                if is_broken {
+                    self.abandon(generation, &failure.error);
+                }
+                let late_after = node.late_after(self.courier.route, self.deadline, now);
+                for (tag, name) in cargo {
+                    let Failure { executed, error } = failure.clone();
+                    node.drive(
+                        &name,
+                        Input::Failed {
+                            tag,
+                            executed,
+                            late_after,
+                            error,
+                        },
+                        on,
+                    );
+                }
+            }
+        }
+        self.courier.pass_on(node);
+        node.note_idle();
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn abandon(&self, generation: u64, error: &StoreError) {
+        for other in self.courier.give_up(&self.node, generation, error) {
+            other.finish();
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! One process's part in the protocol: the engine's shards, the couriers, the keeper.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use crate::claim::{Batch, Fence, Name, NodeId, Number, Reply, Request};
+use crate::engine::moment::Moment;
+use crate::engine::shard::Shard;
+use crate::engine::{Effect, Input, Notice, Outcome, Rules, Ticket, Want};
+use crate::error::{LostCause, OptionsError};
+use crate::observe;
+use crate::options::Options;
+use crate::runtime::clock::Clock;
+use crate::runtime::courier::{Carriage, Courier};
+use crate::runtime::keeper::{self, Keeper};
+use crate::runtime::slot::{Slot, Wake, lock};
+use crate::store::{Route, Store};
+
+/// More than there are cores that would contend for one.
+const SHARDS: u64 = 16;
+
+/// Who sends: the callers themselves, or the keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Callers,
+    Keeper,
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) options: Options,
+    pub(crate) clock: Clock,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keeper: Arc<Keeper>,
+    pid: u32,
+    hasher: RandomState,
+    shards: Vec<Mutex<Cell>>,
+    lanes: RwLock<Vec<Arc<Lane>>>,
+    waiting: AtomicUsize,
+    abandoned: AtomicBool,
+    idle: Notify,
+    inbox: watch::Sender<bool>,
+    longest_ms: AtomicU64,
+}
+
+/// A shard, and who waits for it.
+#[derive(Debug)]
+struct Cell {
+    shard: Shard,
+    slots: HashMap<Ticket, Arc<Slot>>,
+    effects: Vec<Effect>,
+}
+
+/// What there is per server.
+#[derive(Debug)]
+struct Lane {
+    route: Route,
+    callers: Arc<Courier>,
+    keeper: Arc<Courier>,
+    highest: AtomicU64,
+    time: Mutex<Option<ServerTime>>,
+}
+
+/// The server said `time` somewhere between two moments of ours.
+#[derive(Debug, Clone, Copy)]
+struct ServerTime {
+    time: u64,
+    asked: Moment,
+    heard: Moment,
+}
+
+impl Node {
+    pub(crate) fn start(
+        store: Arc<dyn Store>,
+        options: Options,
+        clock: Clock,
+    ) -> Result<Arc<Node>, OptionsError> {
+        options.check()?;
+        let abilities = store.abilities();
+        let rules = Rules {
+            burst: options.burst,
+            burst_time: options.burst_time,
+            queues: abilities.queues,
+            final_push: abilities.final_push,
+            ..Rules::default()
+        };
+        let id = NodeId::random();
+        let mut seeds = options
+            .seed
+            .map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        let shards = (0..SHARDS).map(|index| {
+            Mutex::new(Cell {
+                shard: Shard::new(id, index, SHARDS, seeds.u64(..), rules),
+                slots: HashMap::new(),
+                effects: Vec::new(),
+            })
+        });
+        let node = Arc::new(Node {
+            id,
+            clock,
+            store,
+            keeper: Arc::default(),
+            pid: std::process::id(),
+            hasher: RandomState::new(),
+            shards: shards.collect(),
+            lanes: RwLock::default(),
+            waiting: AtomicUsize::new(0),
+            abandoned: AtomicBool::new(false),
+            idle: Notify::new(),
+            inbox: watch::Sender::new(false),
+            longest_ms: AtomicU64::new(0),
+            options,
+        });
+        keeper::start(node.clone())?;
+        Ok(node)
+    }
+
+    /// A fork copies the node's identity but not its keeper.
+    pub(crate) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
+    // What callers do.
+
+    /// Enters a caller. Its outcome comes to the slot.
+    pub(crate) fn enter(&self, name: &Name, want: Want) -> (Ticket, Arc<Slot>) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.longest_ms.fetch_max(want.term.hold_ms(), Ordering::Relaxed);
+        let slot = Arc::new(Slot::default());
+        let mut cell = lock(self.cell(name));
+        let ticket = cell.shard.issue();
+        cell.slots.insert(ticket, slot.clone());
+        self.run(cell, name, Input::Lock(ticket, want), Side::Callers);
+        (ticket, slot)
+    }
+
+    /// A caller that entered waits no more: it has its answer, or left.
+    pub(crate) fn answered(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many callers wait in this process.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Nobody is interested in this ticket any more, waiting or holding.
+    pub(crate) fn cancel(&self, name: &Name, ticket: Ticket) {
+        let mut cell = lock(self.cell(name));
+        let slot = cell.slots.remove(&ticket);
+        self.run(cell, name, Input::Cancel(ticket), Side::Keeper);
+        if let Some(wake) = slot.and_then(|slot| slot.end(LostCause::Released)) {
+            wake.wake();
+        }
+    }
+
+    pub(crate) fn release(&self, name: &Name, ticket: Ticket) {
+        self.drive(name, Input::Release(ticket), Side::Callers);
+    }
+
+    pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
+        lock(self.cell(name))
+            .shard
+            .remaining(self.clock.now(), name, ticket)
+    }
+
+    // Driving the engine.
+
+    fn cell(&self, name: &Name) -> &Mutex<Cell> {
+        &self.shards[(self.hasher.hash_one(name) % SHARDS) as usize]
+    }
+
+    pub(crate) fn drive(&self, name: &Name, input: Input, on: Side) {
+        self.run(lock(self.cell(name)), name, input, on);
+    }
+
+    fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) {
+        let mut effects = std::mem::take(&mut cell.effects);
+        cell.shard.handle(self.clock.now(), name, input, &mut effects);
+        self.carry_out(cell, effects, Some(name), on);
+    }
+
+    /// Carries effects out. What may run foreign code is done when the engine is unlocked.
+    fn carry_out(
+        &self,
+        mut cell: std::sync::MutexGuard<'_, Cell>,
+        mut effects: Vec<Effect>,
+        name: Option<&Name>,
+        on: Side,
+    ) {
+        let mut wakes: Vec<Wake> = Vec::new();
+        let mut notices: Vec<Effect> = Vec::new();
+        let mut to_keeper = false;
+        let now = self.clock.now();
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Send(parcel) => {
+                    let lane = self.lane(self.store.route(&parcel.request.name));
+                    let caller = parcel.caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
+                    let by_callers = on == Side::Callers && caller.is_some();
+                    to_keeper |= !by_callers;
+                    let courier = if by_callers { &lane.callers } else { &lane.keeper };
+                    courier.take(parcel, now, caller);
+                }
+                Effect::Granted(ticket, fence) => {
+                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence))));
+                    if let Some(name) = name {
+                        observe::granted(name, fence);
+                    }
+                }
+                Effect::Denied(ticket, denial) => {
+                    notices.push(Effect::Denied(ticket, denial.clone()));
+                    wakes.extend(
+                        cell.slots
+                            .remove(&ticket)
+                            .and_then(|slot| slot.decide(Err(denial))),
+                    );
+                }
+                Effect::Lost(ticket, cause) => {
+                    notices.push(Effect::Lost(ticket, cause));
+                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.end(cause)));
+                }
+                Effect::Released(ticket, outcome) => {
+                    if let Some(slot) = cell.slots.remove(&ticket) {
+                        wakes.extend(slot.end(LostCause::Released));
+                        wakes.extend(slot.settle(outcome.clone()));
+                    }
+                    notices.push(Effect::Released(ticket, outcome));
+                }
+                Effect::Notice(notice) => notices.push(Effect::Notice(notice)),
+            }
+        }
+        let due = cell.shard.next_due();
+        let is_empty = cell.shard.is_empty();
+        cell.effects = effects;
+        drop(cell);
+        if let Some(name) = name {
+            notices.iter().for_each(|effect| tell(name, effect));
+        }
+        for wake in wakes {
+            wake.wake();
+        }
+        if to_keeper {
+            self.keeper.notify();
+        } else if let Some(due) = due {
+            self.keeper.expect(due);
+        }
+        if is_empty {
+            self.note_idle();
+        }
+    }
+
+    // What the keeper does.
+
+    /// Does what is due in every shard.
+    pub(crate) fn wake(&self, now: Moment) {
+        for cell in &self.shards {
+            loop {
+                let mut cell = lock(cell);
+                let mut effects = std::mem::take(&mut cell.effects);
+                let Some(name) = cell.shard.wake_next(now, &mut effects) else {
+                    cell.effects = effects;
+                    break;
+                };
+                self.carry_out(cell, effects, Some(&name), Side::Keeper);
+            }
+        }
+    }
+
+    pub(crate) fn inbox_opened(&self) {
+        for cell in &self.shards {
+            let mut cell = lock(cell);
+            let mut effects = std::mem::take(&mut cell.effects);
+            cell.shard.opened(self.clock.now(), &mut effects);
+            self.carry_out(cell, effects, None, Side::Keeper);
+        }
+        self.inbox.send_replace(true);
+    }
+
+    pub(crate) fn inbox_lost(&self) {
+        self.inbox.send_replace(false);
+    }
+
+    /// Tells whether grants are pushed to this node.
+    pub(crate) fn inbox(&self) -> watch::Receiver<bool> {
+        self.inbox.subscribe()
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Moment> {
+        let shards = self
+            .shards
+            .iter()
+            .filter_map(|cell| lock(cell).shard.next_due())
+            .min();
+        let lanes = self.lanes();
+        let couriers = lanes
+            .iter()
+            .flat_map(|lane| [lane.callers.next_due(), lane.keeper.next_due()]);
+        couriers.flatten().chain(shards).min()
+    }
+
+    /// True when there is something to look after.
+    pub(crate) fn look_after_callers(self: &Arc<Self>, now: Moment) -> bool {
+        let mut busy = false;
+        for lane in self.lanes() {
+            busy |= lane.callers.look_after(self, now);
+            lane.keeper.look_after(self, now);
+        }
+        busy
+    }
+
+    /// A batch of what waits on that side, if there is any.
+    pub(crate) fn depart(self: &Arc<Self>, side: Side) -> Option<Arc<Carriage>> {
+        let lanes = self
+            .lanes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        lanes.iter().find_map(|lane| match side {
+            Side::Callers => lane.callers.depart(self),
+            Side::Keeper => lane.keeper.depart(self),
+        })
+    }
+
+    // Per server.
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    fn lane(&self, route: Route) -> Arc<Lane> {
+        let known = |lanes: &[Arc<Lane>]| lanes.iter().find(|lane| lane.route == route).cloned();
+        if let Some(lane) = known(
+            &self
+                .lanes
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        ) {
+            return lane;
+        }
+        let mut lanes = self
+            .lanes
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        known(&lanes).unwrap_or_else(|| {
+            let lane = Arc::new(Lane {
+                route,
+                callers: Arc::new(Courier::new(Side::Callers, route)),
+                keeper: Arc::new(Courier::new(Side::Keeper, route)),
+                highest: AtomicU64::new(0),
+                time: Mutex::new(None),
+            });
+            lanes.push(lane.clone());
+            lane
+        })
+    }
+
+    /// The courier of a side of the server that answers for `name`.
+    pub(crate) fn courier(&self, name: &Name, side: Side) -> Arc<Courier> {
+        let lane = self.lane(self.store.route(name));
+        match side {
+            Side::Callers => lane.callers.clone(),
+            Side::Keeper => lane.keeper.clone(),
+        }
+    }
+
+    pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> Batch {
+        let lane = self.lane(route);
+        // The latest that the server's clock can show when we give up.
+        let not_after = lock(&lane.time).map_or(u64::MAX, |known| {
+            known.time.saturating_add(micros(deadline.since(known.asked)))
+        });
+        Batch {
+            highest: lane.highest.load(Ordering::Relaxed),
+            not_after,
+            requests,
+        }
+    }
+
+    /// From when on the server refuses a claim of a batch with that deadline, for sure.
+    pub(crate) fn late_after(&self, route: Route, deadline: Moment, now: Moment) -> Moment {
+        match *lock(&self.lane(route).time) {
+            // What we do not know of its clock, and what its rate may differ from ours.
+            Some(known) => {
+                let age = deadline.since(known.asked);
+                deadline.max(now) + known.heard.since(known.asked) + age / 100 + Duration::from_millis(10)
+            }
+            None => deadline.max(now) + self.options.request_timeout,
+        }
+    }
+
+    pub(crate) fn heard_time(&self, route: Route, time: u64, asked: Moment, heard: Moment) {
+        *lock(&self.lane(route).time) = Some(ServerTime { time, asked, heard });
+    }
+
+    pub(crate) fn heard_reply(&self, route: Route, reply: &Reply) {
+        if let Reply::Granted(number) = reply {
+            self.lane(route).highest.fetch_max(*number, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn heard_number(&self, name: &Name, number: Number) {
+        self.lane(self.store.route(name))
+            .highest
+            .fetch_max(number, Ordering::Relaxed);
+    }
+
+    // The end.
+
+    /// Gives up everything that is held and waited for.
+    pub(crate) fn close(&self) {
+        for cell in &self.shards {
+            let mut cell = lock(cell);
+            let mut effects = std::mem::take(&mut cell.effects);
+            cell.shard.close(self.clock.now(), &mut effects, |name, effects| {
+                effects.iter().for_each(|effect| tell(name, effect));
+            });
+            self.carry_out(cell, effects, None, Side::Keeper);
+        }
+    }
+
+    /// No handle is left: the keeper finishes what is under way and ends.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.keeper.notify();
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// After this long nothing that was held here can still be held.
+    pub(crate) fn longest_hold(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed)) + self.options.request_timeout
+    }
+
+    /// Nothing is held, waited for or under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shards.iter().all(|cell| lock(cell).shard.is_empty())
+            && self
+                .lanes()
+                .iter()
+                .all(|lane| lane.callers.is_idle() && lane.keeper.is_idle())
+    }
+
+    pub(crate) fn note_idle(&self) {
+        self.idle.notify_waiters();
+    }
+
+    pub(crate) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            let mut idle = std::pin::pin!(idle);
+            idle.as_mut().enable();
+            if self.is_idle() {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// How many keys have any state in this process.
+    pub(crate) fn keys(&self) -> usize {
+        self.shards.iter().map(|cell| lock(cell).shard.len()).sum()
+    }
+
+    /// The fence of a holder, if it still holds.
+    #[allow(dead_code)]
+    pub(crate) fn fence(&self, name: &Name, ticket: Ticket) -> Option<Fence> {
+        lock(self.cell(name)).shard.fence(self.clock.now(), name, ticket)
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn tell(name: &Name, effect: &Effect) {
+    match effect {
+        Effect::Denied(_, denial) => observe::denied(name, denial),
+        Effect::Lost(_, cause) => observe::lost(name, *cause),
+        Effect::Released(_, Outcome::Kept) => observe::released(name),
+        Effect::Released(_, Outcome::Lost(_)) => {}
+        Effect::Released(_, Outcome::Failed(error)) => observe::release_failed(name, error),
+        Effect::Notice(notice) => match notice {
+            Notice::HandedOn => observe::handed_on(name),
+            Notice::Renewed { slack } => observe::renewed(name, *slack),
+            Notice::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
+            Notice::WaitFailed { error } => observe::wait_failed(name, error),
+            Notice::Requeued => observe::requeued(name),
+            Notice::Asking => observe::asked_again(name),
+            Notice::Late => observe::late(name),
+            Notice::UnknownLeft => observe::unknown_grant(name),
+            Notice::PushStale => observe::stale_grant(name),
+            Notice::PushForged => observe::forged_grant(name),
+            Notice::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
+            _ => {}
+        },
+        Effect::Send(_) | Effect::Granted(..) => {}
+    }
+}

@@ -1,0 +1,117 @@
+//! Where a caller waits for what the engine says to its ticket.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::claim::Fence;
+use crate::engine::{Denial, Outcome};
+use crate::error::LostCause;
+
+/// Locks a mutex whose holders do not leave broken state behind when they panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One ticket's mailbox.
+#[derive(Debug, Default)]
+pub(crate) struct Slot(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    decision: Option<Result<Fence, Denial>>,
+    outcome: Option<Outcome>,
+    over: Option<LostCause>,
+    waker: Option<Waker>,
+    token: Option<CancellationToken>,
+}
+
+/// What is to be woken when no engine is locked any more.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    Caller(Waker),
+    Watchers(CancellationToken),
+}
+
+impl Wake {
+    pub(crate) fn wake(self) {
+        match self {
+            Wake::Caller(waker) => waker.wake(),
+            Wake::Watchers(token) => token.cancel(),
+        }
+    }
+}
+
+impl Slot {
+    pub(crate) fn decide(&self, decision: Result<Fence, Denial>) -> Option<Wake> {
+        let mut state = lock(&self.0);
+        state.decision = Some(decision);
+        state.waker.take().map(Wake::Caller)
+    }
+
+    pub(crate) fn settle(&self, outcome: Outcome) -> Option<Wake> {
+        let mut state = lock(&self.0);
+        state.outcome = Some(outcome);
+        state.waker.take().map(Wake::Caller)
+    }
+
+    /// The holding is over. The first cause stays.
+    pub(crate) fn end(&self, cause: LostCause) -> Option<Wake> {
+        let mut state = lock(&self.0);
+        state.over.get_or_insert(cause);
+        state.token.take().map(Wake::Watchers)
+    }
+
+    pub(crate) fn over(&self) -> Option<LostCause> {
+        lock(&self.0).over
+    }
+
+    /// Cancelled when the holding is over.
+    pub(crate) fn token(&self) -> CancellationToken {
+        let mut state = lock(&self.0);
+        if state.over.is_some() {
+            let token = CancellationToken::new();
+            token.cancel();
+            return token;
+        }
+        state.token.get_or_insert_default().clone()
+    }
+
+    pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, Denial>> {
+        let mut state = lock(&self.0);
+        match state.decision.take() {
+            Some(decision) => Poll::Ready(decision),
+            None => state.wait(cx),
+        }
+    }
+
+    pub(crate) fn poll_outcome(&self, cx: &Context<'_>) -> Poll<Outcome> {
+        let mut state = lock(&self.0);
+        match state.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => state.wait(cx),
+        }
+    }
+
+    /// Lets the caller look after the courier. False when nobody is there to be woken.
+    pub(crate) fn nudge(&self) -> bool {
+        let waker = lock(&self.0).waker.clone();
+        waker.map(Waker::wake).is_some()
+    }
+
+    /// Nobody is there any more.
+    pub(crate) fn abandon(&self) {
+        lock(&self.0).waker = None;
+    }
+}
+
+impl State {
+    fn wait<T>(&mut self, cx: &Context<'_>) -> Poll<T> {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => self.waker = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,11 @@
+//! The suite that needs no server: `cargo test`. One binary, so that touching `lib.rs` relinks one.
+
+// Tests play the outside world: they may look at its clock.
+#![allow(clippy::disallowed_methods)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod architecture;
+mod core;
+mod faults;

@@ -1,0 +1,6 @@
+//! What several test binaries share: `#[path = "../support/mod.rs"] mod support;`.
+
+// Each binary uses its own part of it, and `pub` says what that part may be.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod proxy;

@@ -1,0 +1,638 @@
+//! A TCP proxy on loopback that breaks things on demand.
+//!
+//! It runs on a thread and runtime of its own, so that a blocked runtime of the test does not stop it, and it is
+//! driven from the outside at any time:
+//!
+//! ```text
+//! let proxy = Proxy::start(server);                   // clients connect to proxy.addr(), other processes too
+//! proxy.set(Replies, Flow::Delay(ms(50)));            // all connections, present and to come
+//! proxy.set_existing(Both, Flow::Hold);               // what is open now; new connections pass
+//! proxy.release();                                    // what was held arrives late, in order
+//! proxy.discard();                                    // or never: thrown away, and its connections reset
+//! proxy.set(Replies, Flow::Cut);                      // executed, answer lost
+//! proxy.cut_reply_to(b"stock:7");                     // the same once, for the next request that says so
+//! proxy.reset(); proxy.refuse(true); proxy.heal();
+//! proxy.until(|counts| counts.held[0] > 0).await;     // the fault really happened
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Which bytes: those of the client, those of the server, or all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Requests,
+    Replies,
+    Both,
+}
+
+use Direction::{Both, Replies, Requests};
+
+const UP: usize = 0;
+const DOWN: usize = 1;
+
+impl Direction {
+    fn ways(self) -> &'static [usize] {
+        match self {
+            Requests => &[UP],
+            Replies => &[DOWN],
+            Both => &[UP, DOWN],
+        }
+    }
+}
+
+/// What becomes of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// Forwarded at once.
+    Pass,
+    /// Forwarded so much after they came, in order.
+    Delay(Duration),
+    /// Kept, and the end of the stream too: a client that gives up and goes away does not take back what it sent.
+    /// The sockets stay open. See [`Proxy::release`] and [`Proxy::discard`].
+    Hold,
+    /// The next bytes are thrown away and the client's connection is reset. The server is left to execute what it
+    /// was sent. On [`Replies`] that is *executed, but the answer is lost*; on [`Requests`], *never arrived*.
+    Cut,
+}
+
+/// What really happened. Pairs are requests, replies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections taken from clients and joined with the server.
+    pub connections: u64,
+    /// Connections open now.
+    pub open: u64,
+    /// Connections that were reset on arrival because of [`Proxy::refuse`].
+    pub refused: u64,
+    /// Connections that were reset on arrival because the server could not be reached.
+    pub unreachable: u64,
+    /// Connections that [`Proxy::reset`] or [`Proxy::discard`] tore down.
+    pub reset: u64,
+    /// Connections that a [`Flow::Cut`] ended.
+    pub cut: [u64; 2],
+    /// Bytes that a [`Flow::Cut`] threw away.
+    pub cut_bytes: [u64; 2],
+    /// Bytes that arrived.
+    pub arrived: [u64; 2],
+    /// Bytes that were forwarded.
+    pub forwarded: [u64; 2],
+    /// Bytes that a [`Flow::Delay`] kept waiting.
+    pub delayed: [u64; 2],
+    /// Bytes that a [`Flow::Hold`] kept.
+    pub held: [u64; 2],
+    /// Bytes that were held and then forwarded.
+    pub late: [u64; 2],
+    /// Bytes that were held and then thrown away.
+    pub discarded: [u64; 2],
+}
+
+/// The proxy. Dropping it closes the listener and every connection.
+#[derive(Debug)]
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// Listens on a free port of 127.0.0.1 and forwards to `upstream`.
+    pub fn start(upstream: SocketAddr) -> Proxy {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("nonblocking");
+        let addr = listener.local_addr().expect("bound");
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                upstream,
+                refuse: false,
+                flows: [Flow::Pass; 2],
+                traps: Vec::new(),
+                connections: BTreeMap::new(),
+                counts: Counts::default(),
+            }),
+            changed: watch::Sender::new(()),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let inside = shared.clone();
+        let thread = thread::Builder::new()
+            .name("proxy".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime");
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = accept(listener, inside) => {}
+                        _ = stopped => {}
+                    }
+                });
+            })
+            .expect("a thread");
+        Proxy {
+            addr,
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// Where clients connect.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Connections to come go to another server; those that are open stay where they are.
+    pub fn redirect(&self, upstream: SocketAddr) {
+        self.shared.lock().upstream = upstream;
+    }
+
+    /// For all connections, present and to come.
+    pub fn set(&self, direction: Direction, flow: Flow) {
+        self.change(|state| {
+            for &way in direction.ways() {
+                state.flows[way] = flow;
+                state
+                    .connections
+                    .values_mut()
+                    .for_each(|connection| connection.own[way] = None);
+            }
+        });
+    }
+
+    /// For the connections that are open now. New ones follow [`set`](Proxy::set).
+    pub fn set_existing(&self, direction: Direction, flow: Flow) {
+        self.change(|state| {
+            for &way in direction.ways() {
+                state
+                    .connections
+                    .values_mut()
+                    .for_each(|connection| connection.own[way] = Some(flow));
+            }
+        });
+    }
+
+    /// For connections to come. Those that are open stay as they are.
+    pub fn set_new(&self, direction: Direction, flow: Flow) {
+        self.change(|state| {
+            for &way in direction.ways() {
+                for connection in state.connections.values_mut() {
+                    connection.own[way].get_or_insert(state.flows[way]);
+                }
+                state.flows[way] = flow;
+            }
+        });
+    }
+
+    /// Every [`Flow::Hold`] becomes [`Flow::Pass`]: what was held is forwarded, in order.
+    pub fn release(&self) {
+        self.change(|state| {
+            let own = state
+                .connections
+                .values_mut()
+                .flat_map(|connection| connection.own.iter_mut().flatten());
+            own.chain(&mut state.flows)
+                .filter(|flow| **flow == Flow::Hold)
+                .for_each(|flow| *flow = Flow::Pass);
+        });
+    }
+
+    /// Throws away all bytes that are held and resets their connections; answers how many bytes. What is set stays
+    /// set.
+    pub fn discard(&self) -> usize {
+        self.change(|state| {
+            let mut bytes = 0;
+            for connection in state.connections.values_mut() {
+                for way in [UP, DOWN] {
+                    let held = connection.pipes[way].queue.iter().filter(|piece| piece.held);
+                    let held: usize = held.map(|piece| piece.bytes.len()).sum();
+                    if held > 0 {
+                        state.counts.discarded[way] += held as u64;
+                        connection.pipes[way].queue.clear();
+                        connection.end(End::Reset, &mut state.counts);
+                        bytes += held;
+                    }
+                }
+            }
+            bytes
+        })
+    }
+
+    /// Resets (RST) every open connection on both sides; answers how many.
+    pub fn reset(&self) -> usize {
+        self.change(|state| {
+            let open = state
+                .connections
+                .values_mut()
+                .filter(|connection| connection.end.is_none());
+            open.map(|connection| connection.end(End::Reset, &mut state.counts))
+                .count()
+        })
+    }
+
+    /// New connections are reset on arrival, or no longer.
+    pub fn refuse(&self, refuse: bool) {
+        self.shared.lock().refuse = refuse;
+    }
+
+    /// Once: the next request that contains `needle` is forwarded, and then its connection is cut at the first reply.
+    pub fn cut_reply_to(&self, needle: impl Into<Vec<u8>>) {
+        let needle = needle.into();
+        assert!(!needle.is_empty());
+        self.shared.lock().traps.push(needle);
+    }
+
+    /// All flows pass, nothing is refused, what was held is released, no trap is left.
+    pub fn heal(&self) {
+        self.change(|state| {
+            state.refuse = false;
+            state.traps.clear();
+        });
+        self.set(Both, Flow::Pass);
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.shared.lock().snapshot()
+    }
+
+    /// How many bytes are held at this moment.
+    pub fn holds(&self, direction: Direction) -> usize {
+        let state = self.shared.lock();
+        let pipes = state
+            .connections
+            .values()
+            .flat_map(|c| direction.ways().iter().map(|&way| &c.pipes[way]));
+        pipes
+            .flat_map(|pipe| &pipe.queue)
+            .filter(|piece| piece.held)
+            .map(|piece| piece.bytes.len())
+            .sum()
+    }
+
+    /// Waits for it to have happened; panics after ten seconds. (Not for a paused clock.)
+    pub async fn until(&self, happened: impl Fn(&Counts) -> bool) {
+        let mut changed = self.shared.changed.subscribe();
+        let wait = async {
+            while !happened(&self.counts()) {
+                changed.changed().await.expect("the proxy is alive");
+            }
+        };
+        if timeout(Duration::from_secs(10), wait).await.is_err() {
+            panic!("the proxy waited ten seconds in vain: {:#?}", self.counts());
+        }
+    }
+
+    fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.shared.lock();
+        let result = f(&mut state);
+        state.connections.values().for_each(Connection::wake);
+        drop(state);
+        self.shared.changed.send_replace(());
+        result
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something was counted or set.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    upstream: SocketAddr,
+    refuse: bool,
+    flows: [Flow; 2],
+    /// Requests whose replies are to be cut.
+    traps: Vec<Vec<u8>>,
+    connections: BTreeMap<u64, Connection>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    /// Where it differs from the others.
+    own: [Option<Flow>; 2],
+    pipes: [Pipe; 2],
+    end: Option<End>,
+    ended: Arc<Notify>,
+}
+
+/// One direction of one connection.
+#[derive(Debug, Default)]
+struct Pipe {
+    queue: VecDeque<Piece>,
+    /// Nothing comes after the queue.
+    closed: bool,
+    /// The end of the last piece, for a needle that lies across two.
+    tail: Vec<u8>,
+    /// For the one who writes: something came or was set.
+    wake: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    came: Instant,
+    bytes: Vec<u8>,
+    delayed: bool,
+    held: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Both sockets are reset.
+    Reset,
+    /// The client's socket is reset; the server may finish.
+    Cut,
+}
+
+/// What the one who writes does next.
+enum Next {
+    Write(Vec<u8>),
+    Until(Instant),
+    Wait,
+    Close,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("the proxy did not panic")
+    }
+
+    /// Touches the state of a connection, if it still is, and tells who watches.
+    fn with<T>(&self, id: u64, f: impl FnOnce(&mut Connection, &mut Common<'_>) -> T) -> Option<T> {
+        let mut state = self.lock();
+        let State {
+            flows,
+            traps,
+            connections,
+            counts,
+            ..
+        } = &mut *state;
+        let result = f(connections.get_mut(&id)?, &mut Common { flows, traps, counts });
+        drop(state);
+        self.changed.send_replace(());
+        Some(result)
+    }
+}
+
+/// What connections share.
+struct Common<'a> {
+    flows: &'a [Flow; 2],
+    traps: &'a mut Vec<Vec<u8>>,
+    counts: &'a mut Counts,
+}
+
+impl State {
+    fn snapshot(&self) -> Counts {
+        Counts {
+            open: self.connections.len() as u64,
+            ..self.counts
+        }
+    }
+}
+
+impl Connection {
+    fn wake(&self) {
+        self.pipes.iter().for_each(|pipe| pipe.wake.notify_one());
+    }
+
+    fn end(&mut self, end: End, counts: &mut Counts) {
+        if self.end.is_none() {
+            self.end = Some(end);
+            counts.reset += u64::from(end == End::Reset);
+            self.ended.notify_one();
+        }
+    }
+
+    /// Bytes came.
+    fn push(&mut self, way: usize, bytes: &[u8], common: &mut Common<'_>) {
+        common.counts.arrived[way] += bytes.len() as u64;
+        let pipe = &mut self.pipes[way];
+        if way == UP && !common.traps.is_empty() {
+            pipe.tail.extend_from_slice(bytes);
+            let sprung = common
+                .traps
+                .iter()
+                .position(|needle| contains(&pipe.tail, needle));
+            if let Some(trap) = sprung {
+                common.traps.remove(trap);
+                self.own[DOWN] = Some(Flow::Cut);
+            }
+            let longest = common.traps.iter().map(Vec::len).max().unwrap_or(1);
+            let excess = pipe.tail.len().saturating_sub(longest - 1);
+            pipe.tail.drain(..excess);
+        }
+        pipe.queue.push_back(Piece {
+            came: Instant::now(),
+            bytes: bytes.to_vec(),
+            delayed: false,
+            held: false,
+        });
+        pipe.wake.notify_one();
+    }
+
+    fn next(&mut self, way: usize, common: &mut Common<'_>) -> Next {
+        let pipe = &mut self.pipes[way];
+        let flow = self.own[way].unwrap_or(common.flows[way]);
+        if flow == Flow::Hold {
+            for piece in pipe.queue.iter_mut().filter(|piece| !piece.held) {
+                piece.held = true;
+                common.counts.held[way] += piece.bytes.len() as u64;
+            }
+            return Next::Wait;
+        }
+        let Some(piece) = pipe.queue.front_mut() else {
+            return if pipe.closed { Next::Close } else { Next::Wait };
+        };
+        match flow {
+            Flow::Delay(delay) if Instant::now() < piece.came + delay => {
+                if !piece.delayed {
+                    piece.delayed = true;
+                    common.counts.delayed[way] += piece.bytes.len() as u64;
+                }
+                Next::Until(piece.came + delay)
+            }
+            Flow::Cut => {
+                let bytes: usize = pipe.queue.drain(..).map(|piece| piece.bytes.len()).sum();
+                common.counts.cut[way] += 1;
+                common.counts.cut_bytes[way] += bytes as u64;
+                self.end(End::Cut, common.counts);
+                Next::Wait
+            }
+            _ => {
+                let piece = pipe.queue.pop_front().expect("it was there");
+                if piece.held {
+                    common.counts.late[way] += piece.bytes.len() as u64;
+                }
+                Next::Write(piece.bytes)
+            }
+        }
+    }
+}
+
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+async fn accept(listener: std::net::TcpListener, shared: Arc<Shared>) {
+    let listener = TcpListener::from_std(listener).expect("a runtime");
+    for id in 0.. {
+        let Ok((client, _)) = listener.accept().await else {
+            continue;
+        };
+        let upstream = {
+            let mut state = shared.lock();
+            state.counts.refused += u64::from(state.refuse);
+            (!state.refuse).then_some(state.upstream)
+        };
+        match upstream {
+            Some(upstream) => drop(tokio::spawn(serve(client, upstream, id, shared.clone()))),
+            None => {
+                reset(client);
+                shared.changed.send_replace(());
+            }
+        }
+    }
+}
+
+async fn serve(mut client: TcpStream, upstream: SocketAddr, id: u64, shared: Arc<Shared>) {
+    let Ok(mut server) = TcpStream::connect(upstream).await else {
+        reset(client);
+        shared.lock().counts.unreachable += 1;
+        shared.changed.send_replace(());
+        return;
+    };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let connection = Connection::default();
+    let ended = connection.ended.clone();
+    {
+        let mut state = shared.lock();
+        state.counts.connections += 1;
+        state.connections.insert(id, connection);
+    }
+    shared.changed.send_replace(());
+    {
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        let pumps = async {
+            tokio::join!(
+                read(from_client, UP, id, &shared),
+                write(to_server, UP, id, &shared),
+                read(from_server, DOWN, id, &shared),
+                write(to_client, DOWN, id, &shared),
+            )
+        };
+        tokio::select! {
+            biased;
+            () = ended.notified() => {}
+            _ = pumps => {}
+        }
+    }
+    let end = shared
+        .lock()
+        .connections
+        .remove(&id)
+        .and_then(|connection| connection.end);
+    match end {
+        None => {}
+        Some(End::Reset) => {
+            reset(client);
+            reset(server);
+        }
+        Some(End::Cut) => {
+            reset(client);
+            // A reset here would take back requests that the server has not read yet.
+            let _ = server.shutdown().await;
+            let rest = async {
+                let mut bytes = [0; 4096];
+                while matches!(server.read(&mut bytes).await, Ok(1..)) {}
+            };
+            let _ = timeout(Duration::from_secs(5), rest).await;
+        }
+    }
+    shared.changed.send_replace(());
+}
+
+/// Reads until the end. A client that is reset is a client that went away.
+async fn read(mut from: ReadHalf<'_>, way: usize, id: u64, shared: &Shared) {
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        match from.read(&mut bytes).await {
+            Ok(n @ 1..) => {
+                shared.with(id, |connection, common| connection.push(way, &bytes[..n], common));
+            }
+            other => {
+                shared.with(id, |connection, common| {
+                    connection.pipes[way].closed = true;
+                    connection.pipes[way].wake.notify_one();
+                    if way == DOWN && other.is_err() {
+                        connection.end(End::Reset, common.counts);
+                    }
+                });
+                return;
+            }
+        }
+    }
+}
+
+/// Writes what the flow lets through, until the end, which it passes on.
+async fn write(mut to: WriteHalf<'_>, way: usize, id: u64, shared: &Shared) {
+    let Some(wake) = shared.with(id, |connection, _| connection.pipes[way].wake.clone()) else {
+        return;
+    };
+    let mut broken = false;
+    loop {
+        match shared.with(id, |connection, common| connection.next(way, common)) {
+            None => return,
+            Some(Next::Wait) => wake.notified().await,
+            Some(Next::Until(due)) => {
+                tokio::select! {
+                    () = sleep_until(due) => {}
+                    () = wake.notified() => {}
+                }
+            }
+            Some(Next::Write(bytes)) if !broken => match to.write_all(&bytes).await {
+                Ok(()) => {
+                    let counted = bytes.len() as u64;
+                    shared.with(id, |_, common| common.counts.forwarded[way] += counted);
+                }
+                // The other end went away; what still comes is dropped.
+                Err(_) => broken = true,
+            },
+            Some(Next::Write(_)) => {}
+            Some(Next::Close) => {
+                let _: io::Result<()> = to.shutdown().await;
+                return;
+            }
+        }
+    }
+}
+
+/// Closes with RST.
+fn reset(stream: TcpStream) {
+    let _ = stream.set_zero_linger();
+    drop(stream);
+}
