@@ -168,7 +168,9 @@ fn command(text: &str) -> redis::Cmd {
 async fn the_documented_acl_is_enough() {
     for protocol in ["", "?protocol=resp3"] {
         let server = RedisServer::start();
-        let () = command(&format!("ACL SETUSER app on >secret {ACL}")).query(&mut server.client()).unwrap();
+        let () = command(&format!("ACL SETUSER app on >secret {ACL}"))
+            .query(&mut server.client())
+            .unwrap();
         let store = store(&format!(
             "redis://app:secret@127.0.0.1:{}/{protocol}",
             server.port()
