@@ -40,11 +40,15 @@ where
 
 impl<B> ResponseBody<B> {
     pub(super) fn handler(body: B) -> Self {
-        ResponseBody { source: Source::Handler(body) }
+        ResponseBody {
+            source: Source::Handler(body),
+        }
     }
 
     pub(super) fn refusal(body: RefusalBody) -> Self {
-        ResponseBody { source: Source::Refusal(body) }
+        ResponseBody {
+            source: Source::Refusal(body),
+        }
     }
 }
 

@@ -39,7 +39,13 @@ where
     /// let app: Router = Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer);
     /// ```
     pub fn from_extractors(locks: &Locks, key: F) -> Self {
-        LockLayer::new(locks, FromExtractors { key, extractors: PhantomData })
+        LockLayer::new(
+            locks,
+            FromExtractors {
+                key,
+                extractors: PhantomData,
+            },
+        )
     }
 }
 
@@ -94,7 +100,10 @@ impl<F: ExtractorFn<T>, T: 'static> KeySource for FromExtractors<F, T> {
 
 impl<F: Clone, T> Clone for FromExtractors<F, T> {
     fn clone(&self) -> Self {
-        FromExtractors { key: self.key.clone(), extractors: PhantomData }
+        FromExtractors {
+            key: self.key.clone(),
+            extractors: PhantomData,
+        }
     }
 }
 

@@ -38,13 +38,34 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
 #[pin_project(project = Step, project_replace = Past)]
 enum State<S: Service<Request<B>>, B> {
     /// At the door: the key is looked for, then its lock is waited for.
-    Entering { door: Boxed<Entered>, inner: S, body: B, on_lost: OnLost },
+    Entering {
+        door: Boxed<Entered>,
+        inner: S,
+        body: B,
+        on_lost: OnLost,
+    },
     /// Inside, with the lock if there is a key. The inner service is made ready only now.
-    Readying { inner: S, request: Request<B>, guard: Option<Guard>, #[pin] lost: Lost, on_lost: OnLost },
+    Readying {
+        inner: S,
+        request: Request<B>,
+        guard: Option<Guard>,
+        #[pin]
+        lost: Lost,
+        on_lost: OnLost,
+    },
     /// The handler runs. Dropped in this order: first the work, then what protects it.
-    Handling { #[pin] handler: S::Future, guard: Option<Guard>, #[pin] lost: Lost },
+    Handling {
+        #[pin]
+        handler: S::Future,
+        guard: Option<Guard>,
+        #[pin]
+        lost: Lost,
+    },
     /// The handler is done. Its answer waits for the lock to be free, so that whoever has the answer finds it free.
-    Releasing { release: Boxed<()>, answer: Result<S::Response, S::Error> },
+    Releasing {
+        release: Boxed<()>,
+        answer: Result<S::Response, S::Error>,
+    },
     /// Answered.
     Done,
 }
@@ -54,11 +75,24 @@ type Lost = Option<WaitForCancellationFutureOwned>;
 
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
     pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, on_lost: OnLost) -> Self {
-        ResponseFuture { state: State::Entering { door, inner, body, on_lost } }
+        ResponseFuture {
+            state: State::Entering {
+                door,
+                inner,
+                body,
+                on_lost,
+            },
+        }
     }
 
     pub(super) fn unlocked(inner: S, request: Request<B>) -> Self {
-        let state = State::Readying { inner, request, guard: None, lost: None, on_lost: OnLost::Tell };
+        let state = State::Readying {
+            inner,
+            request,
+            guard: None,
+            lost: None,
+            on_lost: OnLost::Tell,
+        };
         ResponseFuture { state }
     }
 }
@@ -75,21 +109,31 @@ where
             match state.as_mut().project() {
                 Step::Entering { door, .. } => {
                     let entered = ready!(door.as_mut().poll(cx));
-                    let Past::Entering { inner, body, on_lost, .. } = state.as_mut().project_replace(State::Done)
+                    let Past::Entering {
+                        inner, body, on_lost, ..
+                    } = state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("it was at the door")
                     };
                     match entered {
                         Entered::In(parts, guard) => {
                             let (request, lost) = (Request::from_parts(parts, body), watch(guard.as_ref()));
-                            state.set(State::Readying { inner, request, guard, lost, on_lost });
+                            state.set(State::Readying {
+                                inner,
+                                request,
+                                guard,
+                                lost,
+                                on_lost,
+                            });
                         }
                         Entered::Refused(response) => {
                             return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                         }
                     }
                 }
-                Step::Readying { inner, guard, lost, .. } => {
+                Step::Readying {
+                    inner, guard, lost, ..
+                } => {
                     let ready = inner.poll_ready(cx);
                     // Whatever the option says: no handler starts without its lock.
                     if is_lost(guard.as_ref(), lost, cx) {
@@ -100,15 +144,32 @@ where
                         state.set(State::Done);
                         return Poll::Ready(Err(error));
                     }
-                    let Past::Readying { mut inner, request, guard, on_lost, .. } =
-                        state.as_mut().project_replace(State::Done)
+                    let Past::Readying {
+                        mut inner,
+                        request,
+                        guard,
+                        on_lost,
+                        ..
+                    } = state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("it was made ready")
                     };
-                    let lost = if on_lost == OnLost::Cancel { watch(guard.as_ref()) } else { None };
-                    state.set(State::Handling { handler: inner.call(request), guard, lost });
+                    let lost = if on_lost == OnLost::Cancel {
+                        watch(guard.as_ref())
+                    } else {
+                        None
+                    };
+                    state.set(State::Handling {
+                        handler: inner.call(request),
+                        guard,
+                        lost,
+                    });
                 }
-                Step::Handling { handler, guard, mut lost } => {
+                Step::Handling {
+                    handler,
+                    guard,
+                    mut lost,
+                } => {
                     // Asked before each step, and after the last one: whoever slept past the deadline takes no other.
                     let watched = lost.is_some();
                     if watched && is_lost(guard.as_ref(), lost.as_mut(), cx) {
@@ -122,7 +183,10 @@ where
                     }
                     let guard = guard.take();
                     state.set(match guard {
-                        Some(guard) => State::Releasing { release: Box::pin(release(guard)), answer },
+                        Some(guard) => State::Releasing {
+                            release: Box::pin(release(guard)),
+                            answer,
+                        },
                         None => {
                             state.set(State::Done);
                             return Poll::Ready(answer.map(|response| response.map(ResponseBody::handler)));

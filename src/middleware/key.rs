@@ -131,7 +131,10 @@ impl<T: IntoLockKey> IntoLockKey for Option<T> {
 #[cfg(feature = "axum")]
 impl<T: IntoLockKey, E: axum_core::response::IntoResponse> IntoLockKey for Result<T, E> {
     fn into_lock_key(self) -> LockKey {
-        self.map_or_else(|refusal| LockKey::refuse(refusal.into_response()), T::into_lock_key)
+        self.map_or_else(
+            |refusal| LockKey::refuse(refusal.into_response()),
+            T::into_lock_key,
+        )
     }
 }
 

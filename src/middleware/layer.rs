@@ -65,7 +65,11 @@ impl<K: KeySource> LockLayer<K> {
             on_lost: OnLost::Tell,
             lock_options: false,
         };
-        LockLayer { locks: locks.clone(), key, policy }
+        LockLayer {
+            locks: locks.clone(),
+            key,
+            policy,
+        }
     }
 }
 
@@ -175,6 +179,9 @@ impl<S, K: KeySource> Layer<S> for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockLayer").field("locks", &self.locks).field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("LockLayer")
+            .field("locks", &self.locks)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
     }
 }

@@ -43,8 +43,20 @@ struct Row {
     retry: bool,
 }
 
-const fn row(status: StatusCode, name: &'static str, title: &'static str, detail: &'static str, retry: bool) -> Row {
-    Row { status, name, title, detail, retry }
+const fn row(
+    status: StatusCode,
+    name: &'static str,
+    title: &'static str,
+    detail: &'static str,
+    retry: bool,
+) -> Row {
+    Row {
+        status,
+        name,
+        title,
+        detail,
+        retry,
+    }
 }
 
 impl Refused {
@@ -52,9 +64,13 @@ impl Refused {
     fn row(self) -> Row {
         use StatusCode as S;
         match self {
-            Refused::Busy => {
-                row(S::LOCKED, "Busy", "Locked", "Another request is at work on the same resource.", false)
-            }
+            Refused::Busy => row(
+                S::LOCKED,
+                "Busy",
+                "Locked",
+                "Another request is at work on the same resource.",
+                false,
+            ),
             Refused::WaitedTooLong => row(
                 S::SERVICE_UNAVAILABLE,
                 "WaitedTooLong",
@@ -114,8 +130,15 @@ impl Refused {
 
     /// The answer.
     pub(super) fn response(self) -> Response<RefusalBody> {
-        let Row { status, name, title, detail, retry } = self.row();
-        let kind = format_args!("https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html#variant.{name}");
+        let Row {
+            status,
+            name,
+            title,
+            detail,
+            retry,
+        } = self.row();
+        let kind =
+            format_args!("https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html#variant.{name}");
         let code = status.as_u16();
         let problem = format!(r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":"{detail}"}}"#);
         let mut response = Response::new(boxed(Full::from(problem)));

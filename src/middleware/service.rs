@@ -100,6 +100,9 @@ async fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Ente
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockService").field("inner", &self.inner).field("layer", &self.layer).finish()
+        f.debug_struct("LockService")
+            .field("inner", &self.inner)
+            .field("layer", &self.layer)
+            .finish()
     }
 }
