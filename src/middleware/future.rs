@@ -35,6 +35,8 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
     state: State<S, B>,
 }
 
+// The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
+#[allow(clippy::large_enum_variant)]
 #[pin_project(project = Step, project_replace = Past)]
 enum State<S: Service<Request<B>>, B> {
     /// At the door: the key is looked for, then its lock is waited for.
