@@ -234,7 +234,10 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 async fn serve(world: &World, replicas: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
-    world.open_accounts().await?;
+    // Another process may be at work on them already.
+    if world.ledger.read(GUARDED).await.is_err() {
+        world.open_accounts().await?;
+    }
     for _ in 0..replicas {
         let at = world.replica().await?;
         println!("a replica listens on {at}");

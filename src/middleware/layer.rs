@@ -84,7 +84,6 @@ where
     /// # let locks = tenure::Locks::memory();
     /// use tenure::LockLayer;
     /// use http::StatusCode;
-    /// # use axum::response::IntoResponse;
     ///
     /// // Every request has a key …
     /// let layer = LockLayer::by(&locks, |parts| parts.uri.path().to_owned());
@@ -93,10 +92,11 @@ where
     ///     let account = parts.headers.get("account")?;
     ///     Some(format!("account:{}", account.to_str().ok()?))
     /// });
-    /// // … or some are refused.
+    /// // … or some are refused, with anything that axum makes a response of.
+    /// # #[cfg(feature = "axum")]
     /// let layer = LockLayer::by(&locks, |parts| match parts.headers.get("account") {
     ///     Some(account) => Ok(tenure::Key::from(account.as_bytes())),
-    ///     None => Err((StatusCode::BAD_REQUEST, "which account?").into_response()),
+    ///     None => Err((StatusCode::BAD_REQUEST, "which account?")),
     /// });
     /// # tenure_layer_is_used(layer);
     /// # fn tenure_layer_is_used<T>(_: T) {}

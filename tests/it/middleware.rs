@@ -11,7 +11,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path};
-use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
@@ -455,7 +454,7 @@ async fn a_closure_refuses_with_its_own_answer() {
     let locks = Locks::memory();
     let layer = LockLayer::by(&locks, |parts| match parts.headers.get("account") {
         Some(account) => Ok(Some(Key::from(account.as_bytes()))),
-        None => Err((StatusCode::UNAUTHORIZED, [("x-why", "none")], "who are you?").into_response()),
+        None => Err((StatusCode::UNAUTHORIZED, [("x-why", "none")], "who are you?")),
     });
     let app = Router::new().route("/", get(|lease: Lease| async move { lease.key().to_string() }));
     let app = app.route_layer(layer);
@@ -646,7 +645,10 @@ async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
         let clock = Clock::new();
         let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
         // No timer has fired yet when it is done.
-        let handler = move || ready(clock.jump(Duration::from_secs(11)));
+        let handler = move || {
+            clock.jump(Duration::from_secs(11));
+            ready(())
+        };
         let app = Router::new()
             .route("/", get(handler))
             .route_layer(by_path(&locks).on_lost(on_lost));
