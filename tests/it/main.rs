@@ -9,3 +9,5 @@ mod support;
 mod architecture;
 mod core;
 mod faults;
+#[cfg(feature = "axum")]
+mod middleware;
