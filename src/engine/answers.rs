@@ -323,8 +323,8 @@ impl Desk {
             return;
         };
         cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
-        // The first failure may be the connection's, and the next one finds another.
-        if claim.fails > 0
+        // The first failure may be the connection's, and the next one finds another, if there is time for one.
+        if (claim.fails > 0 || cx.now >= *until)
             && let Some(ticket) = release.take()
         {
             cx.effects
