@@ -182,6 +182,17 @@ impl Desk {
             .map(|held| (held.ticket, Fence::new(held.number, held.index)))
     }
 
+    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
+    pub(crate) fn pursues(&self, holder: Holder) -> bool {
+        self.claims.iter().any(|claim| {
+            claim.holder == holder
+                || claim
+                    .yielded
+                    .as_ref()
+                    .is_some_and(|yielded| yielded.from == holder)
+        })
+    }
+
     // What callers do.
 
     fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
