@@ -323,8 +323,8 @@ impl Desk {
             return;
         };
         cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
-        // The first failure may be the connection's, and the next one finds another.
-        if claim.fails > 0
+        // The first failure may be the connection's, and the next one finds another, if there is time for one.
+        if (claim.fails > 0 || cx.now >= *until)
             && let Some(ticket) = release.take()
         {
             cx.effects
@@ -361,7 +361,12 @@ impl Desk {
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
         let Some(at) = self.numbered(grant.holder.claim) else {
-            return self.unknown(cx, grant);
+            // The number that a yield under way gives up is dead, but its yield sees to it.
+            return if self.pursues(grant.holder) {
+                cx.effects.push(Effect::Notice(Notice::PushStale));
+            } else {
+                self.unknown(cx, grant);
+            };
         };
         let claim = &mut self.claims[at];
         if claim.holder != grant.holder {
