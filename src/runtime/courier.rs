@@ -5,7 +5,7 @@
 //! polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one whose
 //! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -143,7 +143,17 @@ impl Courier {
             return None;
         }
         let now = node.clock.now();
-        let load = state.waiting.len().min(CAP);
+        let mut load = state.waiting.len().min(CAP);
+        // A batch names a key once: a store may read all of its keys before it treats the first.
+        if load > 1 {
+            let mut names = HashSet::with_capacity(load);
+            load = state
+                .waiting
+                .iter()
+                .take(load)
+                .take_while(|item| names.insert(&item.parcel.request.name))
+                .count();
+        }
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
         let mut patience = node.options.request_timeout;
@@ -321,6 +331,14 @@ impl Courier {
         }
     }
 
+    /// The runtime that opens the connection takes too long, or stands still: whoever comes next opens another.
+    fn open_anew(&self) {
+        let mut state = lock(&self.state);
+        if matches!(state.link, LinkState::Opening(_)) {
+            state.link = LinkState::None;
+        }
+    }
+
     /// Never used beside its successor: whatever is under way on it fails with it.
     fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
         let mut state = lock(&self.state);
@@ -455,6 +473,9 @@ impl Carriage {
             }
         }
         let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+        if !sent {
+            self.courier.open_anew();
+        }
         match result {
             Some(result) => self.arrive(result),
             None => {
