@@ -8,8 +8,6 @@
 //! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
 //! schedule of faults of the first round.
 
-// These belong to nobody's service.
-#![allow(clippy::disallowed_methods, unreachable_pub)]
 
 mod faults;
 mod journal;

@@ -532,7 +532,7 @@ impl<'a> Faults<'a> {
     /// Says something to the server; answers its number, if it is one.
     fn tell(&self, words: &[&str]) -> u64 {
         let mut command = redis::cmd(words[0]);
-        words[1..].iter().for_each(|word| drop(command.arg(word)));
+        command.arg(&words[1..]);
         let answer: redis::Value = command
             .query(&mut self.server.client())
             .expect("the server obeys");
