@@ -8,7 +8,6 @@
 //! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
 //! schedule of faults of the first round.
 
-
 mod faults;
 mod journal;
 mod referee;

@@ -1,7 +1,9 @@
-//! What is done to nodes, connections and servers: a schedule that follows from a seed.
+//! What is done to nodes, connections and servers: a schedule that follows from a seed, except that most
+//! blows to a node go to whoever holds the key of the long holdings at that moment.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use crate::server::RedisServer;
 use crate::support::proxy::{Counts, Direction, Flow, Proxy};
 use crate::torture::journal::now;
 use crate::torture::referee::{Scope, Trouble};
-use crate::torture::worker::{Orders, TEST, WORKER};
+use crate::torture::worker::{LONG, Orders, TEST, WORKER, name};
 
 /// A way to break things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,6 +192,19 @@ impl Nodes {
             .expect("this binary can be run again")
     }
 
+    /// The node that a record in Redis names.
+    fn owner(&self, record: &str) -> Option<usize> {
+        let id = record.split(':').next()?;
+        self.nodes.iter().position(|node| {
+            let journal = self
+                .dir
+                .join(format!("node-{}.{}", node.number, node.incarnation));
+            let mut first = String::new();
+            let file = std::fs::File::open(journal);
+            file.is_ok_and(|file| BufReader::new(file).read_line(&mut first).is_ok() && first.contains(id))
+        })
+    }
+
     fn restart(&mut self, number: usize) {
         let mut node = self.nodes.remove(number);
         node.incarnation += 1;
@@ -329,18 +344,28 @@ impl<'a> Faults<'a> {
     /// Begins the next fault; answers when the one after it may begin.
     fn deal(&mut self, nodes: &mut Nodes) -> Duration {
         if self.deck.is_empty() {
+            // Peace is rarer than war.
             let mut deck = self.kinds.to_vec();
+            deck.extend(self.kinds.iter().filter(|kind| **kind != Quiet));
             self.rng.shuffle(&mut deck);
             self.deck = deck.into();
         }
         let fault = self.deck.pop_front().expect("just filled");
-        let (victim, share) = (self.rng.usize(..nodes.nodes.len()), self.rng.f64());
+        let (mut victim, share) = (self.rng.usize(..nodes.nodes.len()), self.rng.f64());
+        let at_holder = self.rng.u32(..4) > 0;
         let pause = Duration::from_millis(self.rng.u64(100..600));
         let speaks = matches!(
             fault,
             CutCommands | CutInboxes | ForgetScripts | PauseAll | PauseWrites
         );
         let to_node = !speaks && !matches!(fault, StopServer | Quiet);
+        if to_node && at_holder && Instant::now() >= self.blocked_until {
+            let record: Option<String> = redis::cmd("GET")
+                .arg(format!("lock:{}", name(LONG)))
+                .query(&mut self.server.client())
+                .expect("the server answers");
+            victim = record.and_then(|record| nodes.owner(&record)).unwrap_or(victim);
+        }
         let troubled = nodes.nodes.iter().filter(|node| node.in_trouble).count();
         // Half of the nodes are always well, so that somebody wants every key.
         let later = (speaks || fault == StopServer) && Instant::now() < self.blocked_until

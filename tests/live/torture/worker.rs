@@ -9,7 +9,7 @@
 //! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
-//! | `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
+//! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -101,6 +101,9 @@ impl Orders {
 pub fn name(key: usize) -> String {
     format!("torture:{key}")
 }
+
+/// The key that is also held for longer than a lease.
+pub const LONG: usize = 0;
 
 /// A file of eight bytes.
 pub fn counter(dir: &std::path::Path, key: usize) -> File {
@@ -211,7 +214,9 @@ impl Worker {
             stop,
             orders,
         });
-        worker.journal.write(now(), format_args!("ready"));
+        worker
+            .journal
+            .write(now(), format_args!("ready {}", locks.node()));
         // One for each key that always wants it, so that a key that nobody gets is a key that is stuck.
         let keys = worker.orders.keys;
         let tasks = (0..keys + 4).map(|task| {
@@ -305,6 +310,10 @@ impl Worker {
             .write(granted, format_args!("granted {id} {key} {}", held.fence()));
         self.check(id, &held);
         let span = Duration::from_micros(match rng.u32(..10) {
+            // Renewals, and something to be lost.
+            0..5 if key == LONG && self.orders.locked => {
+                rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2)
+            }
             0..5 => rng.u64(..2_000),
             5..9 => rng.u64(2_000..10_000),
             _ => rng.u64(10_000..30_000),
