@@ -175,7 +175,7 @@ impl Variant {
         let stall = canary.worst();
         let counters = (0..KEYS).map(|key| count(&counter(&dir, key)));
         let case = Case {
-            journals: std::mem::take(&mut nodes.journals),
+            journals: nodes.journals.clone(),
             keys: KEYS,
             run,
             troubles: std::mem::take(&mut faults.troubles),
@@ -188,7 +188,7 @@ impl Variant {
         if let Some(register) = &register {
             self.registered(register, &tally, &mut findings);
         }
-        let summary = self.summary(seed, began, &tally, &faults, stall, case.journals.len());
+        let summary = self.summary(seed, began, &tally, &faults, stall, &nodes);
         if self.locked && !findings.is_empty() {
             findings.add("where to look", dir.display().to_string());
         } else {
@@ -249,8 +249,10 @@ impl Variant {
         tally: &Tally,
         faults: &Faults<'_>,
         stall: Duration,
-        processes: usize,
+        nodes: &Nodes,
     ) -> String {
+        let late = nodes.nodes.iter().map(|node| node.proxy.counts().late.iter().sum::<u64>());
+        let (late, processes) = (late.sum::<u64>(), nodes.journals.len());
         let took = Duration::from_nanos(now() - began).as_secs();
         let Tally {
             cycles,
@@ -274,7 +276,7 @@ impl Variant {
             tally.misses,
             tally.errors,
             tally.events,
-            faults.late_bytes,
+            late,
             tally.worst_recovery,
             self.bound() + Duration::from_millis(250),
         )

@@ -275,8 +275,6 @@ pub struct Faults<'a> {
     blocked_until: Instant,
     pub counts: BTreeMap<Fault, u64>,
     pub troubles: Vec<Trouble>,
-    /// Bytes that arrived after they were given up for lost.
-    pub late_bytes: u64,
 }
 
 impl<'a> Faults<'a> {
@@ -298,7 +296,6 @@ impl<'a> Faults<'a> {
             blocked_until: Instant::now(),
             counts: kinds.iter().map(|kind| (*kind, 0)).collect(),
             troubles: Vec::new(),
-            late_bytes: 0,
         }
     }
 
@@ -344,16 +341,17 @@ impl<'a> Faults<'a> {
     /// Begins the next fault; answers when the one after it may begin.
     fn deal(&mut self, nodes: &mut Nodes) -> Duration {
         if self.deck.is_empty() {
-            // Peace is rarer than war.
+            // Peace is rarer than war, and a stopped holder is what a lease is about.
             let mut deck = self.kinds.to_vec();
             deck.extend(self.kinds.iter().filter(|kind| **kind != Quiet));
+            deck.extend(self.kinds.iter().filter(|kind| **kind == Stop).cycle().take(4));
             self.rng.shuffle(&mut deck);
             self.deck = deck.into();
         }
         let fault = self.deck.pop_front().expect("just filled");
         let (mut victim, share) = (self.rng.usize(..nodes.nodes.len()), self.rng.f64());
         let at_holder = self.rng.u32(..4) > 0;
-        let pause = Duration::from_millis(self.rng.u64(100..600));
+        let pause = Duration::from_millis(self.rng.u64(50..400));
         let speaks = matches!(
             fault,
             CutCommands | CutInboxes | ForgetScripts | PauseAll | PauseWrites
@@ -388,7 +386,7 @@ impl<'a> Faults<'a> {
                 }
                 Stop => {
                     nodes.nodes[victim].signal("-STOP");
-                    (between(lease * 5 / 4, lease * 5 / 2), Scope::Node)
+                    (between(lease * 3 / 2, lease * 5 / 2), Scope::Node)
                 }
                 Reset => {
                     proxy.reset();
@@ -538,7 +536,6 @@ impl<'a> Faults<'a> {
         }
         proxy.heal();
         let after = proxy.counts();
-        self.late_bytes += sum(after.late) - sum(before.late);
         match fault {
             Reset => after.reset > before.reset,
             LoseReply | LoseReplies => sum(after.cut) > sum(before.cut),

@@ -25,7 +25,7 @@ use redis::aio::MultiplexedConnection;
 use tenure::error::StoreErrorKind;
 use tenure::{Error, Guard, Locks, Mutex};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -232,15 +232,20 @@ impl Worker {
                 }
             })
         });
-        for task in tasks.collect::<Vec<_>>() {
-            if let Err(error) = task.await {
-                worker
-                    .journal
-                    .write(now(), format_args!("broken a task ended: {error}"));
-            }
+        let tasks: Vec<_> = tasks.collect();
+        let mut stop = worker.stop.clone();
+        let _ = stop.wait_for(|stop| *stop).await;
+        let end = Instant::now() + Duration::from_secs(15);
+        for task in tasks {
+            let how = match timeout_at(end, task).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => format!("a task ended: {error}"),
+                Err(_) => "a task hangs".into(),
+            };
+            worker.journal.write(now(), format_args!("broken {how}"));
         }
         // Everything was let go; the rest must happen by itself.
-        let idle = timeout(Duration::from_secs(20), locks.idle()).await.is_ok();
+        let idle = timeout(Duration::from_secs(10), locks.idle()).await.is_ok();
         let state = match (idle, locks.keys(), locks.waiting()) {
             (true, 0, 0) => "idle".to_owned(),
             (idle, keys, waiting) => format!("stuck idle={idle} keys={keys} waiting={waiting}"),
