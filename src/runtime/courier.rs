@@ -486,6 +486,11 @@ impl Carriage {
                 }));
             }
         }
+        // Whoever polled it finds it done. One who polls it right now needs no waking, which would cost a turn.
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     fn arrive(&self, result: Result<Answer, Failure>) {
@@ -501,7 +506,9 @@ impl Carriage {
         let on = self.courier.side;
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
-                node.heard_time(self.courier.route, answer.time, sent, now);
+                if answer.time > 0 {
+                    node.heard_time(self.courier.route, answer.time, sent, now);
+                }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
                     node.heard_reply(self.courier.route, &reply);
@@ -543,10 +550,6 @@ impl Carriage {
         }
         self.courier.pass_on(node);
         node.note_idle();
-        let waker = lock(&self.waker).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 
     fn abandon(&self, generation: u64, error: &StoreError) {
