@@ -12,4 +12,7 @@
 mod differential;
 mod server;
 mod store;
+#[path = "../support/mod.rs"]
+mod support;
 mod tools;
+mod torture;
