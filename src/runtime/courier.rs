@@ -147,7 +147,12 @@ impl Courier {
         // A batch names a key once: a store may read all of its keys before it treats the first.
         if load > 1 {
             let mut names = HashSet::with_capacity(load);
-            load = state.waiting.iter().take(load).take_while(|item| names.insert(&item.parcel.request.name)).count();
+            load = state
+                .waiting
+                .iter()
+                .take(load)
+                .take_while(|item| names.insert(&item.parcel.request.name))
+                .count();
         }
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
