@@ -25,6 +25,7 @@
 //! | `inbox_open` | debug | grants are pushed to this node |
 //! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again |
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
+//! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
 
 use std::time::Duration;
@@ -57,6 +58,7 @@ pub const EVENTS: &[&str] = &[
     "inbox_lost",
     "server_warning",
     "leave_failed",
+    "keeper_failed",
 ];
 
 pub(crate) fn granted(name: &Name, fence: Fence) {
@@ -140,6 +142,10 @@ pub(crate) fn connected(node: NodeId, took: Duration) {
 
 pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
     warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
+}
+
+pub(crate) fn keeper_failed(node: NodeId) {
+    error!(target: "tenure", event = "keeper_failed", %node, "the keeper panicked, starting it again");
 }
 
 pub(crate) fn inbox_open(node: NodeId) {

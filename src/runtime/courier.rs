@@ -331,6 +331,14 @@ impl Courier {
         }
     }
 
+    /// The runtime that opens the connection takes too long, or stands still: whoever comes next opens another.
+    fn open_anew(&self) {
+        let mut state = lock(&self.state);
+        if matches!(state.link, LinkState::Opening(_)) {
+            state.link = LinkState::None;
+        }
+    }
+
     /// Never used beside its successor: whatever is under way on it fails with it.
     fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
         let mut state = lock(&self.state);
@@ -465,6 +473,9 @@ impl Carriage {
             }
         }
         let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+        if !sent {
+            self.courier.open_anew();
+        }
         match result {
             Some(result) => self.arrive(result),
             None => {

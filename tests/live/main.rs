@@ -1,7 +1,13 @@
 //! Tests against a real Redis. They start their own servers: `apt-get install redis-server`.
 
-// Tests play the outside world: they may look at its clock, and sleep.
-#![allow(clippy::disallowed_methods, unreachable_pub)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "waits for processes, and judges no lease"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and `server` is included elsewhere"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

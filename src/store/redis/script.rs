@@ -381,7 +381,11 @@ mod tests {
                     "{name}: the body uses {word}, the header does not say so"
                 );
             }
-            for word in told.iter().filter(|word| word.starts_with("ARGV[")) {
+            // The verb itself was read by the loop in batch.lua.
+            let words = told
+                .iter()
+                .filter(|word| word.starts_with("ARGV[") && *word != "ARGV[at]");
+            for word in words {
                 assert!(
                     body.contains(word),
                     "{name}: the header names {word}, the body does not use it"
