@@ -18,7 +18,7 @@ fn tells(error: &impl std::fmt::Display, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
-    assert!(text.len() < 500, "{text}");
+    assert!(text.len() < 700, "{text}");
 }
 
 fn options(result: Result<Locks, ConnectError>) -> OptionsError {
