@@ -30,7 +30,11 @@ enum Turn {
 
 impl std::fmt::Debug for Turn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if matches!(self, Turn::Taken) { "Taken" } else { "Untaken" })
+        f.write_str(if matches!(self, Turn::Taken) {
+            "Taken"
+        } else {
+            "Untaken"
+        })
     }
 }
 
