@@ -27,6 +27,7 @@
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
+//! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
 
 use std::time::Duration;
@@ -61,6 +62,7 @@ pub const EVENTS: &[&str] = &[
     "refused",
     "lease_missing",
     "leave_failed",
+    "keeper_failed",
 ];
 
 pub(crate) fn granted(name: &Name, fence: Fence) {
@@ -144,6 +146,10 @@ pub(crate) fn connected(node: NodeId, took: Duration) {
 
 pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
     warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
+}
+
+pub(crate) fn keeper_failed(node: NodeId) {
+    error!(target: "tenure", event = "keeper_failed", %node, "the keeper panicked, starting it again");
 }
 
 pub(crate) fn inbox_open(node: NodeId) {

@@ -147,7 +147,12 @@ impl Courier {
         // A batch names a key once: a store may read all of its keys before it treats the first.
         if load > 1 {
             let mut names = HashSet::with_capacity(load);
-            load = state.waiting.iter().take(load).take_while(|item| names.insert(&item.parcel.request.name)).count();
+            load = state
+                .waiting
+                .iter()
+                .take(load)
+                .take_while(|item| names.insert(&item.parcel.request.name))
+                .count();
         }
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
@@ -326,6 +331,14 @@ impl Courier {
         }
     }
 
+    /// The runtime that opens the connection takes too long, or stands still: whoever comes next opens another.
+    fn open_anew(&self) {
+        let mut state = lock(&self.state);
+        if matches!(state.link, LinkState::Opening(_)) {
+            state.link = LinkState::None;
+        }
+    }
+
     /// Never used beside its successor: whatever is under way on it fails with it.
     fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
         let mut state = lock(&self.state);
@@ -460,6 +473,9 @@ impl Carriage {
             }
         }
         let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+        if !sent {
+            self.courier.open_anew();
+        }
         match result {
             Some(result) => self.arrive(result),
             None => {
@@ -469,6 +485,11 @@ impl Carriage {
                     error: timed_out(),
                 }));
             }
+        }
+        // Whoever polled it finds it done. One who polls it right now needs no waking, which would cost a turn.
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
@@ -485,7 +506,9 @@ impl Carriage {
         let on = self.courier.side;
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
-                node.heard_time(self.courier.route, answer.time, sent, now);
+                if answer.time > 0 {
+                    node.heard_time(self.courier.route, answer.time, sent, now);
+                }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
                     node.heard_reply(self.courier.route, &reply);
@@ -527,10 +550,6 @@ impl Carriage {
         }
         self.courier.pass_on(node);
         node.note_idle();
-        let waker = lock(&self.waker).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 
     fn abandon(&self, generation: u64, error: &StoreError) {

@@ -1,6 +1,7 @@
 //! The thread that keeps what is held: renewals, deadlines, the inbox, and what nobody else sends.
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -80,7 +81,10 @@ pub(crate) fn start(node: Arc<Node>) -> Result<(), OptionsError> {
     std::thread::Builder::new()
         .name("tenure-keeper".into())
         .spawn(move || {
-            runtime.block_on(keep(node));
+            // A fault of ours must not end the renewals of everybody else without a word.
+            while catch_unwind(AssertUnwindSafe(|| runtime.block_on(keep(node.clone())))).is_err() {
+                observe::keeper_failed(node.id);
+            }
             // Connections are closed with it; nothing of ours blocks.
             runtime.shutdown_background();
         })

@@ -165,6 +165,10 @@ impl Node {
     }
 
     pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
+        // The parent holds it; its child never did.
+        if self.is_forked() {
+            return None;
+        }
         lock(self.cell(name))
             .shard
             .remaining(self.clock.now(), name, ticket)

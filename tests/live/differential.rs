@@ -94,9 +94,9 @@ impl Run {
 
     async fn step(&mut self, step: u64) {
         match self.rng.u8(..100) {
-            0..70 => self.batch(step).await,
-            70..76 => self.listen().await,
-            76..90 => self.age(),
+            0..76 => self.batch(step).await,
+            76..82 => self.listen().await,
+            82..92 => self.age(),
             _ => self.foreign(),
         }
     }
@@ -113,7 +113,7 @@ impl Run {
             },
         );
         self.claims[at].push(claim);
-        if self.claims[at].len() > 8 {
+        if self.claims[at].len() > 12 {
             self.claims[at].remove(0);
         }
         claim
@@ -123,13 +123,12 @@ impl Run {
         let known = self.rng.choice(&self.claims[at]).copied();
         let (mut holder, mut term) = known.unwrap_or_else(|| self.fresh(at));
         // The owner and the head are where things happen.
-        let now = u64::MAX / 2000;
         let owner = self
             .ledger
-            .record(&self.names[at], now)
+            .record(&self.names[at], 0)
             .map(|record| record.owner.clone());
         if let Some(Owner::Claim(owner, _)) = owner
-            && self.rng.bool()
+            && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
         {
             (holder, term) = *claim;
@@ -140,7 +139,7 @@ impl Run {
                     (holder, term) = self.fresh(at);
                 }
                 Verb::Claim {
-                    wait: self.rng.u8(..4) > 0,
+                    wait: self.rng.u8(..5) < 2,
                 }
             }
             4..6 => Verb::Renew,
@@ -350,13 +349,12 @@ impl Run {
     fn foreign(&mut self) {
         let at = self.rng.usize(..NAMES);
         let record = self.record(at);
-        let choice = self.rng.u8(..10);
-        let state = match choice {
-            0..4 => {
+        let state = match self.rng.u8(..16) {
+            0..8 => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
                 None
             }
-            4..6 => {
+            8..12 => {
                 let there: bool = redis::cmd("PEXPIRE")
                     .arg(&record)
                     .arg(1)
@@ -373,7 +371,7 @@ impl Run {
                 }
                 None
             }
-            6..9 => {
+            12..15 => {
                 let own = self
                     .rng
                     .choice(&self.claims[at])

@@ -1,5 +1,14 @@
 //! Tests against a real Redis. They start their own servers: `apt-get install redis-server`.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "waits for processes, and judges no lease"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and `server` is included elsewhere"
+)]
+
 mod differential;
 mod server;
 mod store;

@@ -1,1 +1,406 @@
+//! The Redis store alone: what a server may do to it.
 
+use std::time::Instant;
+
+use tenure::claim::{Executed, NodeId, Reply, Verb};
+use tenure::error::{Refusal, StoreErrorKind};
+use tenure::store::Store;
+
+use crate::server::RedisServer;
+use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store};
+
+/// The rule in the README.
+const ACL: &str = "resetkeys ~lock:* ~tenure1:* resetchannels &tenure1:* -@all +evalsha +script|load +role +time +info \
+                   +mget +exists +get +set +del +pttl +pexpire +pexpireat +zadd +zrem +zscore +zrange \
+                   +zrangebyscore +zrevrangebyscore +publish +pubsub|numsub +subscribe +ping";
+
+fn kind(error: &tenure::error::StoreError) -> Refusal {
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => refusal.clone(),
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+fn granted(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Granted(number) => *number,
+        other => panic!("not granted but {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_poisoned_key_spoils_no_other() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    let () = redis::cmd("RPUSH")
+        .arg("lock:100")
+        .arg("x")
+        .query(&mut server.client())
+        .unwrap();
+    let requests: Vec<_> = (0..200)
+        .map(|n| request(n.to_string().as_bytes(), holder(1, n), CLAIM))
+        .collect();
+    let answer = link.apply(batch(requests)).await.unwrap();
+    for (n, reply) in answer.replies.iter().enumerate() {
+        match n {
+            100 => assert_eq!(*reply, Reply::Refused(Refusal::WrongType)),
+            _ => drop(granted(reply)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_poisoned_queue_keeps_nobody_from_leaving() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), WAIT).await,
+        Reply::Queued(Some(_))
+    ));
+    let mut client = server.client();
+    let queues: Vec<String> = redis::cmd("KEYS").arg("tenure1:q:*").query(&mut client).unwrap();
+    let () = redis::cmd("SET")
+        .arg(&queues[0])
+        .arg("x")
+        .query(&mut client)
+        .unwrap();
+    assert_eq!(
+        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        Reply::Refused(Refusal::WrongType)
+    );
+    assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
+}
+
+#[tokio::test]
+async fn a_release_needs_no_memory() {
+    let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
+    let store = store(&server.url());
+    let link = connect(&store).await.unwrap();
+    let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), WAIT).await,
+        Reply::Queued(_)
+    ));
+    assert!(matches!(
+        ask(&link, b"b", holder(3, 1), WAIT).await,
+        Reply::Queued(_)
+    ));
+
+    let () = redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("maxmemory")
+        .arg("1")
+        .query(&mut server.client())
+        .unwrap();
+
+    assert_eq!(
+        ask(&link, b"c", holder(1, 3), CLAIM).await,
+        Reply::Refused(Refusal::OutOfMemory)
+    );
+    assert_eq!(
+        ask(&link, b"b", holder(4, 1), WAIT).await,
+        Reply::Refused(Refusal::OutOfMemory)
+    );
+    granted(&ask(&link, b"a", holder(1, 1), Verb::Renew).await);
+    assert!(matches!(
+        ask(&link, b"b", holder(3, 1), Verb::Renew).await,
+        Reply::Queued(_)
+    ));
+    assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
+    let grant = inbox.grant().await;
+    assert_eq!(grant.holder, holder(2, 1));
+    assert_eq!(
+        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        Reply::Granted(grant.number)
+    );
+    assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::Done);
+    granted(&ask(&link, b"b", holder(1, 2), Verb::Yield { to: holder(1, 9) }).await);
+}
+
+#[tokio::test]
+async fn who_may_not_publish_still_hands_over() {
+    let server = RedisServer::start();
+    let mut client = server.client();
+    let rule = format!("ACL SETUSER mute on >secret {} resetchannels", ACL);
+    let () = command(&rule).query(&mut client).unwrap();
+    let link = connect(&store(&format!(
+        "redis://mute:secret@127.0.0.1:{}/",
+        server.port()
+    )))
+    .await
+    .unwrap();
+    let listening = store(&server.url());
+    let _inbox = Inbox::open(&listening, NodeId::numbered(2)).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), WAIT).await,
+        Reply::Queued(_)
+    ));
+    let both = batch(vec![
+        request(b"a", holder(1, 1), Verb::Leave),
+        request(b"b", holder(1, 2), Verb::Leave),
+    ]);
+    assert_eq!(
+        link.apply(both).await.unwrap().replies,
+        [Reply::Done, Reply::Done]
+    );
+    granted(&ask(&link, b"a", holder(2, 1), Verb::Renew).await);
+    assert_eq!(ask(&link, b"b", holder(1, 2), Verb::Renew).await, Reply::Gone);
+    // Its own subscription is refused, which is an error that says so.
+    let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
+    let refused = Inbox::open(&mute, NodeId::numbered(5)).await.err().unwrap();
+    assert_eq!(kind(&refused), Refusal::NoPermission);
+}
+
+fn command(text: &str) -> redis::Cmd {
+    let mut cmd = redis::Cmd::new();
+    for word in text.split_whitespace() {
+        cmd.arg(word);
+    }
+    cmd
+}
+
+#[tokio::test]
+async fn the_documented_acl_is_enough() {
+    for protocol in ["", "?protocol=resp3"] {
+        let server = RedisServer::start();
+        let () = command(&format!("ACL SETUSER app on >secret {ACL}"))
+            .query(&mut server.client())
+            .unwrap();
+        let store = store(&format!(
+            "redis://app:secret@127.0.0.1:{}/{protocol}",
+            server.port()
+        ));
+        let link = connect(&store).await.unwrap();
+        let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
+        let number = granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+        assert_eq!(
+            ask(&link, b"a", holder(1, 1), Verb::Renew).await,
+            Reply::Granted(number)
+        );
+        assert!(matches!(
+            ask(&link, b"a", holder(3, 1), CLAIM).await,
+            Reply::Busy(Some(_))
+        ));
+        assert!(matches!(
+            ask(&link, b"a", holder(2, 1), WAIT).await,
+            Reply::Queued(Some(_))
+        ));
+        assert!(matches!(
+            ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+            Reply::Queued(Some(_))
+        ));
+        let to = holder(1, 2);
+        assert!(matches!(
+            ask(&link, b"a", holder(1, 1), Verb::Yield { to }).await,
+            Reply::Queued(Some(_))
+        ));
+        assert_eq!(inbox.grant().await.holder, holder(2, 1));
+        assert_eq!(ask(&link, b"a", to, Verb::Leave).await, Reply::Done);
+        assert_eq!(ask(&link, b"a", to, Verb::Renew).await, Reply::Gone);
+        assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::Done);
+        assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::NotThere);
+        // Nothing was denied on the way, not even where it would only have degraded.
+        let denied: Vec<redis::Value> = command("ACL LOG").query(&mut server.client()).unwrap();
+        assert!(denied.is_empty(), "{denied:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_its_scripts_is_told_again() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    let () = command("SCRIPT FLUSH").query(&mut server.client()).unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+}
+
+#[tokio::test]
+async fn wrong_passwords_are_told_apart_from_dead_servers() {
+    let mut server = RedisServer::with_args(&["--requirepass", "secret"]);
+    let port = server.port();
+    let error = connect(&store(&format!("redis://127.0.0.1:{port}/")))
+        .await
+        .unwrap_err();
+    assert_eq!(kind(&error), Refusal::NoAuth);
+    let error = connect(&store(&format!("redis://:wrong@127.0.0.1:{port}/")))
+        .await
+        .unwrap_err();
+    assert_eq!(kind(&error), Refusal::WrongPassword);
+    let error = connect(&store(&format!(
+        "redis://:wrong@127.0.0.1:{port}/?protocol=resp3"
+    )))
+    .await
+    .unwrap_err();
+    assert_eq!(kind(&error), Refusal::WrongPassword);
+    server.kill();
+    let error = connect(&store(&format!("redis://:secret@127.0.0.1:{port}/")))
+        .await
+        .unwrap_err();
+    assert_eq!(*error.kind(), StoreErrorKind::Unreachable);
+}
+
+#[tokio::test]
+async fn a_replica_is_no_store() {
+    let master = RedisServer::start();
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
+    let () = command(&replicaof).query(&mut server.client()).unwrap();
+    let error = connect(&store(&server.url())).await.unwrap_err();
+    assert_eq!(kind(&error), Refusal::ReadOnly);
+    // The link that was there before learns it by its next batch, also when the batch would write nothing.
+    for verb in [CLAIM, Verb::Renew, Verb::Leave, Verb::Yield { to: holder(8, 2) }] {
+        let failure = link
+            .apply(batch(vec![request(b"b", holder(8, 1), verb)]))
+            .await
+            .unwrap_err();
+        assert_eq!(failure.executed, Executed::No, "{verb:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_byte_makes_a_key() {
+    let server = RedisServer::start();
+    let store = store(&server.url());
+    let link = connect(&store).await.unwrap();
+    let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
+    let mut keys: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    keys.extend(
+        [
+            &b"{}"[..],
+            b"a}b{c}",
+            b"clock",
+            b"tenure1:clock",
+            b"}{",
+            b"a b",
+            b"\r\n$1\r\n",
+        ]
+        .map(Vec::from),
+    );
+    for (n, key) in keys.iter().enumerate() {
+        let n = n as u64;
+        granted(&ask(&link, key, holder(1, n), CLAIM).await);
+        assert!(matches!(
+            ask(&link, key, holder(2, n), WAIT).await,
+            Reply::Queued(_)
+        ));
+        assert_eq!(ask(&link, key, holder(1, n), Verb::Leave).await, Reply::Done);
+        let grant = inbox.grant().await;
+        assert_eq!(
+            (grant.name.key.as_bytes(), grant.holder, grant.lease_ms),
+            (&key[..], holder(2, n), TERM.lease_ms)
+        );
+        assert_eq!(ask(&link, key, holder(2, n), Verb::Leave).await, Reply::Done);
+    }
+    let left: Vec<String> = command("KEYS *").query(&mut server.client()).unwrap();
+    assert_eq!(left, ["tenure1:clock"]);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_no_number_restarts_no_fences() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    for bad in ["x", "nan", "inf", "-5", "9007199254740991"] {
+        let () = command(&format!("SET tenure1:clock {bad}"))
+            .query(&mut server.client())
+            .unwrap();
+        let failure = link
+            .apply(batch(vec![request(b"a", holder(1, 1), CLAIM)]))
+            .await
+            .unwrap_err();
+        assert_eq!(failure.executed, Executed::No, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_sent_into_a_dying_server_is_unknown() {
+    let mut server = RedisServer::start();
+    let store = store(&server.url());
+    let link = connect(&store).await.unwrap();
+    let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
+    server.freeze();
+    let sent = tokio::spawn(link.apply(batch(vec![request(b"a", holder(1, 1), CLAIM)])));
+    tokio::task::yield_now().await;
+    server.kill();
+    let failure = sent.await.unwrap().unwrap_err();
+    assert_eq!(
+        (failure.executed, failure.error.kind()),
+        (Executed::Unknown, &StoreErrorKind::Interrupted)
+    );
+    let ended = tokio::time::timeout(PATIENCE, &mut inbox.task)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(*ended.kind(), StoreErrorKind::Interrupted);
+}
+
+#[tokio::test]
+async fn a_server_that_says_nothing_is_given_up() {
+    let server = RedisServer::start();
+    server.freeze();
+    let store = store(&server.url()).with_connect_timeout(std::time::Duration::from_millis(100));
+    let start = Instant::now();
+    assert_eq!(
+        *connect(&store).await.unwrap_err().kind(),
+        StoreErrorKind::Unreachable
+    );
+    let refused = Inbox::open(&store, NodeId::numbered(2)).await.err().unwrap();
+    assert_eq!(*refused.kind(), StoreErrorKind::Unreachable);
+    assert!(start.elapsed() < PATIENCE);
+    server.thaw();
+}
+
+#[tokio::test]
+async fn a_pool_is_a_source_of_connections() {
+    let server = RedisServer::start();
+    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).build(manager).await.unwrap();
+    let _taken = pool.get().await.unwrap();
+    let store = store(&server.url()).with_pool(pool.clone());
+    let link = connect(&store).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+}
+
+#[tokio::test]
+async fn a_waiter_costs_eight_calls() {
+    let server = RedisServer::start();
+    let store = store(&server.url());
+    let link = connect(&store).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), WAIT).await,
+        Reply::Queued(_)
+    ));
+    let mut client = server.client();
+    // In the same millisecond a heartbeat changes nothing, and one call more has to find out whether it waits.
+    let time = |client: &mut redis::Connection| command("TIME").query::<(u64, u64)>(client).unwrap();
+    let before = time(&mut client);
+    while time(&mut client).1 / 1000 == before.1 / 1000 {}
+    let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        Reply::Queued(_)
+    ));
+    let stats: String = command("INFO commandstats").query(&mut client).unwrap();
+    let calls = stats
+        .lines()
+        .filter(|line| !line.contains("config") && !line.contains("info"));
+    let count: u64 = calls
+        .filter_map(|line| {
+            line.split_once("calls=")?
+                .1
+                .split(',')
+                .next()?
+                .parse::<u64>()
+                .ok()
+        })
+        .sum();
+    assert!(count <= 8, "{stats}");
+    // An idle store is a store, too.
+    assert!(store.abilities().queues);
+}

@@ -78,7 +78,7 @@ impl Inbox {
         let sink = Arc::new(move |note| drop(sender.send(note)));
         let mut task = tokio::spawn(store.inbox(node, sink));
         tokio::select! {
-            note = notes.recv() => assert_eq!(note, Some(Note::Open)),
+            Some(note) = notes.recv() => assert_eq!(note, Note::Open),
             error = &mut task => return Err(error.unwrap()),
         }
         Ok(Inbox { task, notes })

@@ -11,6 +11,7 @@ use redis::aio::{PubSub, PubSubSink, PubSubStream};
 
 use crate::claim::{NodeId, Note};
 use crate::error::{StoreError, StoreErrorKind};
+use crate::observe;
 use crate::store::Sink;
 use crate::store::redis::link::{cannot_open, said};
 use crate::store::redis::{Inner, script};
@@ -53,11 +54,9 @@ async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStre
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match script::decode_push(message.get_payload_bytes(), node, &store.names) {
             Some(grant) => sink(Note::Granted(grant)),
-            None => tracing::warn!(
-                %node,
-                bytes = message.get_payload_bytes().len(),
-                "ignored a push of an unknown format: another release of this crate, another prefix, or a forgery"
-            ),
+            None => observe::server_warning(&format!(
+                "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
+            )),
         }
     }
     StoreError::new(
@@ -74,7 +73,7 @@ async fn beat(store: &Inner, mut ask: PubSubSink) -> StoreError {
             Ok(Ok(_)) => {}
             Ok(Err(error)) if said(&error).is_some() => {
                 // The user may not PING. The subscription stands, and an answer is an answer.
-                tracing::debug!(%error, "the inbox cannot be pinged");
+                observe::server_warning(&format!("the inbox cannot be pinged: {error}"));
                 return pending().await;
             }
             Ok(Err(error)) => {

@@ -10,6 +10,7 @@ use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult,
 
 use crate::claim::{Answer, Batch, Executed, Failure};
 use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::observe;
 use crate::store::redis::script::{self, SCRIPT};
 use crate::store::redis::{Inner, Pool};
 use crate::store::{BoxFuture, Link};
@@ -221,10 +222,10 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
         Ok(role) => role,
         Err(error) if matches!(refusal_of(&error), Some(Refusal::NoPermission)) => {
             if once(&store.said.no_role) {
-                tracing::warn!(
-                    server = %store.address(),
-                    "the user may not ask for ROLE: a replica is only noticed at the first write; allow +role"
-                );
+                observe::server_warning(&format!(
+                    "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
+                    store.address()
+                ));
             }
             return Ok(());
         }
@@ -250,10 +251,10 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
 fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreError> {
     let (Ok(server), Ok(memory)) = (result(server), result(memory)) else {
         if once(&store.said.no_info) {
-            tracing::warn!(
-                server = %store.address(),
-                "the user may not ask for INFO: version and maxmemory-policy are unchecked; allow +info"
-            );
+            observe::server_warning(&format!(
+                "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
+                store.address()
+            ));
         }
         return Ok(());
     };
@@ -273,11 +274,10 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
         && policy != "noeviction"
         && once(&store.said.eviction)
     {
-        tracing::warn!(
-            server = %store.address(),
-            policy,
-            "the server may evict locks that are held when memory is short: set maxmemory-policy to noeviction"
-        );
+        observe::server_warning(&format!(
+            "{} may evict locks that are held when memory is short (maxmemory-policy {policy}): set it to noeviction",
+            store.address()
+        ));
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ for i = 1, n do
 end
 -- After the grants, so that a release without memory is never refused for the clock's sake. Should this fail, the
 -- time in µs keeps the numbers growing.
-if last > before then
+if last_text then
   pcall('SET', KEYS[n + 1], last_text)
 end
 return replies
