@@ -11,6 +11,8 @@ pub mod options;
 mod primitives;
 mod runtime;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use claim::{Fence, NodeId};
 pub use error::Error;

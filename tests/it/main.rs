@@ -9,3 +9,4 @@ mod support;
 mod architecture;
 mod core;
 mod faults;
+mod simulator;
