@@ -9,4 +9,5 @@ mod support;
 mod architecture;
 mod core;
 mod faults;
+mod scenarios;
 mod simulator;

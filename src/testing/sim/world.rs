@@ -413,7 +413,7 @@ impl World {
     // Nodes.
 
     pub(super) fn born(&mut self, slot: usize, life: u32) -> Node {
-        let id = NodeId::numbered((slot as u128 + 1) << 64 | u128::from(life) + 1);
+        let id = NodeId::numbered(((slot as u128 + 1) << 64) | (u128::from(life) + 1));
         self.slots.insert(id, (slot, life));
         let seed = self.rng.u64(..);
         let base = self.rng.u64(1..1_000_000 * MS);
