@@ -9,5 +9,7 @@ mod support;
 mod architecture;
 mod core;
 mod faults;
+#[cfg(feature = "axum")]
+mod middleware;
 mod scenarios;
 mod simulator;
