@@ -20,6 +20,10 @@ impl World {
         self.unrest(self.now);
         self.log.mix(0xfa);
         match self.rng.u8(0..100) {
+            _ if self.profile.sleepy && self.rng.u8(0..4) > 0 => match self.rng.bool() {
+                true => self.pause(slot),
+                false => self.hold_inbox(slot),
+            },
             0..8 => self.crash(slot),
             8..20 => self.pause(slot),
             20..23 => self.closing(slot),
@@ -119,7 +123,7 @@ impl World {
         self.note(Some(slot), None, || format!("stopped for {span} ms"));
         let life = self.nodes[slot].life;
         self.nodes[slot].paused = Some(until);
-        self.unrest(until);
+        self.inbox_lags(slot, until);
         self.at(until, Event::Resume { slot, life });
     }
 
@@ -175,12 +179,26 @@ impl World {
         self.saw(Seen::Partition);
         let until = self.now + self.rng.u64(10 * MS..3_000 * MS);
         self.note(Some(slot), None, || format!("cut off until {} ms", until / MS));
-        self.unrest(until);
+        self.inbox_lags(slot, until);
         self.nodes[slot].cut_until = until;
         for side in 0..2 {
             if let Some(conn) = self.nodes[slot].sides[side].conn {
                 self.conns[conn].stall = until;
             }
+        }
+    }
+
+    /// When a node is back at `until`, its pushes may take longer to come than its answers: each connection recovers
+    /// on its own. An old push after a young answer is what most mistakes of the protocol are found by.
+    fn inbox_lags(&mut self, slot: usize, until: u64) {
+        let lag = if self.rng.bool() {
+            self.rng.u64(0..300 * MS)
+        } else {
+            0
+        };
+        self.unrest(until + lag);
+        if lag > 0 {
+            self.nodes[slot].inbox.held_until = until + lag;
         }
     }
 

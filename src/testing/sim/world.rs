@@ -41,6 +41,9 @@ pub(super) struct Profile {
     pub(super) probe: bool,
     /// The server may come back empty.
     pub(super) forgetful: bool,
+    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
+    /// meet young ones.
+    pub(super) sleepy: bool,
     /// Its clock may step by more than the margin.
     pub(super) wild_clock: bool,
     /// When the storm begins, when it ends, and when the drain begins, in ns.
@@ -242,7 +245,8 @@ impl World {
     pub(super) fn new(setup: Setup) -> Self {
         let mut rng = fastrand::Rng::with_seed(setup.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let profile = Profile::draw(&mut rng, &setup);
-        let keys = (0..rng.usize(1..=3))
+        let most = if profile.sleepy { 1 } else { 3 };
+        let keys = (0..rng.usize(1..=most))
             .map(|k| Name::lock(Key::from(format!("k{k}"))))
             .collect::<Vec<_>>();
         let mut world = World {
@@ -645,13 +649,16 @@ impl Profile {
             1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
             _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
         };
+        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
+            sleepy,
             nodes: rng.usize(2..=5),
             terms,
             delay: (high / 8, high),
             pause: [2, 10, 50, 300][rng.usize(0..4)] * MS,
             callers: [1, 3, 8][rng.usize(0..3)],
-            hold: [MS, 10 * MS, 100 * MS, 500 * MS][rng.usize(0..4)],
+            hold: if sleepy { hold.max(100 * MS) } else { hold },
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
             probe: rng.u8(0..8) > 0,
