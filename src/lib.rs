@@ -21,6 +21,9 @@ mod primitives;
 #[cfg(feature = "tower")]
 pub mod middleware;
 
+#[cfg(feature = "testing")]
+pub mod testing;
+
 pub use claim::{Fence, NodeId};
 pub use error::Error;
 pub use key::Key;

@@ -11,3 +11,5 @@ mod core;
 mod faults;
 #[cfg(feature = "axum")]
 mod middleware;
+mod scenarios;
+mod simulator;
