@@ -124,7 +124,7 @@ impl Variant {
             println!("{summary}");
             assert!(
                 findings.is_empty(),
-                "torture {}, TENURE_SEED={}\n{findings}{summary}",
+                "torture {}, TENURE_SEED={}\n{findings}",
                 self.title,
                 first + round
             );
@@ -251,7 +251,10 @@ impl Variant {
         stall: Duration,
         nodes: &Nodes,
     ) -> String {
-        let late = nodes.nodes.iter().map(|node| node.proxy.counts().late.iter().sum::<u64>());
+        let late = nodes
+            .nodes
+            .iter()
+            .map(|node| node.proxy.counts().late.iter().sum::<u64>());
         let (late, processes) = (late.sum::<u64>(), nodes.journals.len());
         let took = Duration::from_nanos(now() - began).as_secs();
         let Tally {
