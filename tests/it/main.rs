@@ -8,4 +8,5 @@ mod support;
 
 mod architecture;
 mod core;
+mod engine;
 mod faults;
