@@ -131,6 +131,11 @@ impl Courier {
         lock(&self.state).waiting.push_back(Item { parcel, since, slot });
     }
 
+    /// Some batch has no answer yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !lock(&self.state).under_way.is_empty()
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.waiting.is_empty() && state.under_way.is_empty()

@@ -10,3 +10,5 @@ mod architecture;
 mod core;
 mod engine;
 mod faults;
+#[cfg(feature = "axum")]
+mod middleware;

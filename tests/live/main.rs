@@ -9,7 +9,18 @@
     reason = "a test binary exports nothing, and `server` is included elsewhere"
 )]
 
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_input;
+mod cancellation;
+mod child;
 mod differential;
+mod help;
+mod loss;
+mod quiet;
+mod runtimes;
+mod scenarios;
 mod server;
 mod store;
 #[path = "../support/mod.rs"]
