@@ -83,3 +83,27 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
         "{outcome:?}"
     );
 }
+
+#[test]
+fn a_claim_that_is_due_again_waits_for_our_own_leave() {
+    let mut engine = Engine::new(Rules {
+        queues: false,
+        ..Rules::default()
+    });
+    let holder = engine.lock(true);
+    engine.answer(Reply::Granted(7));
+    engine.lock(false);
+    engine.answer(Reply::Busy(Some(5)));
+    engine.tell(Input::Cancel(holder));
+    assert_eq!(engine.sent().request.verb, Verb::Leave);
+    engine.now = engine.now + Duration::from_millis(10);
+    for _ in 0..3 {
+        let _ = engine.shard.wake_next(engine.now, &mut engine.effects);
+    }
+    assert!(
+        engine.shard.next_due().is_none_or(|due| due > engine.now),
+        "due for ever"
+    );
+    engine.answer(Reply::Done);
+    assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
+}
