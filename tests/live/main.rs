@@ -20,5 +20,7 @@ mod runtimes;
 mod scenarios;
 mod server;
 mod store;
+#[path = "../support/mod.rs"]
+mod support;
 mod tools;
 mod torture;
