@@ -33,7 +33,7 @@ impl Desk {
             (What::Leave, reply) => self.left(cx, at, reply),
             (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
             (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
-            (What::Yield, _) => self.yield_refused(cx, at),
+            (What::Yield, reply) => self.yield_refused(cx, at, reply),
             (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
             (What::Claim { .. }, Reply::Refused(refusal)) => {
                 let claim = self.claims.swap_remove(at);
@@ -173,9 +173,16 @@ impl Desk {
     }
 
     /// A yield that was not done: the old number may still own, the new one never was.
-    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize) {
+    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize, reply: Reply) {
         let claim = self.claims.swap_remove(at);
-        if let Some(yielded) = claim.yielded {
+        if let Some(mut yielded) = claim.yielded {
+            // Or it is gone; what the leave finds would look like the work of a first try.
+            if reply == Reply::Gone
+                && let Some(ticket) = yielded.release.take()
+            {
+                let outcome = Outcome::Lost(LostCause::Gone);
+                cx.effects.push(Effect::Released(ticket, outcome));
+            }
             self.bury(cx, yielded);
         }
     }

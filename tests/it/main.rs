@@ -8,6 +8,7 @@ mod support;
 
 mod architecture;
 mod core;
+mod engine;
 mod faults;
 #[cfg(feature = "axum")]
 mod middleware;

@@ -124,7 +124,7 @@ impl Variant {
             println!("{summary}");
             assert!(
                 findings.is_empty(),
-                "torture {}, TENURE_SEED={}\n{findings}{summary}",
+                "torture {}, TENURE_SEED={}\n{findings}",
                 self.title,
                 first + round
             );

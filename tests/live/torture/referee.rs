@@ -119,7 +119,8 @@ struct Hold {
     granted: u64,
     /// The end of what is known.
     held_to: Option<u64>,
-    was_over: bool,
+    /// When it had answered false.
+    over: Option<u64>,
     ending: Option<u64>,
     last_sign: u64,
     about: bool,
@@ -223,15 +224,15 @@ fn read(
         hold.last_sign = hold.last_sign.max(at);
         match (what, rest) {
             ("check", "1") => {
-                if hold.was_over {
+                if hold.over.is_some_and(|over| over < at) {
                     findings.add("a lost guard came back", format!("{label}: {line}"));
                 }
-                hold.held_to = Some(at.max(hold.granted));
+                hold.held_to = hold.held_to.max(Some(at.max(hold.granted)));
             }
-            ("check", _) => hold.was_over = true,
+            ("check", _) => hold.over = Some(hold.over.map_or(at, |over| over.min(at))),
             ("ending", _) => hold.ending = Some(at),
             ("released", "kept" | "told") => {
-                if hold.was_over {
+                if hold.over < hold.ending && hold.over.is_some() {
                     findings.add("a lost guard was released as held", format!("{label}: {line}"));
                 }
                 hold.held_to = hold.ending.max(hold.held_to);

@@ -3,7 +3,8 @@
 //! | line | its time was read | says |
 //! |---|---|---|
 //! | `granted id key fence` | after the guard was there | a guard |
-//! | `check id 0/1` | **before** `is_held` was called | what it answered |
+//! | `check id 1` | **before** `is_held` was called | it answered true |
+//! | `check id 0` | after | it answered false |
 //! | `ending id how` | before anything was done | it is about to be given up |
 //! | `released id kept/told/lost…` | after | what `release` answered; `told`: held to the call, but the store cannot be told |
 //! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
@@ -17,14 +18,14 @@ use std::future::pending;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tenure::error::StoreErrorKind;
-use tenure::{Error, Guard, Locks, Mutex};
-use tokio::sync::watch;
+use tenure::{Error, Guard, Lease, Locks, Mutex};
+use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -145,7 +146,7 @@ struct Worker {
     counters: Option<Vec<File>>,
     register: Option<(MultiplexedConnection, redis::Script, redis::Script)>,
     ids: AtomicU64,
-    stop: watch::Receiver<bool>,
+    stop: Receiver<bool>,
 }
 
 fn work(orders: Orders) {
@@ -174,12 +175,12 @@ fn work(orders: Orders) {
 }
 
 /// A dropped sender would end the wait of the receivers.
-fn pending_for_ever(stop: watch::Sender<bool>) {
+fn pending_for_ever(stop: Sender<bool>) {
     std::mem::forget(stop);
 }
 
 impl Worker {
-    async fn run(orders: Orders, journal: Arc<Journal>, stop: watch::Receiver<bool>) {
+    async fn run(orders: Orders, journal: Arc<Journal>, stop: Receiver<bool>) {
         let locks = match orders.locked {
             true => {
                 Locks::builder()
@@ -299,13 +300,8 @@ impl Worker {
         }
     }
 
-    /// What `is_held` answers.
     fn check(&self, id: u64, held: &Held) -> bool {
-        let before = now();
-        let answer = held.is_held();
-        self.journal
-            .write(before, format_args!("check {id} {}", u8::from(answer)));
-        answer
+        check(&self.journal, id, || held.is_held())
     }
 
     async fn hold(&self, held: Held, key: usize, rng: &mut fastrand::Rng) {
@@ -323,6 +319,12 @@ impl Worker {
             5..9 => rng.u64(2_000..10_000),
             _ => rng.u64(10_000..30_000),
         });
+        let watched = match &held {
+            Held::Real(guard) if span > Duration::from_millis(30) => {
+                Some(watch(self.journal.clone(), id, guard.lease()))
+            }
+            _ => None,
+        };
         // Without pauses a holder is careful, and must be exact. With pauses some are not, and are refused.
         let careful = self.counters.is_some() || rng.bool();
         let labour = self.labour(id, key, &held, span);
@@ -330,6 +332,7 @@ impl Worker {
             Held::Real(guard) if careful => drop(guard.run(labour).await),
             _ => labour.await,
         }
+        drop(watched);
         let is_held = self.check(id, &held);
         if !is_held && let Held::Real(guard) = &held {
             let cause = timeout(Duration::from_secs(5), guard.lost()).await;
@@ -435,6 +438,34 @@ impl Worker {
         self.journal
             .write(now(), format_args!("refused {id} {}", u8::from(is_held)));
     }
+}
+
+fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool {
+    let before = now();
+    let answer = is_held();
+    let at = if answer { before } else { now() };
+    journal.write(at, format_args!("check {id} {}", u8::from(answer)));
+    answer
+}
+
+/// Checks from a thread of its own, faster than anything else in the process wakes up after a stop: it must be told
+/// the truth before the keeper had a chance to notice. Ends when what it answers is dropped.
+fn watch(journal: Arc<Journal>, id: u64, lease: Lease) -> mpsc::Sender<()> {
+    let (end, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut written = 0;
+        while ended.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
+            // Not every time, but always after having stood still.
+            if now() - written > 2_000_000 {
+                written = now();
+                if !check(&journal, id, || lease.is_held()) {
+                    return;
+                }
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    });
+    end
 }
 
 /// How a lock is asked for.
