@@ -284,7 +284,7 @@ pub struct Batch {
 /// The answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// The server's clock when it executed the batch, in microseconds.
+    /// The server's clock when it executed the batch, in microseconds; 0 when it did not look.
     pub time: u64,
     /// One reply per request, in order.
     pub replies: Vec<Reply>,

@@ -6,6 +6,8 @@ pub mod engine;
 pub mod error;
 pub mod key;
 pub mod locks;
+#[cfg(feature = "tower")]
+pub mod middleware;
 pub mod observe;
 pub mod options;
 mod primitives;
@@ -16,6 +18,8 @@ pub use claim::{Fence, NodeId};
 pub use error::Error;
 pub use key::Key;
 pub use locks::{Builder, Locks};
+#[cfg(feature = "tower")]
+pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
 #[cfg(feature = "testing")]

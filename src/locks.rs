@@ -283,6 +283,13 @@ impl Builder {
         self
     }
 
+    /// Lets the keeper's thread send everything, callers nothing. For the bench that says why it is the other way round.
+    #[doc(hidden)]
+    pub fn keeper_only(mut self) -> Self {
+        self.options.keeper_only = true;
+        self
+    }
+
     /// The clock that leases are judged by, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn clock(mut self, clock: Clock) -> Self {

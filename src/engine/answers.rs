@@ -333,7 +333,7 @@ impl Desk {
             return;
         };
         cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
-        let another = is_worth_another(&error, claim.fails);
+        let another = cx.now < *until && is_worth_another(&error, claim.fails);
         if !another && let Some(ticket) = release.take() {
             cx.effects
                 .push(Effect::Released(ticket, Outcome::Failed(error.clone())));
@@ -369,7 +369,12 @@ impl Desk {
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
         let Some(at) = self.numbered(grant.holder.claim) else {
-            return self.unknown(cx, grant);
+            // The number that a yield under way gives up is dead, but its yield sees to it.
+            return if self.pursues(grant.holder) {
+                cx.effects.push(Effect::Notice(Notice::PushStale));
+            } else {
+                self.unknown(cx, grant);
+            };
         };
         let claim = &mut self.claims[at];
         if claim.holder != grant.holder {

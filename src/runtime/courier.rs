@@ -131,6 +131,11 @@ impl Courier {
         lock(&self.state).waiting.push_back(Item { parcel, since, slot });
     }
 
+    /// Some batch has no answer yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !lock(&self.state).under_way.is_empty()
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.waiting.is_empty() && state.under_way.is_empty()
@@ -486,6 +491,11 @@ impl Carriage {
                 }));
             }
         }
+        // Whoever polled it finds it done. One who polls it right now needs no waking, which would cost a turn.
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     fn arrive(&self, result: Result<Answer, Failure>) {
@@ -501,7 +511,9 @@ impl Carriage {
         let on = self.courier.side;
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
-                node.heard_time(self.courier.route, answer.time, sent, now);
+                if answer.time > 0 {
+                    node.heard_time(self.courier.route, answer.time, sent, now);
+                }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
                     node.heard_reply(self.courier.route, &reply);
@@ -543,10 +555,6 @@ impl Carriage {
         }
         self.courier.pass_on(node);
         node.note_idle();
-        let waker = lock(&self.waker).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 
     fn abandon(&self, generation: u64, error: &StoreError) {

@@ -207,7 +207,7 @@ impl Node {
                 Effect::Send(parcel) => {
                     let lane = self.lane(self.store.route(&parcel.request.name));
                     let caller = parcel.caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
-                    let by_callers = on == Side::Callers && caller.is_some();
+                    let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
                     let courier = if by_callers { &lane.callers } else { &lane.keeper };
                     courier.take(parcel, now, caller);

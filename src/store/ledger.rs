@@ -115,6 +115,8 @@ struct Desk<'a> {
     name: &'a Name,
     state: &'a mut State,
     last: &'a mut Number,
+    /// The highest number that the sender ever saw. It counts when a number is given.
+    seen: Number,
     listening: Option<&'a HashSet<NodeId>>,
     flaws: Flaws,
     now_us: u64,
@@ -152,7 +154,6 @@ impl Ledger {
         branches: &mut Vec<Branch>,
     ) -> Answer {
         self.sweep(now_us / 1000);
-        self.last = self.last.max(batch.highest);
         let mut replies = Vec::with_capacity(batch.requests.len());
         for request in &batch.requests {
             // The common case, a lock that is taken and left by one node, must not pay for a copy of the name.
@@ -164,6 +165,7 @@ impl Ledger {
                 name: &request.name,
                 state,
                 last: &mut self.last,
+                seen: batch.highest,
                 listening: self.listening.as_ref(),
                 flaws: self.flaws,
                 now_us,
@@ -435,7 +437,7 @@ impl Desk<'_> {
     fn grant(&mut self, holder: Holder, term: Term) -> Number {
         let keep = self.flaws.number_kept_on_hand_off && *self.last > 0;
         if !keep {
-            *self.last = (*self.last + 1).max(self.now_us);
+            *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
         }
         self.state.record = Some(Record {
             owner: Owner::Claim(holder, *self.last),

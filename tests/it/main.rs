@@ -7,5 +7,10 @@
 mod support;
 
 mod architecture;
+mod bounds;
+mod cancellation;
 mod core;
 mod faults;
+#[cfg(feature = "axum")]
+mod middleware;
+mod told;

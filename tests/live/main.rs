@@ -24,3 +24,4 @@ mod scenarios;
 mod server;
 mod store;
 mod tools;
+mod torture;

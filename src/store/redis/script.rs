@@ -12,6 +12,7 @@ use crate::claim::{
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
 
+const LONE: &str = include_str!("lua/lone.lua");
 const OPEN: &str = include_str!("lua/open.lua");
 /// Made only when a request is not one of the two plain cases: closures cost as much as calls.
 const RULES: [&str; 5] = [
@@ -38,7 +39,7 @@ pub(super) struct Script {
 /// The one script.
 pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
     let text = format!(
-        "{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
+        "{LONE}{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
         RULES.concat()
     );
     let sha = redis::Script::new(&text).get_hash().to_owned();
@@ -359,8 +360,10 @@ mod tests {
 
     #[test]
     fn headers_name_what_the_bodies_use() {
-        let files = RULES.into_iter().chain([OPEN, BATCH]);
-        for (file, name) in files.zip(["queue", "claim", "renew", "leave", "yield", "open", "batch"]) {
+        let files = RULES.into_iter().chain([OPEN, BATCH, LONE]);
+        for (file, name) in files.zip([
+            "queue", "claim", "renew", "leave", "yield", "open", "batch", "lone",
+        ]) {
             let is_header = |line: &&str| line.starts_with("--");
             assert!(
                 file.starts_with(&format!("-- {name}: ")),

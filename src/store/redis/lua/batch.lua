@@ -44,8 +44,8 @@ for i = 1, n do
   at = at + (verb == 'y' and 5 or 4)
 end
 -- After the grants, so that a release without memory is never refused for the clock's sake. Should this fail, the
--- time in µs keeps the numbers growing. Also without a grant, when the node remembers what the server forgot.
-if last > stored then
+-- time in µs keeps the numbers growing.
+if last_text then
   pcall('SET', KEYS[n + 1], last_text)
 end
 return replies

@@ -26,7 +26,7 @@ if stored > last then last = stored end
 if not (stored >= 0 and last + n < 9007199254740991) then
   return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' does not hold a grant number')
 end
-local last_text = ARGV[1]
+local last_text
 
 local late = tonumber(ARGV[2])
 late = late > 0 and us > late

@@ -1,0 +1,410 @@
+//! Locks on a Redis of the bench's own, against the least that any lock on Redis does: `SET NX PX` and a script that
+//! compares and deletes. Only ratios from interleaved pairs mean anything.
+//!
+//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- hand-off` or `-- drives` for a part of it.
+//! `-- profile <tenure|keeper|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+#![allow(clippy::disallowed_methods)]
+
+mod support;
+
+use std::future::Future;
+use std::io::{BufRead, BufReader, Write};
+use std::pin::pin;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use support::server::RedisServer;
+use support::{Raw, Report, Target, median, rate};
+use tenure::{Locks, Mutex};
+
+const TOKEN: &str = "5f0c3a52d7e84d0f9a61";
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["child", url] => return support::runtime().block_on(hand_off_child(url)),
+        ["profile", side, tasks, seconds, url @ ..] => {
+            let (tasks, seconds) = (tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
+            let server = url.is_empty().then(RedisServer::start);
+            let url = server
+                .as_ref()
+                .map_or_else(|| url[0].to_owned(), RedisServer::url);
+            return support::runtime().block_on(profile(&url, side, tasks, Duration::from_secs_f64(seconds)));
+        }
+        _ => {}
+    }
+    if !support::is_wanted() {
+        return;
+    }
+    let server = RedisServer::start();
+    let mut report = Report::new("redis");
+    support::runtime().block_on(async {
+        let bench = Bench::connect(&server.url()).await;
+        if support::asks_for("keys") {
+            bench.keys(&mut report).await;
+        }
+        if support::asks_for("drives") {
+            bench.drives(&mut report).await;
+        }
+        if support::asks_for("hot") {
+            bench.hot(&mut report).await;
+        }
+        if support::asks_for("hand-off") {
+            hand_off(&server.url(), &mut report).await;
+        }
+    });
+    report.write(env!("CARGO_TARGET_TMPDIR"));
+}
+
+struct Bench {
+    raw: Raw,
+    locks: Locks,
+    by_keeper: Locks,
+}
+
+/// Cycles per second in one window.
+async fn tenure(locks: &Locks, tasks: usize) -> f64 {
+    let cycle = |task: usize| {
+        let mutex = locks.mutex(format!("own:{task}"));
+        move || lock_and_release(mutex.clone())
+    };
+    rate(tasks, support::window(), cycle).await
+}
+
+async fn lock_and_release(mutex: Mutex) {
+    let guard = mutex.lock().await.expect("a lock that nobody else wants");
+    std::hint::black_box(guard.fence());
+    guard.release().await.expect("a release in time");
+}
+
+async fn raw(raw: &Raw, tasks: usize) -> f64 {
+    let cycle = |task: usize| {
+        let (raw, key) = (raw.clone(), format!("raw:{task}"));
+        move || {
+            let (mut raw, key) = (raw.clone(), key.clone());
+            async move { raw.lock_and_release(&key, TOKEN).await }
+        }
+    };
+    rate(tasks, support::window(), cycle).await
+}
+
+impl Bench {
+    async fn connect(url: &str) -> Self {
+        let bench = Bench {
+            raw: Raw::connect(url).await,
+            locks: Locks::redis(url).await.expect("the server is there"),
+            by_keeper: Locks::builder()
+                .keeper_only()
+                .redis(url)
+                .await
+                .expect("the server is there"),
+        };
+        // The first windows pay for caches and allocators.
+        raw(&bench.raw, 100).await;
+        tenure(&bench.locks, 100).await;
+        bench
+    }
+
+    /// Each task locks and releases a key of its own.
+    async fn keys(&self, report: &mut Report) {
+        report.section("a key per task, lock + release: times the rate of raw");
+        for (tasks, target) in [(1, 0.8), (10, 0.8), (100, 1.2), (1000, 1.2)] {
+            let mut stats = self.raw.clone();
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            let (mut cost, mut their_cost, mut batch) = (Vec::new(), Vec::new(), Vec::new());
+            for pair in 0..support::pairs() {
+                for turn in 0..2 {
+                    stats.forget_stats().await;
+                    if (pair + turn) % 2 == 0 {
+                        let rate = raw(&self.raw, tasks).await;
+                        // A script's own commands are counted on their own too.
+                        let (_, set) = stats.stats(|name| name == "set").await;
+                        let (cycles, scripts) = stats.stats(|name| name == "evalsha").await;
+                        theirs.push(rate);
+                        their_cost.push((set + scripts) / cycles);
+                    } else {
+                        let rate = tenure(&self.locks, tasks).await;
+                        let (calls, scripts) = stats.stats(|name| name == "evalsha").await;
+                        let (cycles, _) = stats.stats(|name| name == "del").await;
+                        ours.push(rate);
+                        cost.push(scripts / cycles);
+                        batch.push(2.0 * cycles / calls);
+                    }
+                }
+            }
+            let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
+            report.line(
+                &format!("{tasks} tasks"),
+                ratio,
+                Target::AtLeast(target),
+                &[
+                    ("cycles/s", median(ours)),
+                    ("raw", median(theirs)),
+                    ("server µs/cycle", median(cost)),
+                    ("raw", median(their_cost)),
+                    ("requests/batch", median(batch)),
+                ],
+            );
+        }
+    }
+
+    /// Who drives the connection: the callers, or the keeper's thread.
+    async fn drives(&self, report: &mut Report) {
+        report.section("the same, sent by the callers: times the rate when the keeper's thread sends");
+        for tasks in [1, 10, 100, 1000] {
+            let (mut callers, mut keeper) = (Vec::new(), Vec::new());
+            for pair in 0..support::pairs() {
+                for turn in 0..2 {
+                    if (pair + turn) % 2 == 0 {
+                        keeper.push(tenure(&self.by_keeper, tasks).await);
+                    } else {
+                        callers.push(tenure(&self.locks, tasks).await);
+                    }
+                }
+            }
+            let ratio = median(
+                callers
+                    .iter()
+                    .zip(&keeper)
+                    .map(|(callers, keeper)| callers / keeper),
+            );
+            report.line(
+                &format!("{tasks} tasks"),
+                ratio,
+                Target::None,
+                &[("callers/s", median(callers)), ("keeper/s", median(keeper))],
+            );
+        }
+    }
+
+    /// 100 tasks that want one key.
+    async fn hot(&self, report: &mut Report) {
+        report.section("one key, 100 tasks of one process: times the rate of one task of raw");
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for pair in 0..support::pairs() {
+            for turn in 0..2 {
+                if (pair + turn) % 2 == 0 {
+                    theirs.push(raw(&self.raw, 1).await);
+                } else {
+                    let mutex = self.locks.mutex("hot");
+                    let cycle = |_| {
+                        let mutex = mutex.clone();
+                        move || lock_and_release(mutex.clone())
+                    };
+                    ours.push(rate(100, support::window(), cycle).await);
+                }
+            }
+        }
+        let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
+        report.line(
+            "100 tasks",
+            ratio,
+            Target::None,
+            &[("cycles/s", median(ours)), ("raw", median(theirs))],
+        );
+    }
+}
+
+// Two processes and one key. Each notes when it asked to release and when it held; a hand-off is from the one's
+// release to the other's holding. In between it measures round trips at the same pace, since a core that went to
+// sleep takes longer to answer.
+
+/// Long enough for the other to be back in the queue.
+const HOLD: Duration = Duration::from_millis(1);
+
+fn hand_offs() -> usize {
+    if support::is_quick() { 5 } else { 60 }
+}
+
+fn nanos() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+/// Told on standard input what to do: `trips` to measure round trips, `go` to contend. Answers with figures and `end`.
+async fn hand_off_child(url: &str) {
+    let locks = Locks::redis(url).await.expect("the server is there");
+    let mutex = locks.mutex("handed over");
+    let mut raw = Raw::connect(url).await;
+    let mut out = std::io::stdout();
+    let mut say = move |text: String| {
+        out.write_all(text.as_bytes()).expect("the parent listens");
+        out.flush().expect("the parent listens");
+    };
+    for line in std::io::stdin().lines() {
+        match line.expect("the parent speaks").as_str() {
+            "trips" => {
+                let (mut pings, mut scripts) = (Vec::new(), Vec::new());
+                for _ in 0..hand_offs() {
+                    tokio::time::sleep(HOLD).await;
+                    let start = nanos();
+                    raw.run::<()>(&redis::cmd("PING")).await;
+                    pings.push((nanos() - start) as f64);
+                    tokio::time::sleep(HOLD).await;
+                    let start = nanos();
+                    raw.release("nobody's", TOKEN).await;
+                    scripts.push((nanos() - start) as f64);
+                }
+                say(format!("{} {}\nend\n", median(pings), median(scripts)));
+            }
+            "go" => {
+                let mut text = String::new();
+                for _ in 0..hand_offs() {
+                    let guard = mutex.lock().await.expect("a lock");
+                    let held = nanos();
+                    tokio::time::sleep(HOLD).await;
+                    let (fence, released) = (guard.fence().get(), nanos());
+                    guard.release().await.expect("a release in time");
+                    text.push_str(&format!("{fence} {held} {released}\n"));
+                }
+                say(text + "end\n");
+            }
+            other => panic!("the parent said {other}"),
+        }
+    }
+}
+
+struct Child {
+    process: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Child {
+    fn start(url: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("this program"))
+            .args(["child", url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a second process");
+        let out = process.stdout.take().expect("its output");
+        Child {
+            process,
+            lines: BufReader::new(out).lines(),
+        }
+    }
+
+    fn tell(&mut self, word: &str) {
+        let input = self.process.stdin.as_mut().expect("its input");
+        writeln!(input, "{word}").expect("the child listens");
+    }
+
+    fn hear(&mut self) -> Vec<Vec<f64>> {
+        let line = || {
+            self.lines
+                .next()
+                .expect("the child speaks")
+                .expect("the child speaks")
+        };
+        let numbers = |line: String| line.split(' ').map(|n| n.parse().expect("a number")).collect();
+        std::iter::repeat_with(line)
+            .take_while(|line| line != "end")
+            .map(numbers)
+            .collect()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+async fn hand_off(url: &str, report: &mut Report) {
+    report.section("one key, two processes: a hand-off in round trips");
+    let mut children = [Child::start(url), Child::start(url)];
+    let (mut of_script, mut of_ping) = (Vec::new(), Vec::new());
+    let (mut micros, mut script_micros, mut ping_micros) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..support::pairs() {
+        children[round % 2].tell("trips");
+        let trips = children[round % 2].hear();
+        let (ping, script) = (trips[0][0], trips[0][1]);
+        children.iter_mut().for_each(|child| child.tell("go"));
+        // Fence, held, released, who.
+        let mut holdings: Vec<(f64, f64, f64, usize)> = Vec::new();
+        for (who, child) in children.iter_mut().enumerate() {
+            holdings.extend(child.hear().iter().map(|line| (line[0], line[1], line[2], who)));
+        }
+        holdings.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let between: Vec<f64> = holdings
+            .windows(2)
+            .filter(|pair| pair[0].3 != pair[1].3)
+            .map(|pair| pair[1].1 - pair[0].2)
+            .collect();
+        assert!(between.iter().all(|&nanos| nanos > 0.0), "two held at once");
+        let nanos = median(between);
+        of_script.push(nanos / script);
+        of_ping.push(nanos / ping);
+        micros.push(nanos / 1000.0);
+        script_micros.push(script / 1000.0);
+        ping_micros.push(ping / 1000.0);
+    }
+    let micros = [
+        ("µs", median(micros)),
+        ("EVALSHA µs", median(script_micros)),
+        ("PING µs", median(ping_micros)),
+    ];
+    report.line(
+        "of a small script's round trips",
+        median(of_script),
+        Target::AtMost(1.3),
+        &micros,
+    );
+    report.line("of PING's round trips", median(of_ping), Target::None, &[]);
+}
+
+/// One side alone. Counts how often a cycle's future is polled.
+async fn profile(url: &str, side: &str, tasks: usize, time: Duration) {
+    static CYCLES: AtomicU64 = AtomicU64::new(0);
+    static POLLS: AtomicU64 = AtomicU64::new(0);
+    async fn counted(cycle: impl Future<Output = ()>) {
+        let mut cycle = pin!(cycle);
+        let polls = std::future::poll_fn(|cx| {
+            POLLS.fetch_add(1, Ordering::Relaxed);
+            cycle.as_mut().poll(cx).map(|()| Poll::Ready(()))
+        });
+        let _ = polls.await;
+        CYCLES.fetch_add(1, Ordering::Relaxed);
+    }
+    let mut peer = Raw::connect(url).await;
+    let start = Instant::now();
+    if side == "raw" {
+        let cycle = |task: usize| {
+            let (raw, key) = (peer.clone(), format!("raw:{task}"));
+            move || {
+                let (mut raw, key) = (raw.clone(), key.clone());
+                counted(async move { raw.lock_and_release(&key, TOKEN).await })
+            }
+        };
+        rate(tasks, time, cycle).await;
+    } else {
+        let mut builder = Locks::builder();
+        if side == "keeper" {
+            builder = builder.keeper_only();
+        }
+        let locks = builder.redis(url).await.expect("the server is there");
+        peer.forget_stats().await;
+        let cycle = |task: usize| {
+            let mutex = locks.mutex(format!("own:{task}"));
+            move || counted(lock_and_release(mutex.clone()))
+        };
+        rate(tasks, time, cycle).await;
+    }
+    let (cycles, polls) = (
+        CYCLES.load(Ordering::Relaxed) as f64,
+        POLLS.load(Ordering::Relaxed) as f64,
+    );
+    let (calls, micros) = peer.stats(|name| name == "evalsha").await;
+    println!(
+        "{side} {tasks} tasks: cycles {cycles}, cycles/s {:.0}, polls/cycle {:.2}, scripts/cycle {:.3}, script µs/cycle {:.2}",
+        cycles / start.elapsed().as_secs_f64(),
+        polls / cycles,
+        calls / cycles,
+        micros / cycles
+    );
+}

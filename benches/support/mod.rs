@@ -1,0 +1,269 @@
+//! What the benches share: pairs of windows, the peer on plain redis-rs, tables and JSON.
+
+// Each binary uses its own part of it, and `pub` says what that part may be.
+#![allow(dead_code, unreachable_pub)]
+
+#[path = "../../tests/live/server.rs"]
+pub mod server;
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd};
+
+/// A smoke run, for CI: the figures mean nothing.
+pub fn is_quick() -> bool {
+    std::env::var_os("TENURE_BENCH_QUICK").is_some_and(|value| value != "0")
+}
+
+/// Run by `cargo bench`, not by `cargo test --benches`, which builds without optimization.
+pub fn is_wanted() -> bool {
+    let wanted = std::env::args().any(|arg| arg == "--bench");
+    if !wanted {
+        println!("benches run by `cargo bench`");
+    }
+    wanted
+}
+
+/// The names of the benches asked for on the command line; all of them when there is none.
+pub fn asks_for(name: &str) -> bool {
+    let mut words = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .peekable();
+    words.peek().is_none() || words.any(|word| name.contains(&word))
+}
+
+pub fn pairs() -> usize {
+    if is_quick() { 1 } else { 11 }
+}
+
+/// How long one side runs before it is the other's turn.
+pub fn window() -> Duration {
+    Duration::from_millis(if is_quick() { 40 } else { 400 })
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    assert!(!values.is_empty(), "nothing was measured");
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        (values[middle - 1] + values[middle]) / 2.0
+    }
+}
+
+/// Cycles per second of `tasks` tasks that each repeat `cycle` for a window.
+pub async fn rate<C, F>(tasks: usize, window: Duration, cycle: impl Fn(usize) -> C) -> f64
+where
+    C: FnMut() -> F + Send + 'static,
+    F: Future<Output = ()> + Send,
+{
+    let stop = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU64::new(0));
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (stop, done, mut cycle) = (stop.clone(), done.clone(), cycle(task));
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    cycle().await;
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(window).await;
+    stop.store(true, Ordering::Relaxed);
+    // What ends after the window has not been counted within it.
+    let (done, elapsed) = (done.load(Ordering::Relaxed), start.elapsed());
+    for task in tasks {
+        task.await.expect("a task of the bench");
+    }
+    done as f64 / elapsed.as_secs_f64()
+}
+
+/// The peer: `SET NX PX` and a script that compares and deletes, on one multiplexed connection. The least that any
+/// lock on Redis does; it has no fence, no renewal, no queue and no deadline.
+#[derive(Clone)]
+pub struct Raw {
+    connection: MultiplexedConnection,
+    sha: String,
+}
+
+const DELETE_IF_EQUAL: &str =
+    "if redis.call('get',KEYS[1]) == ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end";
+
+impl Raw {
+    pub async fn connect(url: &str) -> Raw {
+        let client = Client::open(url).expect("a good URL");
+        // As tenure's own connections are.
+        let info = client.get_connection_info();
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let client = Client::open(info.clone().set_tcp_settings(tcp)).expect("good settings");
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .expect("the server is there");
+        let mut load = redis::cmd("SCRIPT");
+        let sha = load.arg("LOAD").arg(DELETE_IF_EQUAL).query_async(&mut connection);
+        let sha = sha.await.expect("a good script");
+        Raw { connection, sha }
+    }
+
+    pub async fn run<T: redis::FromRedisValue>(&mut self, command: &Cmd) -> T {
+        command
+            .query_async(&mut self.connection)
+            .await
+            .expect("an answer")
+    }
+
+    pub async fn lock_and_release(&mut self, key: &str, token: &str) {
+        let mut set = redis::cmd("SET");
+        set.arg(key).arg(token).arg("NX").arg("PX").arg(10_000);
+        self.run::<()>(&set).await;
+        let gone: i64 = self.release(key, token).await;
+        assert_eq!(gone, 1, "nobody else releases {key}");
+    }
+
+    pub async fn release(&mut self, key: &str, token: &str) -> i64 {
+        let mut delete = redis::cmd("EVALSHA");
+        delete.arg(&self.sha).arg(1).arg(key).arg(token);
+        self.run(&delete).await
+    }
+
+    pub async fn forget_stats(&mut self) {
+        let mut reset = redis::cmd("CONFIG");
+        self.run::<()>(reset.arg("RESETSTAT")).await;
+    }
+
+    /// Calls and microseconds that the server spent in commands whose name passes, since it was told to forget.
+    pub async fn stats(&mut self, wanted: impl Fn(&str) -> bool) -> (f64, f64) {
+        let mut info = redis::cmd("INFO");
+        let text: String = self.run(info.arg("commandstats")).await;
+        let field = |line: &str, name: &str| -> f64 {
+            let value = line.split([':', ',']).find_map(|field| field.strip_prefix(name));
+            value.and_then(|value| value.parse().ok()).unwrap_or_default()
+        };
+        let mut sum = (0.0, 0.0);
+        for line in text.lines() {
+            let name = line
+                .strip_prefix("cmdstat_")
+                .and_then(|rest| rest.split(':').next());
+            if name.is_some_and(&wanted) {
+                sum.0 += field(line, "calls=");
+                sum.1 += field(line, "usec=");
+            }
+        }
+        sum
+    }
+}
+
+/// What a figure must be.
+#[derive(Debug, Clone, Copy)]
+pub enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// Printed for its own sake.
+    None,
+}
+
+/// Figures, for people and for programs.
+#[derive(Debug)]
+pub struct Report {
+    name: &'static str,
+    json: Vec<String>,
+}
+
+impl Report {
+    pub fn new(name: &'static str) -> Self {
+        println!(
+            "{name}{}",
+            if is_quick() {
+                " (quick: the figures mean nothing)"
+            } else {
+                ""
+            }
+        );
+        Report {
+            name,
+            json: Vec::new(),
+        }
+    }
+
+    pub fn section(&self, title: &str) {
+        println!("\n{title}");
+    }
+
+    /// A line of the table. `values` is what is worth knowing beside the figure itself.
+    pub fn line(&mut self, what: &str, figure: f64, target: Target, values: &[(&str, f64)]) {
+        let (text, is_met) = match target {
+            Target::AtLeast(target) => (format!("at least {target}"), Some(figure >= target)),
+            Target::AtMost(target) => (format!("at most {target}"), Some(figure <= target)),
+            Target::None => (String::new(), None),
+        };
+        let verdict = match is_met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        let mut line = format!("  {what:<46} {:>9}  {text:<13} {verdict:<6}", short(figure));
+        let mut json = format!("{{\"what\": \"{what}\", \"figure\": {figure:.4}");
+        if let Some(is_met) = is_met {
+            let _ = write!(json, ", \"target\": \"{text}\", \"met\": {is_met}");
+        }
+        for (name, value) in values {
+            let _ = write!(line, "  {name} {}", short(*value));
+            let _ = write!(json, ", \"{name}\": {value:.4}");
+        }
+        println!("{}", line.trim_end());
+        json.push('}');
+        self.json.push(json);
+    }
+
+    /// Writes `target/bench/<name>.json`.
+    pub fn write(self, target_tmpdir: &str) {
+        let directory = Path::new(target_tmpdir)
+            .parent()
+            .expect("a target directory")
+            .join("bench");
+        let path = directory.join(format!("{}.json", self.name));
+        let text = format!(
+            "{{\"bench\": \"{}\", \"quick\": {}, \"pairs\": {}, \"figures\": [\n  {}\n]}}\n",
+            self.name,
+            is_quick(),
+            pairs(),
+            self.json.join(",\n  ")
+        );
+        std::fs::create_dir_all(&directory).expect("a directory for the figures");
+        std::fs::write(&path, text).expect("a file for the figures");
+        println!("\nwritten to {}", path.display());
+    }
+}
+
+fn short(value: f64) -> String {
+    match value.abs() {
+        v if v >= 10_000.0 => format!("{:.1}k", value / 1000.0),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
