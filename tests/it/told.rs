@@ -78,6 +78,7 @@ async fn the_life_of_a_key_is_told() {
     let clock = Clock::new();
     let one = Locks::builder()
         .lease(ms(300))
+        .burst(64, Duration::from_secs(600))
         .clock(clock.clone())
         .memory_shared(&store)
         .unwrap();
