@@ -405,7 +405,7 @@ fn works_under_any_executor() {
                     let seen = counter.load(Ordering::Relaxed);
                     std::thread::yield_now();
                     counter.store(seen + 1, Ordering::Relaxed);
-                    if seen % 2 == 0 {
+                    if seen.is_multiple_of(2) {
                         block_on(guard.release()).unwrap();
                     }
                 }
