@@ -1,18 +1,25 @@
-//! Leases.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+// In the order in which they are best read: from the words to the front doors.
 pub mod claim;
-pub mod engine;
 pub mod error;
 pub mod key;
-pub mod locks;
-#[cfg(feature = "tower")]
-pub mod middleware;
+
+pub mod store;
+
+pub mod engine;
+
 pub mod observe;
 pub mod options;
-mod primitives;
 mod runtime;
-pub mod store;
+
+pub mod locks;
+mod primitives;
+
+#[cfg(feature = "tower")]
+pub mod middleware;
 
 pub use claim::{Fence, NodeId};
 pub use error::Error;
