@@ -9,6 +9,9 @@
     reason = "a test binary exports nothing, and `server` is included elsewhere"
 )]
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod bad_input;
 mod cancellation;
 mod child;
