@@ -78,7 +78,11 @@ impl State {
     /// Takes the shorter at once and the longer slowly: what is looked for is the wire, not the queue.
     fn saw_trip(&mut self, trip: Duration) {
         let longer = trip.saturating_sub(self.trip);
-        self.trip = if self.trip.is_zero() { trip } else { trip.min(self.trip + longer / 64) };
+        self.trip = if self.trip.is_zero() {
+            trip
+        } else {
+            trip.min(self.trip + longer / 64)
+        };
     }
 }
 
@@ -391,14 +395,22 @@ impl Courier {
         let (overdue, asleep): (Vec<_>, Vec<_>) = {
             let state = lock(&self.state);
             let old = |c: &&Arc<Carriage>| c.since + UNATTENDED <= now;
-            state.under_way.iter().filter(old).cloned().partition(|c| c.deadline <= now)
+            state
+                .under_way
+                .iter()
+                .filter(old)
+                .cloned()
+                .partition(|c| c.deadline <= now)
         };
         overdue.iter().for_each(Carriage::finish);
         asleep.iter().for_each(|carriage| carriage.help());
         loop {
             let is_unattended = {
                 let state = lock(&self.state);
-                state.waiting.front().is_some_and(|item| item.since + UNATTENDED <= now)
+                state
+                    .waiting
+                    .front()
+                    .is_some_and(|item| item.since + UNATTENDED <= now)
             };
             match is_unattended.then(|| self.depart(node)).flatten() {
                 Some(carriage) => node.keeper.adopt(carriage),
@@ -482,7 +494,9 @@ impl Carriage {
 
     /// Polls it for a caller that may be asleep, and leaves that caller to be woken.
     fn help(&self) {
-        let Some(waker) = lock(&self.waker).clone() else { return };
+        let Some(waker) = lock(&self.waker).clone() else {
+            return;
+        };
         // A connection whose runtime ended may panic when it is touched; then the deadline decides.
         let polled = catch_unwind(AssertUnwindSafe(|| self.poll(&mut Context::from_waker(&waker))));
         if matches!(polled, Ok(Poll::Ready(()))) {

@@ -24,7 +24,7 @@ pub(crate) struct Helper {
 /// Whether others that can run had their turn before we send.
 enum Turn {
     Untaken,
-    Taking(Pin<Box<dyn Future<Output = ()> + Send>>),
+    Taking(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
     Taken,
 }
 

@@ -7,6 +7,8 @@
 mod support;
 
 mod architecture;
+mod bounds;
+mod cancellation;
 mod core;
 mod engine;
 mod faults;
@@ -14,3 +16,4 @@ mod faults;
 mod middleware;
 mod scenarios;
 mod simulator;
+mod told;

@@ -9,6 +9,9 @@
     reason = "a test binary exports nothing, and `server` is included elsewhere"
 )]
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod bad_input;
 mod cancellation;
 mod child;
@@ -20,7 +23,5 @@ mod runtimes;
 mod scenarios;
 mod server;
 mod store;
-#[path = "../support/mod.rs"]
-mod support;
 mod tools;
 mod torture;
