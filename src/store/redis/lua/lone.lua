@@ -29,7 +29,7 @@ if #KEYS == 3 then
     local stored = redis.pcall('SET', KEYS[2], text, 'GET')
     if stored and stored.err then return { us, 'E' .. stored.err } end
     local last = stored and tonumber(stored) or 0
-    if stored and (last <= 0 or last >= number) then
+    if stored and not (last > 0 and last < number) then
       -- The server's clock stands or went back, or this is no number at all: put back, and gone into below.
       redis.call('SET', KEYS[2], stored)
     else
