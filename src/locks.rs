@@ -194,7 +194,7 @@ pub struct Builder {
 
 impl Builder {
     /// What every record's name begins with; default `lock:`. Services that share a lock share the prefix. Not empty,
-    /// and not beginning with `tenure`.
+    /// not beginning with `tenure`, and no beginning of that.
     pub fn prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
         self.options.prefix = prefix.as_ref().to_vec();
         self

@@ -161,7 +161,7 @@ async fn options_that_make_no_sense() {
         let error = options(Locks::builder().lease(lease).redis(nowhere).await);
         tells(&error, &["lease", "50ms", "30 days", &format!("{lease:?}")]);
     }
-    for prefix in ["", "tenure", "tenure1:q:", &"x".repeat(129)] {
+    for prefix in ["", "t", "tenur", "tenure", "tenure1:q:", &"x".repeat(129)] {
         let error = options(Locks::builder().prefix(prefix).redis(nowhere).await);
         tells(&error, &["prefix", "tenure"]);
     }
