@@ -294,6 +294,7 @@ impl Node {
     }
 
     /// Tells whether grants are pushed to this node.
+    #[cfg(feature = "redis")]
     pub(crate) fn inbox(&self) -> watch::Receiver<bool> {
         self.inbox.subscribe()
     }
