@@ -534,9 +534,10 @@ impl Carriage {
 
     /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
         let future = lock(&self.sending).take();
         let Some(mut future) = future else { return };
+        // Asked when nobody polls it any more: the last one who did may have sent it.
+        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
         let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
         let mut result = None;
         if sent {
@@ -639,5 +640,105 @@ fn is_broken(error: &StoreError) -> bool {
     match error.kind() {
         StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::thread::{park_timeout, spawn};
+
+    use super::*;
+    use crate::claim::{Batch, NodeId};
+    use crate::engine::Want;
+    use crate::key::Key;
+    use crate::options::Options;
+    use crate::runtime::clock::Clock;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Abilities, BoxFuture, Sink, Store, sealed};
+
+    /// Does what it is asked, and does not answer.
+    #[derive(Debug, Clone)]
+    struct Mute {
+        store: MemoryStore,
+    }
+
+    impl sealed::Sealed for Mute {}
+
+    impl Store for Mute {
+        fn abilities(&self) -> Abilities {
+            self.store.abilities()
+        }
+
+        fn route(&self, name: &Name) -> Route {
+            self.store.route(name)
+        }
+
+        fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+            Box::pin(ready(Ok(Arc::new(self.clone()) as Arc<dyn Link>)))
+        }
+
+        fn inbox(&self, _: NodeId, _: Sink) -> BoxFuture<'static, StoreError> {
+            Box::pin(pending())
+        }
+    }
+
+    impl Link for Mute {
+        fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+            drop(self.store.apply(batch));
+            Box::pin(pending())
+        }
+
+        fn time(&self) -> u64 {
+            self.store.time()
+        }
+    }
+
+    fn node(store: &Mute) -> Arc<Node> {
+        Node::start(Arc::new(store.clone()), Options::default(), Clock::new()).unwrap()
+    }
+
+    /// A caller that tries to lock and has not sent anything yet.
+    fn enter(node: &Arc<Node>, key: &str) -> Arc<Courier> {
+        let name = Name::lock(Key::from(key));
+        let term = node.options.term(node.options.lease).unwrap();
+        let want = Want {
+            term,
+            wait: false,
+            fixed: false,
+            limit: 1,
+        };
+        node.enter(&name, want);
+        node.courier(&name, Side::Callers)
+    }
+
+    #[test]
+    fn what_is_sent_while_its_time_runs_out_is_not_taken_for_unsent() {
+        let store = Mute {
+            store: MemoryStore::new(),
+        };
+        let node = node(&store);
+        let courier = enter(&node, "a");
+        let carriage = courier.depart(&node).expect("a batch");
+        // It is about to connect when the keeper finds it overdue.
+        let stop = lock(&courier.state);
+        let caller = spawn({
+            let carriage = carriage.clone();
+            move || carriage.poll(&mut Context::from_waker(Waker::noop()))
+        });
+        while carriage.sending.try_lock().is_ok() {
+            park_timeout(Duration::from_millis(1));
+        }
+        let keeper = spawn({
+            let carriage = carriage.clone();
+            move || carriage.finish()
+        });
+        park_timeout(Duration::from_millis(50));
+        drop(stop);
+        let _ = caller.join().unwrap();
+        keeper.join().unwrap();
+        assert_eq!(store.store.len(), 1, "the claim was executed");
+        assert_eq!(node.keys(), 1, "so its answer is asked for, and it is left");
+        node.abandon();
     }
 }
