@@ -92,7 +92,9 @@ impl Locks {
 
     /// Resolves when nothing is held, waited for or under way in this process.
     pub async fn idle(&self) {
-        self.handle.node().idle().await;
+        if !self.handle.node().is_forked() {
+            self.handle.node().idle().await;
+        }
     }
 
     /// Gives everything back and takes no more: waiters get [`Error::Closed`](crate::Error::Closed), guards are lost, and the store is told.

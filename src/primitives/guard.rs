@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claim::{Fence, Name};
 use crate::engine::{Outcome, Ticket};
-use crate::error::{Error, LostCause};
+use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
@@ -197,6 +197,15 @@ impl Guard {
         let held = self.lease.held.clone();
         let lost = held.slot.over();
         let node = held.handle.node();
+        if node.is_forked() {
+            // The parent holds it, and its keeper is not here.
+            self.done = true;
+            let why = ClosedCause::Forked;
+            return Err(Error::Closed {
+                key: held.name.key.clone(),
+                why,
+            });
+        }
         let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
         self.done = true;
         node.release(&held.name, held.ticket);
@@ -215,8 +224,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.done {
-            let held = &self.lease.held;
+        let held = &self.lease.held;
+        if !self.done && !held.handle.node().is_forked() {
             held.handle.node().cancel(&held.name, held.ticket);
         }
     }

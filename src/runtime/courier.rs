@@ -138,6 +138,8 @@ pub(crate) struct Carriage {
 struct Departed {
     /// Read before the first byte was written; 0 before that.
     sent: AtomicU64,
+    /// From when on the server refuses its claims as late.
+    late_after: AtomicU64,
     generation: AtomicU64,
 }
 
@@ -222,22 +224,19 @@ impl Courier {
             done: AtomicBool::new(false),
             waker: Mutex::new(None),
         });
+        // Held until there is something to poll: whoever gives the connection up in between waits for it.
+        let mut sending = lock(&carriage.sending);
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
-        let sending: Sending = match link {
-            Some(link) => {
-                departed
-                    .sent
-                    .store(node.clock.now().as_nanos(), Ordering::Release);
-                link.apply(node.batch(self.route, deadline, requests))
-            }
+        *sending = Some(match link {
+            Some(link) => self.send(node, &departed, &*link, deadline, requests),
             None => Box::pin(
                 self.clone()
                     .connect_and_send(node.clone(), departed, deadline, requests),
             ),
-        };
-        *lock(&carriage.sending) = Some(sending);
+        });
+        drop(sending);
         Some(carriage)
     }
 
@@ -253,10 +252,25 @@ impl Courier {
             error,
         })?;
         departed.generation.store(generation, Ordering::Release);
+        self.send(&node, &departed, &*link, deadline, requests).await
+    }
+
+    fn send(
+        &self,
+        node: &Node,
+        departed: &Departed,
+        link: &dyn Link,
+        deadline: Moment,
+        requests: Vec<Request>,
+    ) -> Sending {
+        let (batch, late_after) = node.batch(self.route, deadline, requests);
+        departed
+            .late_after
+            .store(late_after.as_nanos(), Ordering::Release);
         departed
             .sent
             .store(node.clock.now().as_nanos(), Ordering::Release);
-        link.apply(node.batch(self.route, deadline, requests)).await
+        link.apply(batch)
     }
 
     /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
@@ -309,7 +323,7 @@ impl Courier {
         let answer = tokio::time::timeout(patience, async {
             let (link, generation) = self.link(node).await?;
             asked.store(generation, Ordering::Relaxed);
-            let batch = node.batch(self.route, node.clock.now() + patience, Vec::new());
+            let (batch, _) = node.batch(self.route, node.clock.now() + patience, Vec::new());
             link.apply(batch).await.map_err(|failure| failure.error)
         });
         let error = match answer.await {
@@ -606,7 +620,8 @@ impl Carriage {
                 if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after = node.late_after(self.courier.route, self.deadline, now);
+                let late_after =
+                    Moment::from_nanos(self.departed.late_after.load(Ordering::Acquire)).max(now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(
