@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A lock's key: any bytes, 1 to [`Options::max_key`](crate::options::Options) of them. Cheap to clone.
+/// A lock's key: any bytes, 1 to [`Builder::max_key`](crate::locks::Builder::max_key) of them. Cheap to clone.
 ///
 /// Text and bytes convert into it; nothing is escaped, folded or trimmed, so two keys are the same lock only if
 /// they are the same bytes. Lengths are checked when a lock is taken, not when the key is made.

@@ -1,21 +1,35 @@
-//! Leases.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+// In the order in which they are best read: from the words to the front doors.
 pub mod claim;
-pub mod engine;
 pub mod error;
 pub mod key;
-pub mod locks;
+
+pub mod store;
+
+pub mod engine;
+
 pub mod observe;
 pub mod options;
-mod primitives;
 mod runtime;
-pub mod store;
+
+pub mod locks;
+mod primitives;
+
+#[cfg(feature = "tower")]
+pub mod middleware;
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use claim::{Fence, NodeId};
 pub use error::Error;
 pub use key::Key;
 pub use locks::{Builder, Locks};
+#[cfg(feature = "tower")]
+pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
 #[cfg(feature = "testing")]

@@ -26,6 +26,8 @@
 //! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again |
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
 //! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
+//! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
+//! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
 
 use std::time::Duration;
@@ -57,6 +59,8 @@ pub const EVENTS: &[&str] = &[
     "inbox_open",
     "inbox_lost",
     "server_warning",
+    "refused",
+    "lease_missing",
     "leave_failed",
     "keeper_failed",
 ];
@@ -159,4 +163,25 @@ pub(crate) fn inbox_lost(node: NodeId, error: &StoreError) {
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn server_warning(text: &str) {
     warn!(target: "tenure", event = "server_warning", "{text}");
+}
+
+/// A layer answers a request itself. `why` is the outcome's name; the client is told no more than that.
+#[cfg(feature = "tower")]
+pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&crate::error::Error>) {
+    use crate::error::Error;
+    let text = error.map(tracing::field::display);
+    match error {
+        Some(Error::Store { .. }) => {
+            warn!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
+        }
+        Some(Error::Options(_)) => {
+            error!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
+        }
+        _ => debug!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused"),
+    }
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn lease_missing(path: &str) {
+    error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
 }

@@ -13,6 +13,12 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 /// Failures in a row after which the callers of a line hear of it.
 const PATIENCE: u32 = 2;
 
+/// The first failure may be the connection's, and the next try finds another: the keeper's. A restarted server has
+/// broken that one too, and nobody knows before it is used; the third try opens one.
+fn is_worth_another(error: &StoreError, fails: u32) -> bool {
+    fails == 0 || (fails == 1 && matches!(error.kind(), StoreErrorKind::Interrupted))
+}
+
 impl Desk {
     pub(crate) fn answered(&mut self, cx: &mut Cx<'_>, tag: Tag, sent: Moment, reply: Reply) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
@@ -27,7 +33,7 @@ impl Desk {
             (What::Leave, reply) => self.left(cx, at, reply),
             (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
             (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
-            (What::Yield, _) => self.yield_refused(cx, at),
+            (What::Yield, reply) => self.yield_refused(cx, at, reply),
             (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
             (What::Claim { .. }, Reply::Refused(refusal)) => {
                 let claim = self.claims.swap_remove(at);
@@ -167,9 +173,16 @@ impl Desk {
     }
 
     /// A yield that was not done: the old number may still own, the new one never was.
-    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize) {
+    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize, reply: Reply) {
         let claim = self.claims.swap_remove(at);
-        if let Some(yielded) = claim.yielded {
+        if let Some(mut yielded) = claim.yielded {
+            // Or it is gone; what the leave finds would look like the work of a first try.
+            if reply == Reply::Gone
+                && let Some(ticket) = yielded.release.take()
+            {
+                let outcome = Outcome::Lost(LostCause::Gone);
+                cx.effects.push(Effect::Released(ticket, outcome));
+            }
             self.bury(cx, yielded);
         }
     }
@@ -307,6 +320,10 @@ impl Desk {
             }
             Phase::Confirming if !refused_for_good && claim.fails < 8 => self.schedule_retry(cx, at),
             Phase::Leaving { .. } => {}
+            Phase::Asked if is_worth_another(&error, claim.fails) => {
+                self.claims[at].fails += 1;
+                self.ask(cx, at, What::Renew);
+            }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
                 let whose = claim.whose;
                 self.claims[at].whose = Whose::Nobody;
@@ -323,10 +340,8 @@ impl Desk {
             return;
         };
         cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
-        // The first failure may be the connection's, and the next one finds another.
-        if claim.fails > 0
-            && let Some(ticket) = release.take()
-        {
+        let another = cx.now < *until && is_worth_another(&error, claim.fails);
+        if !another && let Some(ticket) = release.take() {
             cx.effects
                 .push(Effect::Released(ticket, Outcome::Failed(error.clone())));
         }
@@ -334,8 +349,8 @@ impl Desk {
             cx.effects
                 .push(Effect::Notice(Notice::LeaveFailed { error: Some(error) }));
             self.claims.swap_remove(at);
-        } else if claim.fails == 0 {
-            claim.fails = 1;
+        } else if another {
+            claim.fails += 1;
             self.ask(cx, at, What::Leave);
         } else {
             self.schedule_retry(cx, at);
@@ -361,7 +376,12 @@ impl Desk {
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
         let Some(at) = self.numbered(grant.holder.claim) else {
-            return self.unknown(cx, grant);
+            // The number that a yield under way gives up is dead, but its yield sees to it.
+            return if self.pursues(grant.holder) {
+                cx.effects.push(Effect::Notice(Notice::PushStale));
+            } else {
+                self.unknown(cx, grant);
+            };
         };
         let claim = &mut self.claims[at];
         if claim.holder != grant.holder {

@@ -182,6 +182,17 @@ impl Desk {
             .map(|held| (held.ticket, Fence::new(held.number, held.index)))
     }
 
+    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
+    pub(crate) fn pursues(&self, holder: Holder) -> bool {
+        self.claims.iter().any(|claim| {
+            claim.holder == holder
+                || claim
+                    .yielded
+                    .as_ref()
+                    .is_some_and(|yielded| yielded.from == holder)
+        })
+    }
+
     // What callers do.
 
     fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
@@ -272,10 +283,11 @@ impl Desk {
                 _ => self.leave(cx, at, None),
             }
         }
-        if self.is_first_leave_under_way() || self.reclaim.is_some_and(|at| cx.now < at) {
+        // What is due is taken off at once, or its timer would fire without end while a leave is under way.
+        self.reclaim = self.reclaim.filter(|at| cx.now < *at);
+        if self.reclaim.is_some() || self.is_first_leave_under_way() {
             return;
         }
-        self.reclaim = None;
         for (ticket, term, wait) in std::mem::take(&mut self.fixed) {
             self.claim(cx, Whose::Fixed(ticket), term, wait);
         }

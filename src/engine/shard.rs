@@ -177,6 +177,12 @@ impl Shard {
             .flat_map(move |(name, desk)| desk.holders(now).map(move |(t, f)| (name, t, f)))
     }
 
+    /// The claim is not over here, for checkers.
+    #[doc(hidden)]
+    pub fn pursues(&self, name: &Name, holder: Holder) -> bool {
+        self.desks.get(name).is_some_and(|desk| desk.pursues(holder))
+    }
+
     /// A line per key, for histories.
     #[doc(hidden)]
     pub fn describe(&self, name: &Name) -> String {

@@ -311,8 +311,9 @@ impl Drop for Lock {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();
-            node.cancel(&self.mutex.name, waiting.ticket);
+            // First, so that nobody waits any more when the node is idle.
             node.answered();
+            node.cancel(&self.mutex.name, waiting.ticket);
         }
     }
 }

@@ -26,16 +26,21 @@ use crate::runtime::node::{Node, Side};
 use crate::runtime::slot::{Slot, lock};
 use crate::store::{Link, Route};
 
-/// Batches under way per connection.
+/// Batches under way per connection, at the most.
 const SLOTS: usize = 16;
+/// A request waits for company about this long at the most: so many batches are under way that one of them comes
+/// back this often. On loopback that is one at a time, on a network of two milliseconds all of them.
+const COMPANY: Duration = Duration::from_micros(100);
+/// What answers within this is no server but memory, and company is not worth waiting for.
+const AT_ONCE: Duration = Duration::from_micros(10);
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
 /// A batch is given this long at least; leases too short to save by then do not count.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// After a failed attempt to connect, others within this time share its error.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
-/// What waits on the callers' side for longer, while a slot is free, is sent by the keeper.
-pub(crate) const UNSENT: Duration = Duration::from_millis(10);
+/// What waits or is under way on the callers' side for longer is looked after by the keeper.
+const UNATTENDED: Duration = Duration::from_millis(10);
 
 type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
 
@@ -54,6 +59,31 @@ struct State {
     link: LinkState,
     generation: u64,
     refused: Option<(Moment, StoreError)>,
+    /// The shortest round trip lately.
+    trip: Duration,
+}
+
+impl State {
+    /// Whether one more batch may be under way.
+    fn is_free(&self) -> bool {
+        let slots = match self.trip {
+            trip if trip < AT_ONCE => SLOTS,
+            // A full batch has all the company there is.
+            _ if self.waiting.len() >= CAP => SLOTS,
+            trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(1, SLOTS as u128) as usize,
+        };
+        self.under_way.len() < slots
+    }
+
+    /// Takes the shorter at once and the longer slowly: what is looked for is the wire, not the queue.
+    fn saw_trip(&mut self, trip: Duration) {
+        let longer = trip.saturating_sub(self.trip);
+        self.trip = if self.trip.is_zero() {
+            trip
+        } else {
+            trip.min(self.trip + longer / 64)
+        };
+    }
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +127,7 @@ pub(crate) struct Carriage {
     sending: Mutex<Option<Sending>>,
     cargo: Mutex<Vec<(Tag, Name)>>,
     departed: Arc<Departed>,
+    since: Moment,
     deadline: Moment,
     done: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -131,6 +162,11 @@ impl Courier {
         lock(&self.state).waiting.push_back(Item { parcel, since, slot });
     }
 
+    /// Some batch has no answer yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !lock(&self.state).under_way.is_empty()
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.waiting.is_empty() && state.under_way.is_empty()
@@ -139,7 +175,7 @@ impl Courier {
     /// Puts what waits into a batch, if a slot is free. Whoever gets it must poll it, or hand it to the keeper.
     pub(crate) fn depart(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Carriage>> {
         let mut state = lock(&self.state);
-        if state.waiting.is_empty() || state.under_way.len() >= SLOTS {
+        if state.waiting.is_empty() || !state.is_free() {
             return None;
         }
         let now = node.clock.now();
@@ -181,6 +217,7 @@ impl Courier {
             sending: Mutex::new(None),
             cargo: Mutex::new(cargo),
             departed: departed.clone(),
+            since: now,
             deadline,
             done: AtomicBool::new(false),
             waker: Mutex::new(None),
@@ -354,28 +391,28 @@ impl Courier {
     /// What the keeper does for the callers' side: gives up what is overdue and sends what nobody sends. True when
     /// there is something to look after.
     pub(crate) fn look_after(self: &Arc<Self>, node: &Arc<Node>, now: Moment) -> bool {
-        let overdue: Vec<_> = {
+        // Answers may be there, unread by a caller that is asleep.
+        let (overdue, asleep): (Vec<_>, Vec<_>) = {
             let state = lock(&self.state);
+            let old = |c: &&Arc<Carriage>| c.since + UNATTENDED <= now;
             state
                 .under_way
                 .iter()
-                .filter(|c| c.deadline <= now)
+                .filter(old)
                 .cloned()
-                .collect()
+                .partition(|c| c.deadline <= now)
         };
-        for carriage in overdue {
-            carriage.finish();
-        }
+        overdue.iter().for_each(Carriage::finish);
+        asleep.iter().for_each(|carriage| carriage.help());
         loop {
-            let unsent = {
+            let is_unattended = {
                 let state = lock(&self.state);
-                let old = state
+                state
                     .waiting
                     .front()
-                    .is_some_and(|item| now.since(item.since) >= UNSENT);
-                old && state.under_way.len() < SLOTS
+                    .is_some_and(|item| item.since + UNATTENDED <= now)
             };
-            match unsent.then(|| self.depart(node)).flatten() {
+            match is_unattended.then(|| self.depart(node)).flatten() {
                 Some(carriage) => node.keeper.adopt(carriage),
                 None => break,
             }
@@ -387,10 +424,8 @@ impl Courier {
     pub(crate) fn next_due(&self) -> Option<Moment> {
         let state = lock(&self.state);
         let overdue = state.under_way.iter().map(|carriage| carriage.deadline);
-        let unsent = state.waiting.front().map(|item| item.since + UNSENT);
-        overdue
-            .chain(unsent.filter(|_| state.under_way.len() < SLOTS))
-            .min()
+        let unsent = state.waiting.front().map(|item| item.since + UNATTENDED);
+        overdue.chain(unsent.filter(|_| state.is_free())).min()
     }
 
     /// A slot is free: somebody has to send what waits.
@@ -457,6 +492,18 @@ impl Carriage {
         }
     }
 
+    /// Polls it for a caller that may be asleep, and leaves that caller to be woken.
+    fn help(&self) {
+        let Some(waker) = lock(&self.waker).clone() else {
+            return;
+        };
+        // A connection whose runtime ended may panic when it is touched; then the deadline decides.
+        let polled = catch_unwind(AssertUnwindSafe(|| self.poll(&mut Context::from_waker(&waker))));
+        if matches!(polled, Ok(Poll::Ready(()))) {
+            waker.wake();
+        }
+    }
+
     /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
     pub(crate) fn finish(self: &Arc<Self>) {
         let sent = self.departed.sent.load(Ordering::Acquire) != 0;
@@ -500,9 +547,13 @@ impl Carriage {
         let generation = self.departed.generation.load(Ordering::Acquire);
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
-        lock(&self.courier.state)
-            .under_way
-            .retain(|other| !std::ptr::eq(&**other, self));
+        {
+            let mut state = lock(&self.courier.state);
+            state.under_way.retain(|other| !std::ptr::eq(&**other, self));
+            if result.is_ok() {
+                state.saw_trip(now.since(sent));
+            }
+        }
         let on = self.courier.side;
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {

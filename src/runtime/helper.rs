@@ -1,9 +1,11 @@
 //! A caller's part in the sending: it sends for all who queued when a slot is free, and polls what it sent.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::runtime::Handle;
+use tokio::task::yield_now;
 
 use crate::runtime::courier::{Carriage, Courier};
 use crate::runtime::node::Node;
@@ -16,6 +18,24 @@ pub(crate) struct Helper {
     courier: Arc<Courier>,
     slot: Arc<Slot>,
     carriage: Option<Arc<Carriage>>,
+    turn: Turn,
+}
+
+/// Whether others that can run had their turn before we send.
+enum Turn {
+    Untaken,
+    Taking(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
+    Taken,
+}
+
+impl std::fmt::Debug for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Turn::Taken) {
+            "Taken"
+        } else {
+            "Untaken"
+        })
+    }
 }
 
 impl Helper {
@@ -25,6 +45,7 @@ impl Helper {
             courier,
             slot,
             carriage: None,
+            turn: Turn::Untaken,
         }
     }
 
@@ -47,10 +68,14 @@ impl Helper {
             if self.carriage.is_some() {
                 return Poll::Pending;
             }
+            let is_runtime = Handle::try_current().is_ok();
+            if is_runtime && self.gather(cx).is_pending() {
+                return Poll::Pending;
+            }
             let Some(carriage) = self.courier.depart(&self.node) else {
                 return Poll::Pending;
             };
-            if Handle::try_current().is_err() {
+            if !is_runtime {
                 // No runtime that could drive a connection.
                 self.node.keeper.adopt(carriage);
                 return Poll::Pending;
@@ -58,6 +83,22 @@ impl Helper {
             self.node.keeper.watch(self.node.clock.now());
             self.carriage = Some(carriage);
         }
+    }
+
+    /// While batches are under way, lets every task that can run go first: the answers that woke us woke others,
+    /// and what they ask for travels with us. Alone we wait for nobody.
+    fn gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if matches!(self.turn, Turn::Untaken) {
+            if !self.courier.is_under_way() {
+                return Poll::Ready(());
+            }
+            self.turn = Turn::Taking(Box::pin(yield_now()));
+        }
+        if let Turn::Taking(turn) = &mut self.turn {
+            ready!(turn.as_mut().poll(cx));
+            self.turn = Turn::Taken;
+        }
+        Poll::Ready(())
     }
 }
 

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::claim::Note;
 use crate::engine::Input;
 use crate::engine::moment::Moment;
-use crate::error::OptionsError;
+use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::runtime::courier::Carriage;
 use crate::runtime::node::{Node, Side};
@@ -36,6 +38,8 @@ pub(crate) struct Keeper {
     adopted: Mutex<Vec<Arc<Carriage>>>,
     inbox: Notify,
     inbox_wanted: AtomicBool,
+    /// A runtime of the user's that can serve the inbox.
+    home: Mutex<Option<Handle>>,
 }
 
 impl Keeper {
@@ -64,7 +68,18 @@ impl Keeper {
     }
 
     /// Somebody may wait: grants must be pushed here.
+    ///
+    /// Served on the runtime of those who wait, a push wakes its caller without a detour over the keeper's thread. One
+    /// that runs on a single thread may stand still between two calls, so it is not asked.
     pub(crate) fn want_inbox(&self) {
+        if self.inbox_wanted.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current()
+            && runtime.runtime_flavor() == RuntimeFlavor::MultiThread
+        {
+            *lock(&self.home) = Some(runtime);
+        }
         if !self.inbox_wanted.swap(true, Ordering::Relaxed) {
             self.inbox.notify_one();
         }
@@ -170,7 +185,15 @@ async fn serve_inbox(node: Weak<Node>) {
                 }
             })
         };
-        let error = store.inbox(id, sink).await;
+        let home = lock(&keeper.home).clone().unwrap_or_else(Handle::current);
+        let error = match AbortOnDropHandle::new(home.spawn(store.inbox(id, sink))).await {
+            Ok(error) => error,
+            // That runtime ended. This one does not, as long as there is anything to keep.
+            Err(error) => {
+                *lock(&keeper.home) = None;
+                StoreError::new(StoreErrorKind::Interrupted, error)
+            }
+        };
         observe::inbox_lost(id, &error);
         if let Some(node) = node.upgrade() {
             node.inbox_lost();

@@ -19,7 +19,7 @@ pub struct Ledger {
     last: Number,
     listening: Option<HashSet<NodeId>>,
     sweep_at: usize,
-    flaws: Flaws,
+    flaw: Option<Flaw>,
 }
 
 /// One key: the record and the queue. Neither there: no state.
@@ -73,19 +73,19 @@ impl Entry {
 }
 
 /// Mistakes to plant, so that the simulator can show that it finds them. None is ever set outside of it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(hidden)]
-pub struct Flaws {
+pub enum Flaw {
     /// A hand-off keeps the old grant number.
-    pub number_kept_on_hand_off: bool,
+    NumberKeptOnHandOff,
     /// A waiter that was not heard of is granted all the same.
-    pub dead_head_granted: bool,
+    DeadHeadGranted,
     /// A free key with a queue stays as it is.
-    pub never_settled: bool,
+    NeverSettled,
     /// A leave frees whatever it finds.
-    pub leave_by_anyone: bool,
+    LeaveByAnyone,
     /// A claim is executed however late it is.
-    pub late_claim_executed: bool,
+    LateClaimExecuted,
 }
 
 /// What rare branches were taken; the simulator adds them up.
@@ -118,7 +118,7 @@ struct Desk<'a> {
     /// The highest number that the sender ever saw. It counts when a number is given.
     seen: Number,
     listening: Option<&'a HashSet<NodeId>>,
-    flaws: Flaws,
+    flaw: Option<Flaw>,
     now_us: u64,
     pushes: &'a mut Vec<Grant>,
     branches: &'a mut Vec<Branch>,
@@ -130,11 +130,11 @@ impl Ledger {
         Ledger::default()
     }
 
-    /// With mistakes planted.
+    /// With a mistake planted.
     #[doc(hidden)]
-    pub fn with_flaws(flaws: Flaws) -> Self {
+    pub fn with_flaw(flaw: Option<Flaw>) -> Self {
         Ledger {
-            flaws,
+            flaw,
             ..Ledger::default()
         }
     }
@@ -167,7 +167,7 @@ impl Ledger {
                 last: &mut self.last,
                 seen: batch.highest,
                 listening: self.listening.as_ref(),
-                flaws: self.flaws,
+                flaw: self.flaw,
                 now_us,
                 pushes,
                 branches,
@@ -275,10 +275,14 @@ impl Desk<'_> {
         self.now_us / 1000
     }
 
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
     fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
         if matches!(request.verb, Verb::Claim { .. } | Verb::Yield { .. })
             && self.now_us > not_after
-            && !self.flaws.late_claim_executed
+            && !self.has(Flaw::LateClaimExecuted)
         {
             self.branches.push(Branch::LateRefused);
             return Reply::Late;
@@ -343,13 +347,13 @@ impl Desk<'_> {
     }
 
     fn leave(&mut self, holder: Holder) -> Reply {
-        if self.owned_by(holder).is_some() || (self.flaws.leave_by_anyone && self.state.record.is_some()) {
+        if self.owned_by(holder).is_some() || (self.has(Flaw::LeaveByAnyone) && self.state.record.is_some()) {
             self.state.record = None;
             self.hand_over(None);
             return Reply::Done;
         }
         let was_queued = self.withdraw(holder);
-        if self.state.record.is_none() && !self.flaws.never_settled {
+        if self.state.record.is_none() && !self.has(Flaw::NeverSettled) {
             self.hand_over(None);
         }
         if was_queued { Reply::Done } else { Reply::NotThere }
@@ -372,7 +376,7 @@ impl Desk<'_> {
     fn settle(&mut self, caller: Holder, term: Term, verb: Verb) {
         let now = self.now();
         let before = self.state.queue.len();
-        if !self.flaws.never_settled {
+        if !self.has(Flaw::NeverSettled) {
             self.state.queue.retain(|entry| now <= entry.dies);
         }
         if self.state.queue.len() < before {
@@ -384,7 +388,7 @@ impl Desk<'_> {
             *entry = Entry::heard(caller, term, now);
         }
         // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        if self.state.record.is_none() && verb != Verb::Leave && !self.flaws.never_settled {
+        if self.state.record.is_none() && verb != Verb::Leave && !self.has(Flaw::NeverSettled) {
             self.hand_over(Some(caller));
         }
     }
@@ -402,7 +406,7 @@ impl Desk<'_> {
         let mut chosen = None;
         for (at, entry) in self.state.queue.iter().enumerate() {
             let is_caller = caller == Some(entry.holder);
-            if !is_caller && !entry.is_fresh(now) && !self.flaws.dead_head_granted {
+            if !is_caller && !entry.is_fresh(now) && !self.has(Flaw::DeadHeadGranted) {
                 self.branches.push(Branch::StalePassedOver);
             } else if !is_caller
                 && self
@@ -435,7 +439,7 @@ impl Desk<'_> {
     }
 
     fn grant(&mut self, holder: Holder, term: Term) -> Number {
-        let keep = self.flaws.number_kept_on_hand_off && *self.last > 0;
+        let keep = self.has(Flaw::NumberKeptOnHandOff) && *self.last > 0;
         if !keep {
             *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
         }

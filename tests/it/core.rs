@@ -166,3 +166,257 @@ async fn shutdown_gives_everything_back() {
     assert!(matches!(locks.mutex("a").lock().await, Err(Error::Closed { .. })));
     drop(other.mutex("a").try_lock().await.unwrap().expect("it is free"));
 }
+
+/// Places in a line are taken when a lock is first polled, and kept.
+#[tokio::test]
+async fn a_line_is_served_in_order() {
+    let store = MemoryStore::new();
+    let (locks, _) = two(&store);
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let mut line: Vec<_> = (0..200).map(|_| Box::pin(locks.mutex("a").lock())).collect();
+    for waiting in &mut line {
+        assert!(poll_once(waiting).await.is_none());
+    }
+    drop(guard);
+    let mut fence = 0;
+    while !line.is_empty() {
+        let behind = line.split_off(1);
+        let first = line.pop().unwrap();
+        let guard = soon(first).await.unwrap();
+        assert!(guard.fence().get() > fence);
+        fence = guard.fence().get();
+        line = behind;
+        for waiting in &mut line {
+            assert!(poll_once(waiting).await.is_none(), "somebody overtook");
+        }
+        guard.release().await.unwrap();
+    }
+    soon(locks.idle()).await;
+    assert!(store.is_empty());
+}
+
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        std::task::Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
+            std::task::Poll::Ready(ready) => Some(ready),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// A process with a long line gives the lock away after its burst.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_ends_and_others_get_their_turn() {
+    let store = MemoryStore::new();
+    let make = |burst| {
+        Locks::builder()
+            .burst(burst, Duration::from_secs(600))
+            .memory_shared(&store)
+            .unwrap()
+    };
+    let (crowded, other) = (make(5), make(5));
+    let served = Arc::new(AtomicU64::new(0));
+    let guard = crowded.mutex("a").lock().await.unwrap();
+    let line: Vec<_> = (0..100)
+        .map(|_| {
+            let (mutex, served) = (crowded.mutex("a"), served.clone());
+            tokio::spawn(async move {
+                let guard = mutex.lock().await.unwrap();
+                served.fetch_add(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            })
+        })
+        .collect();
+    while crowded.waiting() < 100 {
+        tokio::task::yield_now().await;
+    }
+    // In the store's queue, not only in its own line.
+    let mutex = other.mutex("a");
+    let mut waiting = Box::pin(mutex.lock());
+    assert!(poll_once(&mut waiting).await.is_none());
+    guard.release().await.unwrap();
+    let guard = soon(waiting).await.unwrap();
+    let before = served.load(Ordering::SeqCst);
+    assert!(before <= 5, "{before} were served before the other node");
+    guard.release().await.unwrap();
+    for task in line {
+        soon(task).await.unwrap();
+    }
+    soon(crowded.idle()).await;
+    soon(other.idle()).await;
+    assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn lines_have_an_end() {
+    let locks = Locks::builder()
+        .waiters_per_key(3)
+        .waiters_per_node(5)
+        .memory()
+        .unwrap();
+    let (a, b) = (
+        locks.mutex("a").lock().await.unwrap(),
+        locks.mutex("b").lock().await.unwrap(),
+    );
+    let mut line: Vec<_> = ["a", "a", "a", "b", "b"]
+        .map(|key| Box::pin(locks.mutex(key).lock()))
+        .into();
+    for (n, waiting) in line.iter_mut().enumerate() {
+        assert!(poll_once(waiting).await.is_none());
+        if n == 2 {
+            let refused = locks.mutex("a").lock().await.unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    Error::QueueFull {
+                        waiting: 3,
+                        limit: 3,
+                        ..
+                    }
+                ),
+                "{refused:?}"
+            );
+            let refused = locks.mutex("b").max_waiters(0).lock().await.unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    Error::QueueFull {
+                        waiting: 0,
+                        limit: 0,
+                        ..
+                    }
+                ),
+                "{refused:?}"
+            );
+        }
+    }
+    let refused = locks.mutex("c").lock().await.unwrap_err();
+    assert!(
+        refused.is_busy()
+            && matches!(
+                refused,
+                Error::QueueFull {
+                    waiting: 5,
+                    limit: 5,
+                    ..
+                }
+            ),
+        "{refused:?}"
+    );
+    // Who leaves makes room.
+    line.truncate(4);
+    let room = Box::pin(locks.mutex("b").lock());
+    line.push(room);
+    assert!(poll_once(&mut line[4]).await.is_none());
+    drop((a, b));
+    for waiting in line {
+        drop(soon(waiting).await.unwrap());
+    }
+    soon(locks.idle()).await;
+    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+}
+
+#[tokio::test]
+async fn work_under_a_lock_ends_with_it() {
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let mutex = locks.mutex("a");
+    let fence = mutex.with(|lease| async move { lease.fence() }).await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().unwrap().fence() > fence);
+    soon(other.idle()).await;
+    // Deleted under it: the work is dropped, in the middle of what it does.
+    struct Dropped(Arc<AtomicU64>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let dropped = Arc::new(AtomicU64::new(0));
+    let short = locks.mutex("a").fixed(ms(100));
+    let guard_work = Dropped(dropped.clone());
+    let worked = soon(short.with(|_| async move {
+        let _dropped = guard_work;
+        std::future::pending::<()>().await;
+    }))
+    .await;
+    assert!(
+        matches!(
+            worked,
+            Err(Error::Lost {
+                cause: LostCause::Ended,
+                ..
+            })
+        ),
+        "{worked:?}"
+    );
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    // A view outlives its guard, and says so.
+    let guard = mutex.lock().await.unwrap();
+    let lease = guard.lease();
+    assert!(lease.run(async { 7 }).await.is_ok_and(|seven| seven == 7));
+    guard.release().await.unwrap();
+    assert!(!lease.is_held());
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    let late = lease.run(async { panic!("polled without the lock") }).await;
+    assert!(
+        matches!(
+            late,
+            Err(Error::Lost {
+                cause: LostCause::Released,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
+    assert_eq!(soon(lease.lost()).await, LostCause::Released);
+    assert!(lease.lost_token().is_cancelled());
+}
+
+/// No tokio anywhere: what other executors do.
+#[test]
+fn works_under_any_executor() {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let mut future = std::pin::pin!(future);
+        let waker = std::task::Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+                std::task::Poll::Ready(ready) => return ready,
+                std::task::Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let counter = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..8)
+        .map(|n| {
+            let mutex = if n % 2 == 0 { &locks } else { &other }.mutex("a");
+            let counter = counter.clone();
+            std::thread::spawn(move || {
+                for _ in 0..100 {
+                    let guard = block_on(mutex.lock()).unwrap();
+                    let seen = counter.load(Ordering::Relaxed);
+                    std::thread::yield_now();
+                    counter.store(seen + 1, Ordering::Relaxed);
+                    if seen.is_multiple_of(2) {
+                        block_on(guard.release()).unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), 800);
+    block_on(locks.idle());
+    block_on(other.idle());
+    assert!(store.is_empty());
+}

@@ -7,5 +7,13 @@
 mod support;
 
 mod architecture;
+mod bounds;
+mod cancellation;
 mod core;
+mod engine;
 mod faults;
+#[cfg(feature = "axum")]
+mod middleware;
+mod scenarios;
+mod simulator;
+mod told;

@@ -9,7 +9,19 @@
     reason = "a test binary exports nothing, and `server` is included elsewhere"
 )]
 
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_input;
+mod cancellation;
+mod child;
 mod differential;
+mod help;
+mod loss;
+mod quiet;
+mod runtimes;
+mod scenarios;
 mod server;
 mod store;
 mod tools;
+mod torture;

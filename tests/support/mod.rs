@@ -3,4 +3,5 @@
 // Each binary uses its own part of it, and `pub` says what that part may be.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod events;
 pub mod proxy;

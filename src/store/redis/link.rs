@@ -77,19 +77,26 @@ impl RedisLink {
         }
         .map_err(|error| cannot_open(store, error))?;
 
+        // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
+        let mut greeting = redis::pipe();
+        greeting.cmd("ROLE").cmd("TIME");
+        let answers = connection.send_packed_commands(&greeting, 0, 2).await;
+        let answers = answers.map_err(|error| cannot_open(store, error))?;
+        let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
+            return Err(script::malformed("the server left questions unanswered").error);
+        };
+        check_role(store, role)?;
+        let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
+
         let mut questions = redis::pipe();
-        questions.cmd("ROLE").cmd("TIME");
         questions.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 5).await;
+        let answers = connection.send_packed_commands(&questions, 0, 3).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([role, time, loaded, server, memory]) = <[Value; 5]>::try_from(answers) else {
+        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
             return Err(script::malformed("the server left questions unanswered").error);
         };
-
-        check_role(store, role)?;
-        let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
         result(loaded).map_err(|error| cannot_open(store, error))?;
         check_info(store, server, memory)?;
         Ok(RedisLink {

@@ -361,7 +361,9 @@ mod tests {
     #[test]
     fn headers_name_what_the_bodies_use() {
         let files = RULES.into_iter().chain([OPEN, BATCH, LONE]);
-        for (file, name) in files.zip(["queue", "claim", "renew", "leave", "yield", "open", "batch", "lone"]) {
+        for (file, name) in files.zip([
+            "queue", "claim", "renew", "leave", "yield", "open", "batch", "lone",
+        ]) {
             let is_header = |line: &&str| line.starts_with("--");
             assert!(
                 file.starts_with(&format!("-- {name}: ")),

@@ -6,7 +6,7 @@
 -- ARGV[at+1]   holder
 -- ARGV[at+3]   hold in ms
 -- returns      {server time in µs, one reply per request}
-local replies, at = { us, false }, 4
+local replies, at = { us }, 4
 local claim, renew, leave, yield
 for i = 1, n do
   local verb, record = ARGV[at], records[i]

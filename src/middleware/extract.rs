@@ -1,0 +1,150 @@
+//! What axum adds: keys from extractors, and the lease as an extractor.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::marker::PhantomData;
+
+use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum_core::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::request::Parts;
+
+use crate::locks::Locks;
+use crate::middleware::key::{IntoLockKey, KeySource, LockKey};
+use crate::middleware::layer::LockLayer;
+use crate::observe;
+use crate::primitives::guard::Lease;
+
+/// Makes the key from what axum's extractors find. Made by [`LockLayer::from_extractors`].
+pub struct FromExtractors<F, T> {
+    key: F,
+    extractors: PhantomData<fn() -> T>,
+}
+
+impl<F, T> LockLayer<FromExtractors<F, T>>
+where
+    F: ExtractorFn<T>,
+    T: 'static,
+{
+    /// Locks the key that `key` makes of axum's extractors: up to eight that need no body and no state. One that fails
+    /// answers with its own rejection. They see what the handler would see, so that a path parameter comes decoded.
+    ///
+    /// ```
+    /// use axum::{Router, extract::Path, routing::post};
+    /// use tenure::{LockLayer, Locks};
+    ///
+    /// # async fn withdraw() {}
+    /// # let locks = Locks::memory();
+    /// let layer = LockLayer::from_extractors(&locks, |Path(id): Path<u64>| format!("account:{id}"));
+    /// let app: Router = Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer);
+    /// ```
+    pub fn from_extractors(locks: &Locks, key: F) -> Self {
+        LockLayer::new(
+            locks,
+            FromExtractors {
+                key,
+                extractors: PhantomData,
+            },
+        )
+    }
+}
+
+/// A closure over extractors that returns a key: what [`LockLayer::from_extractors`] takes.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not make a key of extractors",
+    note = "give a closure whose arguments have types, `|Path(id): Path<u64>|`, that can be cloned and sent, takes one to eight `FromRequestParts<()>`, and returns a `String`, a `Key`, an `Option` or a `Result` of one"
+)]
+pub trait ExtractorFn<T>: Clone + Send + Sync + 'static {
+    /// Runs the extractors in order, then the closure.
+    fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send;
+}
+
+macro_rules! extractor_fn {
+    ($($T:ident)+) => {
+        #[allow(non_snake_case)]
+        impl<F, R, $($T),+> ExtractorFn<($($T,)+)> for F
+        where
+            F: Fn($($T),+) -> R + Clone + Send + Sync + 'static,
+            R: IntoLockKey,
+            $($T: FromRequestParts<()> + Send,)+
+        {
+            async fn key(&self, parts: &mut Parts) -> LockKey {
+                $(
+                    let $T = match $T::from_request_parts(parts, &()).await {
+                        Ok(found) => found,
+                        Err(rejection) => return LockKey::refuse(rejection.into_response()),
+                    };
+                )+
+                self($($T),+).into_lock_key()
+            }
+        }
+    };
+}
+
+extractor_fn!(T1);
+extractor_fn!(T1 T2);
+extractor_fn!(T1 T2 T3);
+extractor_fn!(T1 T2 T3 T4);
+extractor_fn!(T1 T2 T3 T4 T5);
+extractor_fn!(T1 T2 T3 T4 T5 T6);
+extractor_fn!(T1 T2 T3 T4 T5 T6 T7);
+extractor_fn!(T1 T2 T3 T4 T5 T6 T7 T8);
+
+impl<F: ExtractorFn<T>, T: 'static> KeySource for FromExtractors<F, T> {
+    type Key = LockKey;
+
+    fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
+        self.key.key(parts)
+    }
+}
+
+impl<F: Clone, T> Clone for FromExtractors<F, T> {
+    fn clone(&self) -> Self {
+        FromExtractors {
+            key: self.key.clone(),
+            extractors: PhantomData,
+        }
+    }
+}
+
+impl<F, T> std::fmt::Debug for FromExtractors<F, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FromExtractors")
+    }
+}
+
+/// The lease of the innermost [`LockLayer`] around the handler.
+///
+/// Where a layer lets requests through without a lock (a key that is `None`, `OPTIONS`), ask for an `Option<Lease>`.
+impl<S: Sync> FromRequestParts<S> for Lease {
+    type Rejection = LeaseMissing;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Lease, LeaseMissing> {
+        parts.extensions.get().cloned().ok_or_else(|| {
+            observe::lease_missing(parts.uri.path());
+            LeaseMissing
+        })
+    }
+}
+
+/// The lease, if the request has one.
+impl<S: Sync> OptionalFromRequestParts<S> for Lease {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Lease>, Infallible> {
+        Ok(parts.extensions.get().cloned())
+    }
+}
+
+/// The handler asks for a [`Lease`], and no [`LockLayer`] took a lock for the request. A fault of the program: the
+/// client gets 500 and an event names the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("LockLayer is missing on this route")]
+#[non_exhaustive]
+pub struct LeaseMissing;
+
+impl IntoResponse for LeaseMissing {
+    fn into_response(self) -> Response {
+        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}

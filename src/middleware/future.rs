@@ -1,0 +1,241 @@
+//! A request's way through the layer.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use pin_project::pin_project;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower::Service;
+
+use crate::middleware::body::ResponseBody;
+use crate::middleware::layer::OnLost;
+use crate::middleware::refusal::Refused;
+use crate::middleware::service::Entered;
+use crate::observe;
+use crate::primitives::guard::Guard;
+
+/// How long an answer waits at most until the store knows that the lock is free.
+const RELEASE_WAIT: Duration = Duration::from_millis(250);
+
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The answer of a [`LockService`](crate::middleware::LockService).
+///
+/// # Cancel safety
+/// Dropping it gives up the place in the line; or drops the handler's future, and after it gives back the lock in the
+/// background.
+#[pin_project]
+#[must_use = "futures do nothing until they are awaited"]
+pub struct ResponseFuture<S: Service<Request<B>>, B> {
+    #[pin]
+    state: State<S, B>,
+}
+
+// The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
+#[allow(clippy::large_enum_variant)]
+#[pin_project(project = Step, project_replace = Past)]
+enum State<S: Service<Request<B>>, B> {
+    /// At the door: the key is looked for, then its lock is waited for.
+    Entering {
+        door: Boxed<Entered>,
+        inner: S,
+        body: B,
+        on_lost: OnLost,
+    },
+    /// Inside, with the lock if there is a key. The inner service is made ready only now.
+    Readying {
+        inner: S,
+        request: Request<B>,
+        guard: Option<Guard>,
+        #[pin]
+        lost: Lost,
+        on_lost: OnLost,
+    },
+    /// The handler runs. Dropped in this order: first the work, then what protects it.
+    Handling {
+        #[pin]
+        handler: S::Future,
+        guard: Option<Guard>,
+        #[pin]
+        lost: Lost,
+    },
+    /// The handler is done. Its answer waits for the lock to be free, so that whoever has the answer finds it free.
+    Releasing {
+        release: Boxed<()>,
+        answer: Result<S::Response, S::Error>,
+    },
+    /// Answered.
+    Done,
+}
+
+/// Watches over a lease; nothing to watch when `None`.
+type Lost = Option<WaitForCancellationFutureOwned>;
+
+impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
+    pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, on_lost: OnLost) -> Self {
+        ResponseFuture {
+            state: State::Entering {
+                door,
+                inner,
+                body,
+                on_lost,
+            },
+        }
+    }
+
+    pub(super) fn unlocked(inner: S, request: Request<B>) -> Self {
+        let state = State::Readying {
+            inner,
+            request,
+            guard: None,
+            lost: None,
+            on_lost: OnLost::Tell,
+        };
+        ResponseFuture { state }
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    type Output = Result<Response<ResponseBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                Step::Entering { door, .. } => {
+                    let entered = ready!(door.as_mut().poll(cx));
+                    let Past::Entering {
+                        inner, body, on_lost, ..
+                    } = state.as_mut().project_replace(State::Done)
+                    else {
+                        unreachable!("it was at the door")
+                    };
+                    match entered {
+                        Entered::In(parts, guard) => {
+                            let (request, lost) = (Request::from_parts(parts, body), watch(guard.as_ref()));
+                            state.set(State::Readying {
+                                inner,
+                                request,
+                                guard,
+                                lost,
+                                on_lost,
+                            });
+                        }
+                        Entered::Refused(response) => {
+                            return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
+                        }
+                    }
+                }
+                Step::Readying {
+                    inner, guard, lost, ..
+                } => {
+                    let ready = inner.poll_ready(cx);
+                    // Whatever the option says: no handler starts without its lock.
+                    if is_lost(guard.as_ref(), lost, cx) {
+                        state.set(State::Done);
+                        return Poll::Ready(Ok(lost_answer()));
+                    }
+                    if let Err(error) = ready!(ready) {
+                        state.set(State::Done);
+                        return Poll::Ready(Err(error));
+                    }
+                    let Past::Readying {
+                        mut inner,
+                        request,
+                        guard,
+                        on_lost,
+                        ..
+                    } = state.as_mut().project_replace(State::Done)
+                    else {
+                        unreachable!("it was made ready")
+                    };
+                    let lost = if on_lost == OnLost::Cancel {
+                        watch(guard.as_ref())
+                    } else {
+                        None
+                    };
+                    state.set(State::Handling {
+                        handler: inner.call(request),
+                        guard,
+                        lost,
+                    });
+                }
+                Step::Handling {
+                    handler,
+                    guard,
+                    mut lost,
+                } => {
+                    // Asked before each step, and after the last one: whoever slept past the deadline takes no other.
+                    let watched = lost.is_some();
+                    if watched && is_lost(guard.as_ref(), lost.as_mut(), cx) {
+                        state.set(State::Done);
+                        return Poll::Ready(Ok(lost_answer()));
+                    }
+                    let answer = ready!(handler.poll(cx));
+                    if watched && is_lost(guard.as_ref(), lost, cx) {
+                        state.set(State::Done);
+                        return Poll::Ready(Ok(lost_answer()));
+                    }
+                    let guard = guard.take();
+                    state.set(match guard {
+                        Some(guard) => State::Releasing {
+                            release: Box::pin(release(guard)),
+                            answer,
+                        },
+                        None => {
+                            state.set(State::Done);
+                            return Poll::Ready(answer.map(|response| response.map(ResponseBody::handler)));
+                        }
+                    });
+                }
+                Step::Releasing { release, .. } => {
+                    ready!(release.as_mut().poll(cx));
+                    let Past::Releasing { answer, .. } = state.as_mut().project_replace(State::Done) else {
+                        unreachable!("it was releasing")
+                    };
+                    return Poll::Ready(answer.map(|response| response.map(ResponseBody::handler)));
+                }
+                Step::Done => panic!("polled after it was ready"),
+            }
+        }
+    }
+}
+
+fn watch(guard: Option<&Guard>) -> Lost {
+    guard.map(|guard| guard.lost_token().cancelled_owned())
+}
+
+fn is_lost(guard: Option<&Guard>, lost: Pin<&mut Lost>, cx: &mut Context<'_>) -> bool {
+    let told = lost.as_pin_mut().is_some_and(|lost| lost.poll(cx).is_ready());
+    told || guard.is_some_and(|guard| !guard.is_held())
+}
+
+fn lost_answer<R>() -> Response<ResponseBody<R>> {
+    observe::refused(&Refused::Lost, Refused::Lost.status().as_u16(), None);
+    Refused::Lost.response().map(ResponseBody::refusal)
+}
+
+/// Gives the lock back. A lease that was lost meanwhile has been told of, by the event and the [`Lease`](crate::Lease);
+/// a store that does not answer is told in the background.
+async fn release(guard: Guard) {
+    let _ = tokio::time::timeout(RELEASE_WAIT, guard.release()).await;
+}
+
+impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.state {
+            State::Entering { .. } => "ResponseFuture::Entering",
+            State::Readying { .. } => "ResponseFuture::Readying",
+            State::Handling { .. } => "ResponseFuture::Handling",
+            State::Releasing { .. } => "ResponseFuture::Releasing",
+            State::Done => "ResponseFuture::Done",
+        })
+    }
+}

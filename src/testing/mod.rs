@@ -1,0 +1,10 @@
+//! What our own tests are made of. No part of the crate's promises: it changes without notice.
+
+use crate::error::{StoreError, StoreErrorKind};
+
+pub mod sim;
+
+/// What a batch without an answer ends with.
+pub fn timed_out() -> StoreError {
+    StoreError::new(StoreErrorKind::TimedOut, "no answer in time")
+}

@@ -1,0 +1,280 @@
+//! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
+
+use crate::claim::Fence;
+use crate::engine::{Denial, Input, Outcome, Ticket, Want};
+use crate::error::LostCause;
+use crate::testing::sim::Wrong;
+use crate::testing::sim::coverage::Seen;
+use crate::testing::sim::world::{Event, MS, World};
+
+/// One caller, from its call to its last word.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) key: usize,
+    pub(super) want: Want,
+    pub(super) state: State,
+    /// Was seen not to hold after it held.
+    pub(super) dark: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Holding,
+    /// Waits for what became of its release; whether it held until then.
+    Releasing {
+        held: bool,
+    },
+    Over,
+}
+
+/// What a caller does next.
+#[derive(Debug)]
+pub(super) enum Act {
+    GiveUp,
+    Look,
+    Release,
+    Drop,
+}
+
+impl World {
+    /// A caller comes, if there is room for one.
+    pub(super) fn arrival(&mut self, slot: usize) {
+        if self.draining {
+            return;
+        }
+        let pause = self.rng.u64(0..2 * self.profile.pause);
+        self.after(pause, Event::Arrival { slot });
+        let node = &self.nodes[slot];
+        if !node.alive || node.paused.is_some() || node.live.len() >= self.profile.callers {
+            return;
+        }
+        let (life, key) = (node.life, self.rng.usize(0..self.keys.len()));
+        let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
+        let want = Want {
+            term,
+            wait: self.rng.u8(0..10) > 0,
+            fixed: self.rng.u8(0..10) == 0,
+            limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
+        };
+        let node = &mut self.nodes[slot];
+        let ticket = node.shard.issue();
+        let caller = node.callers.len();
+        debug_assert_eq!(ticket.0 as usize, caller + 1);
+        node.callers.push(Caller {
+            key,
+            want,
+            state: State::Waiting,
+            dark: false,
+        });
+        node.live.push(caller);
+        node.asked += 1;
+        if self.chance(25) {
+            let patience = self.rng.u64(0..term.lease_ms * MS);
+            self.after(
+                patience,
+                Event::Caller {
+                    slot,
+                    life,
+                    caller,
+                    act: Act::GiveUp,
+                },
+            );
+        }
+        self.feed(slot, key, Input::Lock(ticket, want));
+    }
+
+    /// A caller does what it had in mind.
+    pub(super) fn act(&mut self, slot: usize, caller: usize, act: Act) {
+        let ticket = Ticket(caller as u64 + 1);
+        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        match (act, state) {
+            (Act::GiveUp, State::Waiting) => {
+                let under_way = self.nodes[slot].sides.iter().any(|side| !side.outbox.is_empty());
+                self.saw(if under_way {
+                    Seen::CancelInFlight
+                } else {
+                    Seen::CancelWaiting
+                });
+                self.over(slot, caller);
+                self.feed(slot, key, Input::Cancel(ticket));
+            }
+            (Act::Look, State::Holding) => {
+                self.look(slot, caller);
+            }
+            (Act::Release, State::Holding) => {
+                let held = self.look(slot, caller);
+                self.nodes[slot].callers[caller].state = State::Releasing { held };
+                self.feed(slot, key, Input::Release(ticket));
+            }
+            (Act::Drop, State::Holding) => {
+                self.saw(Seen::CancelHolder);
+                self.feed(slot, key, Input::Cancel(ticket));
+                self.over(slot, caller);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a guard's question sees, at any moment and before anything else was handled.
+    pub(super) fn look(&mut self, slot: usize, caller: usize) -> bool {
+        let local = self.local(slot);
+        let node = &mut self.nodes[slot];
+        let asking = &mut node.callers[caller];
+        let key = asking.key;
+        let held = node
+            .shard
+            .remaining(local, &self.keys[key], Ticket(caller as u64 + 1))
+            .is_some();
+        let revived = held && asking.dark;
+        asking.dark |= !held;
+        self.log.mix(u64::from(held));
+        self.note(Some(slot), Some(key), || {
+            format!("ticket {} looks: held {held}", caller + 1)
+        });
+        if revived {
+            self.wrong(Wrong::Revived, Some(key), || {
+                format!("ticket {} of node {slot} holds again", caller + 1)
+            });
+        }
+        if held {
+            self.check_key(key);
+        }
+        held
+    }
+
+    fn over(&mut self, slot: usize, caller: usize) {
+        let node = &mut self.nodes[slot];
+        node.callers[caller].state = State::Over;
+        node.live.retain(|live| *live != caller);
+    }
+
+    // What callers are told.
+
+    fn expect(&mut self, slot: usize, ticket: Ticket, told: &str, expected: impl Fn(State) -> bool) -> usize {
+        let caller = ticket.0 as usize - 1;
+        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        self.log.mix(ticket.0);
+        self.note(Some(slot), Some(key), || {
+            format!("   => ticket {} {told}", ticket.0)
+        });
+        if !expected(state) {
+            self.wrong(Wrong::Outcome, Some(key), || {
+                format!(
+                    "ticket {} of node {slot} is {state:?} and was told: {told}",
+                    ticket.0
+                )
+            });
+        }
+        caller
+    }
+
+    pub(super) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
+        let told = if self.setup.history {
+            format!("granted {}.{}", fence.number(), fence.get() & 1023)
+        } else {
+            String::new()
+        };
+        let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
+        self.nodes[slot].callers[caller].state = State::Holding;
+        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        self.saw(Seen::Granted);
+        if want.fixed {
+            self.saw(Seen::GrantedFixed);
+        }
+        self.watch_fence(slot, key, fence);
+        let hold = match self.rng.u8(0..100) {
+            _ if self.draining => self.rng.u64(0..5 * MS),
+            0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
+            4..30 => 0,
+            _ => self.rng.u64(0..self.profile.hold),
+        };
+        let life = self.nodes[slot].life;
+        let act = if self.chance(60) { Act::Release } else { Act::Drop };
+        self.after(
+            hold,
+            Event::Caller {
+                slot,
+                life,
+                caller,
+                act,
+            },
+        );
+        if self.chance(20) {
+            let pause = self.rng.u64(0..=hold);
+            self.after(
+                pause,
+                Event::Caller {
+                    slot,
+                    life,
+                    caller,
+                    act: Act::Look,
+                },
+            );
+        }
+    }
+
+    pub(super) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &Denial) {
+        let told = if self.setup.history {
+            format!("denied: {denial:?}")
+        } else {
+            String::new()
+        };
+        let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
+        self.saw(match denial {
+            Denial::Busy => Seen::DeniedBusy,
+            Denial::QueueFull { .. } => Seen::DeniedFull,
+            Denial::Store(_) => Seen::DeniedStore,
+            Denial::Closed => Seen::DeniedClosed,
+        });
+        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        if matches!(denial, Denial::Busy) && want.wait {
+            self.wrong(Wrong::Outcome, Some(key), || {
+                format!("ticket {} would wait and was told busy", ticket.0)
+            });
+        }
+        self.over(slot, caller);
+    }
+
+    pub(super) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
+        let told = if self.setup.history {
+            format!("lost: {cause:?}")
+        } else {
+            String::new()
+        };
+        let caller = self.expect(slot, ticket, &told, |state| {
+            // A release or drop that comes too late may hear of the loss first.
+            matches!(state, State::Holding | State::Releasing { held: false })
+        });
+        self.saw(match cause {
+            LostCause::Deadline => Seen::LostDeadline,
+            LostCause::Gone => Seen::LostGone,
+            LostCause::Ended => Seen::LostEnded,
+            _ => Seen::LostShutdown,
+        });
+        self.nodes[slot].callers[caller].dark = true;
+    }
+
+    pub(super) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
+        let told = if self.setup.history {
+            format!("released: {outcome:?}")
+        } else {
+            String::new()
+        };
+        let caller = self.expect(slot, ticket, &told, |state| {
+            matches!(state, State::Releasing { .. })
+        });
+        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        match (outcome, state) {
+            (Outcome::Kept, State::Releasing { held: false }) => {
+                self.wrong(Wrong::Outcome, Some(key), || {
+                    format!("ticket {} had lost and was told kept", ticket.0)
+                });
+            }
+            (Outcome::Kept, _) => self.saw(Seen::ReleaseKept),
+            (Outcome::Lost(_), _) => self.saw(Seen::ReleaseLost),
+            (Outcome::Failed(_), _) => self.saw(Seen::ReleaseFailed),
+        }
+        self.over(slot, caller);
+    }
+}

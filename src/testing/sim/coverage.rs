@@ -1,0 +1,179 @@
+//! What must have happened: a simulator that never meets a case says nothing about it.
+
+use crate::engine::Notice;
+use crate::store::ledger::Branch;
+
+macro_rules! counters {
+    ($($name:ident: $text:literal,)+) => {
+        /// A fault or a rare branch.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the texts say it")]
+        #[non_exhaustive]
+        pub enum Seen { $($name,)+ }
+
+        const ALL: &[(Seen, &str)] = &[$((Seen::$name, $text),)+];
+    };
+}
+
+counters! {
+    HandedOn: "handed on to the next caller of the process",
+    PushUsed: "pushed grant used at once",
+    PushConfirming: "pushed grant renewed before use",
+    PushStale: "push for a dead number ignored",
+    UnknownLeft: "grant for an unknown number left",
+    Renewed: "lease renewed",
+    RenewFailed: "renewal failed",
+    Asking: "answer to a claim lost and asked for",
+    Late: "claim refused as late (engine)",
+    GhostLeft: "claim never answered, left once more",
+    Requeued: "waiting claim forgotten by the store, claimed anew",
+    Yielded: "lease yielded after a burst",
+    LeaveRepeated: "leave repeated",
+    LeaveFailed: "leave given up",
+    AnswerStale: "granted answer too old to be used",
+    WaitFailed: "waiting claim could not be renewed",
+    LateRefused: "claim refused as late (ledger)",
+    StalePassedOver: "waiter not heard of passed over",
+    DeafPassedOver: "waiter without inbox passed over",
+    DeadRemoved: "dead entry removed",
+    SettledForAnother: "free key given to another than the caller",
+    YieldRepeated: "yield of a number that does not own",
+    HandedOver: "handed over to another claim",
+    AskedAgain: "owner asked again",
+    Granted: "caller granted",
+    GrantedFixed: "fixed lease granted",
+    DeniedBusy: "caller told busy",
+    DeniedFull: "caller told the line is full",
+    DeniedStore: "caller told of the store's error",
+    DeniedClosed: "caller told that the node closes",
+    LostDeadline: "lost by its deadline",
+    LostGone: "lost because the store said gone",
+    LostEnded: "fixed lease ended",
+    LostShutdown: "lost in shutdown",
+    ReleaseKept: "release: kept to the end",
+    ReleaseLost: "release: lost",
+    ReleaseFailed: "release: the store could not be told",
+    CancelWaiting: "waiter cancelled",
+    CancelInFlight: "waiter cancelled while its request was under way",
+    CancelHolder: "guard dropped",
+    Crash: "node crashed",
+    CrashHolding: "node crashed with a guard",
+    PauseShort: "node paused for less than its lease",
+    PauseLong: "node paused for longer than its lease",
+    WokeLost: "first look after a pause says lost",
+    WokeHeld: "first look after a pause says held",
+    Close: "node closed",
+    Partition: "node cut off",
+    Stall: "connection stalled",
+    Reset: "connection reset",
+    GivenUp: "batch given up, connection abandoned",
+    LateExecution: "batch executed after it was given up",
+    AnswerDiscarded: "answer of an abandoned connection discarded",
+    LostClaimAnswer: "answer lost after execution: claim",
+    LostRenewAnswer: "answer lost after execution: renew",
+    LostLeaveAnswer: "answer lost after execution: leave",
+    LostYieldAnswer: "answer lost after execution: yield",
+    Duplicate: "requests executed twice",
+    DuplicateYield: "yield executed twice",
+    ConnectFailed: "connection refused",
+    NotWritten: "request failed before it was written",
+    Reconnect: "connection made anew",
+    PushLost: "push lost",
+    PushHeld: "push held for long",
+    PushTwice: "push delivered twice",
+    PushBeforeAnswer: "push before the answer that says queued",
+    Resubscribed: "inbox opened again",
+    ServerStall: "server stalled",
+    ServerRestart: "server restarted with its memory",
+    ServerForgot: "server restarted empty",
+    ServerRefused: "server refused requests",
+    ClockSmall: "server's clock stepped within the margin",
+    ClockForward: "server's clock stepped forward",
+    ClockBack: "server's clock stepped back",
+    ForeignDelete: "foreign client deleted a record",
+    ForeignTake: "foreign client overwrote a record",
+    ForeignType: "foreign client put something that is no lock",
+    Calm: "calm periods watched",
+    NoQueue: "worlds whose store cannot queue",
+    WeakPush: "worlds whose pushes are not final",
+    NoProbe: "worlds whose server does not know who listens",
+}
+
+/// How often each thing happened.
+#[derive(Debug, Clone)]
+pub struct Coverage([u64; ALL.len()]);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Coverage([0; ALL.len()])
+    }
+}
+
+impl Coverage {
+    pub(super) fn saw(&mut self, seen: Seen) {
+        self.0[seen as usize] += 1;
+    }
+
+    /// Adds what another world saw.
+    pub fn add(&mut self, other: &Coverage) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine += theirs;
+        }
+    }
+
+    /// What never happened.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.table()
+            .filter(|(_, count)| *count == 0)
+            .map(|(text, _)| text)
+            .collect()
+    }
+
+    /// Every counter.
+    pub fn table(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ALL.iter().map(|(seen, text)| (*text, self.0[*seen as usize]))
+    }
+
+    /// How often this happened.
+    pub fn count(&self, seen: Seen) -> u64 {
+        self.0[seen as usize]
+    }
+}
+
+impl Seen {
+    pub(super) fn notice(notice: &Notice) -> Option<Seen> {
+        Some(match notice {
+            Notice::HandedOn => Seen::HandedOn,
+            Notice::PushUsed => Seen::PushUsed,
+            Notice::PushConfirming => Seen::PushConfirming,
+            Notice::PushStale => Seen::PushStale,
+            Notice::UnknownLeft => Seen::UnknownLeft,
+            Notice::Renewed { .. } => Seen::Renewed,
+            Notice::RenewFailed { .. } => Seen::RenewFailed,
+            Notice::Asking => Seen::Asking,
+            Notice::Late => Seen::Late,
+            Notice::GhostLeft => Seen::GhostLeft,
+            Notice::Requeued => Seen::Requeued,
+            Notice::Yielded => Seen::Yielded,
+            Notice::LeaveRepeated => Seen::LeaveRepeated,
+            Notice::LeaveFailed { .. } => Seen::LeaveFailed,
+            Notice::AnswerStale => Seen::AnswerStale,
+            Notice::WaitFailed { .. } => Seen::WaitFailed,
+            // Nobody forges here; the scenarios do.
+            Notice::PushForged => return None,
+        })
+    }
+
+    pub(super) fn branch(branch: Branch) -> Seen {
+        match branch {
+            Branch::LateRefused => Seen::LateRefused,
+            Branch::StalePassedOver => Seen::StalePassedOver,
+            Branch::DeafPassedOver => Seen::DeafPassedOver,
+            Branch::DeadRemoved => Seen::DeadRemoved,
+            Branch::SettledForAnother => Seen::SettledForAnother,
+            Branch::YieldRepeated => Seen::YieldRepeated,
+            Branch::HandedOver => Seen::HandedOver,
+            Branch::AskedAgain => Seen::AskedAgain,
+        }
+    }
+}

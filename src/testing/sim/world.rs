@@ -1,0 +1,671 @@
+//! The world: nodes, the server, the queue of events, and time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use crate::claim::{Answer, Batch, Grant, Name, NodeId, Number, Term};
+use crate::engine::moment::Moment;
+use crate::engine::shard::Shard;
+use crate::engine::{Effect, Input, Parcel, Rules};
+use crate::key::Key;
+use crate::testing::sim::callers::{Act, Caller};
+use crate::testing::sim::coverage::{Coverage, Seen};
+use crate::testing::sim::log::Log;
+use crate::testing::sim::network::{Conn, Inbox, Server, Side};
+use crate::testing::sim::watch::Watch;
+use crate::testing::sim::{Failure, Run, Setup, Wrong};
+
+/// Nanoseconds in a millisecond: true time is in nanoseconds.
+pub(super) const MS: u64 = 1_000_000;
+
+/// After the last fault, so long until the world must be in order again.
+pub(super) const SETTLE: u64 = 8_000 * MS;
+
+/// What kind of world it is. Drawn from the seed, then fixed.
+#[derive(Debug)]
+pub(super) struct Profile {
+    pub(super) nodes: usize,
+    pub(super) terms: Vec<Term>,
+    /// Fastest and slowest way of a message, in ns.
+    pub(super) delay: (u64, u64),
+    /// Between two callers of one node, in ns.
+    pub(super) pause: u64,
+    /// The most callers of one node at a time.
+    pub(super) callers: usize,
+    /// The longest ordinary hold, in ns.
+    pub(super) hold: u64,
+    /// Between two faults, in ns.
+    pub(super) fault_pause: u64,
+    pub(super) rules: Rules,
+    pub(super) probe: bool,
+    /// The server may come back empty.
+    pub(super) forgetful: bool,
+    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
+    /// meet young ones.
+    pub(super) sleepy: bool,
+    /// Its clock may step by more than the margin.
+    pub(super) wild_clock: bool,
+    /// When the storm begins, when it ends, and when the drain begins, in ns.
+    pub(super) storm: (u64, u64),
+    pub(super) drain: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) id: NodeId,
+    /// Which life of this slot it is: events for an earlier one are void.
+    pub(super) life: u32,
+    pub(super) shard: Shard,
+    pub(super) alive: bool,
+    pub(super) paused: Option<u64>,
+    pub(super) closing: bool,
+    pub(super) cut_until: u64,
+    pub(super) clock: Clock,
+    pub(super) sides: [Side; 2],
+    pub(super) inbox: Inbox,
+    pub(super) highest: Number,
+    pub(super) sample: Option<Sample>,
+    pub(super) wake_at: Option<u64>,
+    pub(super) backlog: [Vec<Event>; 4],
+    pub(super) callers: Vec<Caller>,
+    /// The callers that are not over.
+    pub(super) live: Vec<usize>,
+    pub(super) sends: u32,
+    pub(super) asked: u32,
+}
+
+/// A node's own clock: started anywhere, at a rate of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) born: u64,
+    pub(super) base: u64,
+    /// Parts in a thousand.
+    pub(super) rate: u64,
+}
+
+/// A reading of the server's clock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    pub(super) server_us: u64,
+    pub(super) sent: Moment,
+    pub(super) received: Moment,
+}
+
+impl Clock {
+    pub(super) fn local(&self, now: u64) -> Moment {
+        Moment::from_nanos(self.base + (now - self.born) * self.rate / 1000)
+    }
+
+    /// The first true moment at which the clock shows `at`.
+    pub(super) fn truth(&self, at: Moment) -> u64 {
+        self.born + (at.as_nanos().saturating_sub(self.base) * 1000).div_ceil(self.rate)
+    }
+}
+
+/// What can happen. Those with `life` are for one life of a slot.
+#[derive(Debug)]
+pub(super) enum Event {
+    Wake {
+        slot: usize,
+        life: u32,
+    },
+    Flush {
+        slot: usize,
+        life: u32,
+        side: usize,
+    },
+    Connected {
+        slot: usize,
+        life: u32,
+        side: usize,
+        since: Moment,
+        server_us: u64,
+    },
+    ConnectFailed {
+        slot: usize,
+        life: u32,
+        side: usize,
+    },
+    Arrive {
+        conn: usize,
+        flight: Option<u64>,
+        batch: Box<Batch>,
+    },
+    Reply {
+        conn: usize,
+        flight: u64,
+        answer: Box<Answer>,
+    },
+    GiveUp {
+        conn: usize,
+        flight: u64,
+    },
+    ResetSeen {
+        conn: usize,
+    },
+    Subscribe {
+        slot: usize,
+        life: u32,
+        sub: u32,
+    },
+    Opened {
+        slot: usize,
+        life: u32,
+        sub: u32,
+    },
+    Unsubscribed {
+        slot: usize,
+        life: u32,
+        sub: u32,
+    },
+    InboxCutSeen {
+        slot: usize,
+        life: u32,
+        sub: u32,
+    },
+    Push {
+        slot: usize,
+        life: u32,
+        sub: u32,
+        grant: Box<Grant>,
+    },
+    Arrival {
+        slot: usize,
+    },
+    Caller {
+        slot: usize,
+        life: u32,
+        caller: usize,
+        act: Act,
+    },
+    Resume {
+        slot: usize,
+        life: u32,
+    },
+    Rise {
+        slot: usize,
+    },
+    ServerUp,
+    Fault,
+    Audit,
+    Drain,
+}
+
+struct Due {
+    at: u64,
+    seq: u64,
+    event: Event,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.seq) == (other.at, other.seq)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.seq).cmp(&(other.at, other.seq))
+    }
+}
+
+pub(super) struct World {
+    pub(super) setup: Setup,
+    pub(super) rng: fastrand::Rng,
+    pub(super) now: u64,
+    seq: u64,
+    due: BinaryHeap<Reverse<Due>>,
+    pub(super) profile: Profile,
+    pub(super) keys: Vec<Name>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) slots: HashMap<NodeId, (usize, u32)>,
+    pub(super) conns: Vec<Conn>,
+    pub(super) flights: u64,
+    pub(super) server: Server,
+    pub(super) watch: Watch,
+    pub(super) log: Log,
+    pub(super) seen: Coverage,
+    pub(super) steps: u64,
+    pub(super) draining: bool,
+    pub(super) failure: Option<Failure>,
+    pub(super) finished: bool,
+    effects: Vec<Effect>,
+}
+
+impl World {
+    pub(super) fn new(setup: Setup) -> Self {
+        let mut rng = fastrand::Rng::with_seed(setup.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let profile = Profile::draw(&mut rng, &setup);
+        let most = if profile.sleepy { 1 } else { 3 };
+        let keys = (0..rng.usize(1..=most))
+            .map(|k| Name::lock(Key::from(format!("k{k}"))))
+            .collect::<Vec<_>>();
+        let mut world = World {
+            setup,
+            rng,
+            now: 0,
+            seq: 0,
+            due: BinaryHeap::new(),
+            server: Server::new(setup.ledger_flaw),
+            watch: Watch::new(keys.len()),
+            profile,
+            keys,
+            nodes: Vec::new(),
+            slots: HashMap::new(),
+            conns: Vec::new(),
+            flights: 0,
+            log: Log::new(setup.history),
+            seen: Coverage::default(),
+            steps: 0,
+            draining: false,
+            failure: None,
+            finished: false,
+            effects: Vec::new(),
+        };
+        for slot in 0..world.profile.nodes {
+            let node = world.born(slot, 0);
+            world.nodes.push(node);
+            world.subscribe(slot);
+            let first = world.rng.u64(0..50 * MS);
+            world.at(first, Event::Arrival { slot });
+        }
+        for (rare, seen) in [
+            (!world.profile.rules.queues, Seen::NoQueue),
+            (!world.profile.rules.final_push, Seen::WeakPush),
+            (!world.profile.probe, Seen::NoProbe),
+        ] {
+            if rare {
+                world.saw(seen);
+            }
+        }
+        let (from, until) = world.profile.storm;
+        if until > from {
+            world.at(from, Event::Fault);
+        }
+        let drain = world.profile.drain;
+        world.at(drain, Event::Drain);
+        world.at(20 * MS, Event::Audit);
+        world
+    }
+
+    pub(super) fn run(mut self) -> Run {
+        let text = format!("{:?}, {} keys", self.profile, self.keys.len());
+        self.note(None, None, || text);
+        while !self.finished && self.failure.is_none() {
+            let Some(Reverse(due)) = self.due.pop() else { break };
+            debug_assert!(due.at >= self.now);
+            self.now = due.at;
+            self.steps += 1;
+            self.dispatch(due.event);
+            if self.steps > 5_000_000 {
+                self.wrong(Wrong::Storm, None, || "the world does not come to an end".into());
+                break;
+            }
+        }
+        self.log.mix(self.now);
+        Run {
+            steps: self.steps,
+            virtual_ms: self.now / MS,
+            hash: self.log.hash,
+            coverage: self.seen,
+            failure: self.failure,
+            history: self.log.lines.unwrap_or_default(),
+        }
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        let Some(event) = self.hold_back(event) else {
+            return;
+        };
+        match event {
+            Event::Wake { slot, life } if self.is(slot, life) => self.wake(slot),
+            Event::Flush { slot, life, side } if self.is(slot, life) => self.flush(slot, side),
+            Event::Connected {
+                slot,
+                life,
+                side,
+                since,
+                server_us,
+            } if self.is(slot, life) => {
+                self.connected(slot, side, since, server_us);
+            }
+            Event::ConnectFailed { slot, life, side } if self.is(slot, life) => {
+                self.connect_failed(slot, side)
+            }
+            Event::Arrive { conn, flight, batch } => self.arrive(conn, flight, batch),
+            Event::Reply { conn, flight, answer } => self.reply(conn, flight, answer),
+            Event::GiveUp { conn, flight } => self.give_up(conn, flight),
+            Event::ResetSeen { conn } => self.reset_seen(conn),
+            Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),
+            Event::Opened { slot, life, sub } if self.is(slot, life) => self.opened(slot, sub),
+            Event::Unsubscribed { slot, life, sub } => self.unsubscribed(slot, life, sub),
+            Event::InboxCutSeen { slot, life, sub } if self.is(slot, life) => self.inbox_cut_seen(slot, sub),
+            Event::Push {
+                slot,
+                life,
+                sub,
+                grant,
+            } if self.is(slot, life) => self.push_arrives(slot, sub, *grant),
+            Event::Arrival { slot } => self.arrival(slot),
+            Event::Caller {
+                slot,
+                life,
+                caller,
+                act,
+            } if self.is(slot, life) => self.act(slot, caller, act),
+            Event::Resume { slot, life } if self.is(slot, life) => self.resume(slot),
+            Event::Rise { slot } => self.rise(slot),
+            Event::ServerUp => self.server.down = false,
+            Event::Fault => self.fault(),
+            Event::Audit => self.audit(),
+            Event::Drain => self.drain(),
+            // For an earlier life.
+            _ => {}
+        }
+    }
+
+    /// What is for a stopped process waits in front of it, in order of where it comes from.
+    fn hold_back(&mut self, event: Event) -> Option<Event> {
+        let (slot, source) = match &event {
+            Event::Wake { slot, .. } | Event::Caller { slot, .. } => (*slot, 3),
+            Event::Flush { slot, side, .. }
+            | Event::Connected { slot, side, .. }
+            | Event::ConnectFailed { slot, side, .. } => (*slot, *side),
+            Event::Opened { slot, .. } | Event::InboxCutSeen { slot, .. } | Event::Push { slot, .. } => {
+                (*slot, 2)
+            }
+            Event::Reply { conn, .. } | Event::ResetSeen { conn } => {
+                let conn = &self.conns[*conn];
+                (self.is(conn.slot, conn.life).then_some(conn.slot)?, conn.side)
+            }
+            Event::GiveUp { conn, .. } => {
+                let conn = &self.conns[*conn];
+                (self.is(conn.slot, conn.life).then_some(conn.slot)?, 3)
+            }
+            _ => return Some(event),
+        };
+        let node = &mut self.nodes[slot];
+        if node.alive && node.paused.is_some() {
+            node.backlog[source].push(event);
+            return None;
+        }
+        Some(event)
+    }
+
+    pub(super) fn at(&mut self, at: u64, event: Event) {
+        self.seq += 1;
+        self.due.push(Reverse(Due {
+            at: at.max(self.now),
+            seq: self.seq,
+            event,
+        }));
+    }
+
+    pub(super) fn after(&mut self, span: u64, event: Event) {
+        self.at(self.now + span, event);
+    }
+
+    // Nodes.
+
+    pub(super) fn born(&mut self, slot: usize, life: u32) -> Node {
+        let id = NodeId::numbered(((slot as u128 + 1) << 64) | (u128::from(life) + 1));
+        self.slots.insert(id, (slot, life));
+        let seed = self.rng.u64(..);
+        let base = self.rng.u64(1..1_000_000 * MS);
+        let rate = self.rng.u64(990..=1010);
+        Node {
+            id,
+            life,
+            shard: Shard::new(id, 0, 1, seed, self.profile.rules),
+            alive: true,
+            paused: None,
+            closing: false,
+            cut_until: 0,
+            clock: Clock {
+                born: self.now,
+                base,
+                rate,
+            },
+            sides: Default::default(),
+            inbox: Inbox::default(),
+            highest: 0,
+            sample: None,
+            wake_at: None,
+            backlog: Default::default(),
+            callers: Vec::new(),
+            live: Vec::new(),
+            sends: 0,
+            asked: 0,
+        }
+    }
+
+    /// That life of the slot is running or stopped, but not over.
+    pub(super) fn is(&self, slot: usize, life: u32) -> bool {
+        self.nodes[slot].life == life && self.nodes[slot].alive
+    }
+
+    pub(super) fn local(&self, slot: usize) -> Moment {
+        self.nodes[slot].clock.local(self.now)
+    }
+
+    pub(super) fn index(&self, name: &Name) -> usize {
+        self.keys
+            .iter()
+            .position(|key| key == name)
+            .expect("one of our keys")
+    }
+
+    /// Tells a node's engine what happened.
+    pub(super) fn feed(&mut self, slot: usize, key: usize, input: Input) {
+        self.log.mix((slot as u64) << 8 | key as u64);
+        self.note(Some(slot), Some(key), || format!("<- {input:?}"));
+        let local = self.local(slot);
+        let mut effects = std::mem::take(&mut self.effects);
+        self.nodes[slot]
+            .shard
+            .handle(local, &self.keys[key], input, &mut effects);
+        self.effects(slot, effects);
+        self.check_key(key);
+    }
+
+    fn wake(&mut self, slot: usize) {
+        self.nodes[slot].wake_at = None;
+        let local = self.local(slot);
+        let mut effects = std::mem::take(&mut self.effects);
+        let mut woken = 0;
+        while let Some(name) = self.nodes[slot].shard.wake_next(local, &mut effects) {
+            woken += 1;
+            // A planted mistake keeps a lease whose timer is over; only a sound engine must come to an end.
+            if woken > 4 * self.keys.len() {
+                let key = self.index(&name);
+                self.wrong(Wrong::Storm, Some(key), || {
+                    format!("a timer of node {slot} fires without end")
+                });
+                break;
+            }
+        }
+        self.effects(slot, effects);
+        self.check_all();
+    }
+
+    pub(super) fn open(&mut self, slot: usize) {
+        let local = self.local(slot);
+        let mut effects = std::mem::take(&mut self.effects);
+        self.note(Some(slot), None, || "<- inbox open".into());
+        self.nodes[slot].shard.opened(local, &mut effects);
+        self.effects(slot, effects);
+        self.check_all();
+    }
+
+    pub(super) fn close(&mut self, slot: usize) {
+        let local = self.local(slot);
+        let mut effects = std::mem::take(&mut self.effects);
+        self.note(Some(slot), None, || "<- close".into());
+        self.nodes[slot].shard.close(local, &mut effects, |_, _| {});
+        self.effects(slot, effects);
+        self.check_all();
+    }
+
+    fn effects(&mut self, slot: usize, mut effects: Vec<Effect>) {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Send(parcel) => self.send(slot, parcel),
+                Effect::Granted(ticket, fence) => self.granted(slot, ticket, fence),
+                Effect::Denied(ticket, denial) => self.denied(slot, ticket, &denial),
+                Effect::Lost(ticket, cause) => self.lost(slot, ticket, cause),
+                Effect::Released(ticket, outcome) => self.released(slot, ticket, &outcome),
+                Effect::Notice(notice) => {
+                    self.note(Some(slot), None, || format!("   -> {notice:?}"));
+                    if let Some(seen) = Seen::notice(&notice) {
+                        self.saw(seen);
+                    }
+                }
+            }
+        }
+        self.effects = effects;
+        self.arm(slot);
+    }
+
+    /// The timer is late, as timers are.
+    fn arm(&mut self, slot: usize) {
+        let node = &self.nodes[slot];
+        let Some(due) = node.shard.next_due() else { return };
+        let due = node.clock.truth(due).max(self.now);
+        if node.wake_at.is_none_or(|at| at > due + 2 * MS) {
+            let life = node.life;
+            let at = due + self.rng.u64(1_000..2 * MS);
+            self.nodes[slot].wake_at = Some(at);
+            self.at(at, Event::Wake { slot, life });
+        }
+    }
+
+    fn send(&mut self, slot: usize, parcel: Parcel) {
+        let key = self.index(&parcel.request.name);
+        self.log.mix(parcel.tag.claim << 8 | u64::from(parcel.tag.seq));
+        self.note(Some(slot), Some(key), || {
+            format!(
+                "   -> {:?} {} #{} at stake {:?}",
+                parcel.request.verb, parcel.tag.claim, parcel.tag.seq, parcel.stake
+            )
+        });
+        let mut side = usize::from(parcel.caller.is_none());
+        if self.rng.u8(..) < 8 {
+            side = 1 - side;
+        }
+        self.nodes[slot].sends += 1;
+        let life = self.nodes[slot].life;
+        self.nodes[slot].sides[side].outbox.push(parcel);
+        if !std::mem::replace(&mut self.nodes[slot].sides[side].flushing, true) {
+            let pause = self.rng.u64(500..50_000);
+            self.after(pause, Event::Flush { slot, life, side });
+        }
+    }
+
+    // Bookkeeping.
+
+    pub(super) fn saw(&mut self, seen: Seen) {
+        self.log.mix(seen as u64);
+        self.seen.saw(seen);
+    }
+
+    pub(super) fn note(&mut self, who: Option<usize>, key: Option<usize>, text: impl FnOnce() -> String) {
+        self.log.line(self.now, who, key, text);
+    }
+
+    pub(super) fn wrong(&mut self, wrong: Wrong, key: Option<usize>, text: impl FnOnce() -> String) {
+        if self.failure.is_none() && self.setup.only.is_none_or(|only| only == wrong) {
+            self.failure = Some(Failure {
+                wrong,
+                key,
+                text: text(),
+            });
+        }
+    }
+
+    /// One message's way.
+    pub(super) fn delay(&mut self) -> u64 {
+        let (low, high) = self.profile.delay;
+        let delay = self.rng.u64(low..=high);
+        if self.in_storm() && self.rng.u8(..) < 3 {
+            delay + self.rng.u64(0..400 * MS)
+        } else {
+            delay
+        }
+    }
+
+    pub(super) fn in_storm(&self) -> bool {
+        (self.profile.storm.0..self.profile.storm.1).contains(&self.now)
+    }
+
+    /// A fault lasts until `until`.
+    pub(super) fn unrest(&mut self, until: u64) {
+        self.watch.unrest = self.watch.unrest.max(until);
+    }
+
+    pub(super) fn chance(&mut self, percent: u8) -> bool {
+        self.rng.u8(0..100) < percent
+    }
+}
+
+impl Profile {
+    fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
+        let lengths: &[u64] = match rng.u8(0..5) {
+            0 => &[300],
+            1 => &[1000],
+            2 => &[3000],
+            3 => &[300, 1000],
+            _ => &[300, 1000, 3000],
+        };
+        let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
+        let terms = lengths
+            .iter()
+            .map(|&lease_ms| Term {
+                lease_ms,
+                margin_ms: margin(lease_ms),
+            })
+            .collect();
+        let high = [200_000, 2 * MS, 10 * MS, 35 * MS][rng.usize(0..4)];
+        let burst = [1, 4, 64, 1023][rng.usize(0..4)];
+        let burst_time = Duration::from_millis([5, 20, 20, 1000][rng.usize(0..4)]);
+        let rules = Rules {
+            burst,
+            burst_time,
+            queues: rng.u8(0..16) > 0,
+            final_push: rng.u8(0..16) > 0,
+            flaw: setup.flaw,
+        };
+        // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
+        let (storm, drain) = match rng.u8(0..4) {
+            0 => ((0, 0), 6_000 * MS),
+            1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
+        };
+        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
+        Profile {
+            sleepy,
+            nodes: rng.usize(2..=5),
+            terms,
+            delay: (high / 8, high),
+            pause: [2, 10, 50, 300][rng.usize(0..4)] * MS,
+            callers: [1, 3, 8][rng.usize(0..3)],
+            hold: if sleepy { hold.max(100 * MS) } else { hold },
+            fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
+            rules,
+            probe: rng.u8(0..8) > 0,
+            forgetful: rng.bool(),
+            wild_clock: rng.u8(0..4) == 0,
+            storm,
+            drain,
+        }
+    }
+}

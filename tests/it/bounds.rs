@@ -1,0 +1,77 @@
+//! What public types and futures promise to other threads.
+
+use std::time::Duration;
+
+use tenure::claim::Holder;
+use tenure::error::{LostCause, OptionsError, Refusal, StoreError};
+use tenure::{Builder, Error, Fence, Guard, Key, Lease, Lock, Locks, MemoryStore, Mutex, NodeId};
+
+fn shared<T: Send + Sync + Unpin + 'static>() {}
+fn cheap<T: Clone>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+fn sent<T: Send>(value: T) -> T {
+    value
+}
+fn owned<T: Send + 'static>(value: T) -> T {
+    value
+}
+
+#[test]
+fn types_go_anywhere() {
+    shared::<Locks>();
+    shared::<Builder>();
+    shared::<Mutex>();
+    shared::<Lock>();
+    shared::<Guard>();
+    shared::<Lease>();
+    shared::<Key>();
+    shared::<Fence>();
+    shared::<NodeId>();
+    shared::<Holder>();
+    shared::<MemoryStore>();
+    shared::<Error>();
+    shared::<LostCause>();
+    shared::<Refusal>();
+    cheap::<Locks>();
+    cheap::<Mutex>();
+    cheap::<Lease>();
+    cheap::<Key>();
+    cheap::<Error>();
+    error::<Error>();
+    error::<StoreError>();
+    error::<OptionsError>();
+    #[cfg(feature = "redis")]
+    {
+        shared::<tenure::store::redis::RedisStore>();
+        error::<tenure::locks::ConnectError>();
+    }
+}
+
+#[tokio::test]
+async fn futures_go_anywhere() {
+    let locks = Locks::memory();
+    let mutex = locks.mutex("a");
+    // Spawned without a clone of anything, and from a lock that is gone.
+    let guard = tokio::spawn(locks.mutex("a").lock()).await.unwrap().unwrap();
+    let lost = owned(guard.lost());
+    assert!(sent(mutex.try_lock()).await.unwrap().is_none());
+    assert!(sent(mutex.lock_timeout(Duration::ZERO)).await.is_err());
+    assert!(sent(guard.run(async { 1 })).await.is_ok());
+    owned(guard.release()).await.unwrap();
+    assert_eq!(lost.await, LostCause::Released);
+    let done = sent(mutex.with(|lease| async move { lease.is_held() })).await;
+    assert!(done.unwrap());
+    sent(locks.ping()).await.unwrap();
+    sent(locks.idle()).await;
+    sent(locks.shutdown()).await;
+    #[cfg(feature = "redis")]
+    drop(sent(Locks::redis("redis://127.0.0.1/")));
+}
+
+/// Guards and futures are moved about a lot: a task that locks is as large as what it holds.
+#[test]
+fn futures_are_small() {
+    assert!(size_of::<Guard>() <= 16, "{}", size_of::<Guard>());
+    assert!(size_of::<Lock>() <= 256, "{}", size_of::<Lock>());
+    assert!(size_of::<Error>() <= 128, "{}", size_of::<Error>());
+}

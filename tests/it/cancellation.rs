@@ -1,0 +1,289 @@
+//! Callers that leave at any point leave nothing behind, on the memory store.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure::{Guard, Locks, MemoryStore};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future)
+        .await
+        .expect("did not happen in time")
+}
+
+fn node(store: &MemoryStore) -> Locks {
+    Locks::builder()
+        .lease(Duration::from_secs(600))
+        .waiters_per_key(20_000)
+        .memory_shared(store)
+        .unwrap()
+}
+
+async fn step<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|cx| {
+        Poll::Ready(match future.as_mut().poll(cx) {
+            Poll::Ready(ready) => Some(ready),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// Polls it so many times, a little apart, then drops it.
+async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        if let Some(ready) = step(future.as_mut()).await {
+            return Some(ready);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
+async fn nothing_left(store: &MemoryStore, nodes: &[&Locks]) {
+    for node in nodes {
+        soon(node.idle()).await;
+        assert_eq!((node.keys(), node.waiting()), (0, 0));
+    }
+    assert!(store.is_empty(), "{store:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_after_every_number_of_polls() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    for _ in 0..30 {
+        for times in 0..=6 {
+            for held_by in [None, Some(&other), Some(&one)] {
+                let mutex = one.mutex("a");
+                let blocker: Option<Guard> = match held_by {
+                    Some(node) => Some(soon(node.mutex("a").lock()).await.unwrap()),
+                    None => None,
+                };
+                drop(polled(mutex.lock(), times).await);
+                drop(polled(mutex.try_lock(), times).await);
+                drop(polled(mutex.lock_timeout(ms(5000)), times).await);
+                drop(polled(mutex.with(|_| tokio::task::yield_now()), times).await);
+                drop(polled(mutex.clone().fixed(Duration::from_secs(600)).lock(), times).await);
+                if let Some(guard) = blocker {
+                    assert!(guard.is_held());
+                    drop(polled(guard.release(), times).await);
+                }
+                nothing_left(&store, &[&one, &other]).await;
+                let guard = one.mutex("a").try_lock().await.unwrap().expect("free again");
+                drop(polled(guard.release(), times).await);
+                soon(one.idle()).await;
+            }
+        }
+    }
+}
+
+/// What one caller of a crowd does.
+#[derive(Debug, Clone)]
+struct Caller {
+    node: bool,
+    key: u8,
+    kind: u8,
+    /// How often it is polled before it leaves, and how often it is when it holds.
+    polls: u8,
+    /// Which steps it comes in between.
+    turn: u8,
+}
+
+fn callers() -> impl Strategy<Value = Vec<Caller>> {
+    let caller = (any::<bool>(), 0..3u8, 0..6u8, 0..8u8, any::<u8>());
+    let caller = caller.prop_map(|(node, key, kind, polls, turn)| Caller {
+        node,
+        key,
+        kind,
+        polls,
+        turn,
+    });
+    proptest::collection::vec(caller, 1..40)
+}
+
+async fn play(locks: &Locks, caller: &Caller) {
+    let mutex = locks.mutex(format!("{}", caller.key));
+    match caller.kind {
+        0 => drop(mutex.lock().await),
+        1 => drop(mutex.lock().await.unwrap().release().await),
+        2 => drop(mutex.try_lock().await),
+        3 => drop(mutex.with(|_| tokio::task::yield_now()).await),
+        4 => drop(mutex.lock_timeout(Duration::from_secs(60)).await),
+        _ => drop(mutex.fixed(Duration::from_secs(600)).lock().await),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_crowd_that_leaves_at_any_point(callers in callers()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = MemoryStore::new();
+            let (one, other) = (node(&store), node(&store));
+            let mut crowd: Vec<_> = callers
+                .iter()
+                .map(|caller| {
+                    let locks = if caller.node { &one } else { &other };
+                    (Box::pin(play(locks, caller)), caller.polls, u32::from(caller.turn) + 1)
+                })
+                .collect();
+            // The eager are polled more often; each leaves when it has had its polls, done or not.
+            let mut clock = 0u32;
+            while !crowd.is_empty() {
+                clock += 1;
+                let mut at = 0;
+                while at < crowd.len() {
+                    let (future, left, turn) = &mut crowd[at];
+                    if !clock.is_multiple_of(*turn % 7 + 1) {
+                        at += 1;
+                    } else if *left == 0 || step(future.as_mut()).await.is_some() {
+                        drop(crowd.swap_remove(at));
+                    } else {
+                        *left -= 1;
+                        at += 1;
+                    }
+                }
+                if clock.is_multiple_of(3) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            nothing_left(&store, &[&one, &other]).await;
+            for key in 0..3 {
+                let guard = other.mutex(key.to_string()).try_lock().await.unwrap();
+                prop_assert!(guard.is_some());
+            }
+            Ok(())
+        })?;
+    }
+}
+
+/// Aborted, panicked, and with their runtime gone.
+#[test]
+fn tasks_that_end_badly() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    for _ in 0..50 {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let guard = runtime.block_on(one.mutex("a").lock()).unwrap();
+        let waits =
+            [one.mutex("a"), other.mutex("a")].map(|mutex| runtime.spawn(async move { mutex.lock().await }));
+        let mutex = other.mutex("b");
+        let panics = runtime.spawn(async move {
+            let _guard = mutex.lock().await.unwrap();
+            std::panic::resume_unwind(Box::new("while holding"));
+        });
+        assert!(runtime.block_on(panics).unwrap_err().is_panic());
+        waits[1].abort();
+        runtime.shutdown_background();
+        drop(guard);
+        let quiet = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        quiet.block_on(nothing_left(&store, &[&one, &other]));
+    }
+}
+
+/// Half of a long line leaves: the rest is served in order, and the memory comes back.
+#[tokio::test]
+async fn ten_thousand_waiters_half_of_whom_leave() {
+    let store = MemoryStore::new();
+    let locks = node(&store);
+    let mutex = locks.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    let mut line: Vec<_> = (0..10_000).map(|n| (n, Box::pin(mutex.lock()))).collect();
+    for (_, waiting) in &mut line {
+        assert!(step(waiting.as_mut()).await.is_none());
+    }
+    assert_eq!(locks.waiting(), 10_000);
+    // From all over the line.
+    let mut rng = fastrand::Rng::with_seed(7);
+    rng.shuffle(&mut line);
+    line.truncate(5_000);
+    assert_eq!(locks.waiting(), 5_000);
+    line.sort_by_key(|(n, _)| *n);
+    guard.release().await.unwrap();
+    let mut fence = None;
+    for (n, (_, waiting)) in line.into_iter().enumerate() {
+        // Nobody behind has it: only the first of those that are left is ready.
+        let guard = soon(waiting).await.unwrap();
+        assert!(Some(guard.fence()) > fence, "at {n}");
+        fence = Some(guard.fence());
+        assert_eq!(locks.waiting(), 5_000 - n - 1);
+        drop(guard);
+    }
+    nothing_left(&store, &[&locks]).await;
+}
+
+/// A key that is over leaves nothing, neither here nor in the store. In a process of its own, whose memory is its own.
+#[test]
+fn a_million_distinct_keys_leave_nothing() {
+    const CHILD: &str = "TENURE_MILLION_KEYS";
+    if std::env::var_os(CHILD).is_some() {
+        return tokio::runtime::Runtime::new()
+            .unwrap()
+            .block_on(a_million_distinct_keys());
+    }
+    let done = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "cancellation::a_million_distinct_keys_leave_nothing",
+            "--nocapture",
+        ])
+        .env(CHILD, "1")
+        .output()
+        .expect("this binary once more");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+async fn a_million_distinct_keys() {
+    let store = MemoryStore::new();
+    let locks = node(&store);
+    let resident = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells what is resident");
+        statm
+            .split(' ')
+            .nth(1)
+            .and_then(|pages| pages.parse::<usize>().ok())
+            .expect("a number of pages")
+            * 4096
+    };
+    let mut before = 0;
+    for n in 0..1_000_000u32 {
+        let guard = locks.mutex(&n.to_be_bytes()[..]).lock().await.unwrap();
+        if n % 2 == 0 {
+            guard.release().await.unwrap();
+        } else {
+            drop(guard);
+            if n % 1024 == 1 {
+                soon(locks.idle()).await;
+            }
+        }
+        if n == 100_000 {
+            before = resident();
+        }
+    }
+    nothing_left(&store, &[&locks]).await;
+    let grown = resident().saturating_sub(before);
+    // Ten bytes for each key would be nine megabytes.
+    assert!(
+        grown < 8 << 20,
+        "{} kB more than after the first 100,000 keys",
+        grown >> 10
+    );
+}

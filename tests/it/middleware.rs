@@ -1,0 +1,959 @@
+//! The tower door, on the memory store.
+
+use std::convert::Infallible;
+use std::future::{Future, Ready, pending, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Path};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tenure::claim::Name;
+use tenure::error::LostCause;
+use tenure::middleware::{KeySource, LockKey, LockService, OnLost, Refused};
+use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Fails loudly instead of hanging for ever.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("did not happen in time")
+}
+
+async fn until(what: impl Fn() -> bool) {
+    soon(async {
+        while !what() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+fn request(method: Method, uri: &str) -> Request<Body> {
+    Request::builder()
+        .method(method)
+        .uri(uri)
+        .body(Body::empty())
+        .unwrap()
+}
+
+fn to(uri: &str) -> Request<Body> {
+    request(Method::GET, uri)
+}
+
+async fn text<B>(response: Response<B>) -> String
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Debug,
+{
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+/// A handler that says when it is entered and stays until it is let go.
+#[derive(Clone)]
+struct Desk {
+    entered: mpsc::UnboundedSender<String>,
+    go: Arc<Semaphore>,
+    inside: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+struct Seen(mpsc::UnboundedReceiver<String>);
+
+impl Seen {
+    async fn next(&mut self) -> String {
+        soon(self.0.recv()).await.unwrap()
+    }
+
+    fn nobody(&mut self) -> bool {
+        self.0.try_recv().is_err()
+    }
+}
+
+/// Counts down when a handler is dropped, too.
+struct Leaves(Arc<AtomicUsize>);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Desk {
+    fn new() -> (Desk, Seen) {
+        let (entered, seen) = mpsc::unbounded_channel();
+        let desk = Desk {
+            entered,
+            go: Arc::new(Semaphore::new(0)),
+            inside: Arc::default(),
+            most: Arc::default(),
+        };
+        (desk, Seen(seen))
+    }
+
+    async fn serve(self, name: String) -> &'static str {
+        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+        let _leaves = Leaves(self.inside.clone());
+        self.most.fetch_max(inside, Ordering::SeqCst);
+        self.entered.send(name).unwrap();
+        self.go.acquire().await.unwrap().forget();
+        "done"
+    }
+
+    fn let_go(&self, how_many: usize) {
+        self.go.add_permits(how_many);
+    }
+
+    /// A router whose handler is this desk, without a layer.
+    fn routes(&self) -> Router {
+        let desk = self.clone();
+        Router::new().route(
+            "/o/{id}",
+            get({
+                let desk = desk.clone();
+                move |Path(id): Path<String>| desk.serve(id)
+            })
+            .post(move |Path(id): Path<String>| desk.serve(id)),
+        )
+    }
+
+    fn app(&self, layer: LockLayer<impl KeySource>) -> Router {
+        self.routes().route_layer(layer)
+    }
+}
+
+fn by_path(locks: &Locks) -> LockLayer<impl KeySource> {
+    LockLayer::by(locks, |parts| parts.uri.path().to_owned())
+}
+
+fn send(app: &Router, request: Request<Body>) -> JoinHandle<Response<Body>> {
+    let app = app.clone();
+    tokio::spawn(async move { app.oneshot(request).await.unwrap() })
+}
+
+async fn status(app: &Router, request: Request<Body>) -> StatusCode {
+    soon(send(app, request)).await.unwrap().status()
+}
+
+// Exclusion.
+
+#[tokio::test]
+async fn one_at_a_time_per_key_and_keys_in_parallel() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks));
+    let first = send(&app, to("/o/a"));
+    assert_eq!(seen.next().await, "a");
+    let second = send(&app, to("/o/a"));
+    until(|| locks.waiting() == 1).await;
+    let other = send(&app, to("/o/b"));
+    assert_eq!(seen.next().await, "b");
+    assert!(seen.nobody(), "the second one is inside beside the first");
+    assert_eq!(desk.inside.load(Ordering::SeqCst), 2);
+
+    desk.let_go(2);
+    assert_eq!(soon(first).await.unwrap().status(), 200);
+    assert_eq!(soon(other).await.unwrap().status(), 200);
+    assert_eq!(seen.next().await, "a");
+    desk.let_go(1);
+    assert_eq!(text(soon(second).await.unwrap()).await, "done");
+    soon(locks.idle()).await;
+    assert_eq!(locks.keys(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_replicas_are_one_at_a_time() {
+    let store = MemoryStore::new();
+    let (desk, mut seen) = Desk::new();
+    let replicas: Vec<(Locks, Router)> = (0..2)
+        .map(|_| {
+            let locks = Locks::builder().memory_shared(&store).unwrap();
+            let app = desk.app(by_path(&locks).wait(Duration::from_secs(30)));
+            (locks, app)
+        })
+        .collect();
+    let answers: Vec<_> = (0..40).map(|i| send(&replicas[i % 2].1, to("/o/a"))).collect();
+    for _ in 0..answers.len() {
+        seen.next().await;
+        desk.let_go(1);
+    }
+    for answer in answers {
+        assert_eq!(soon(answer).await.unwrap().status(), 200);
+    }
+    assert_eq!(desk.most.load(Ordering::SeqCst), 1);
+    for (locks, _) in &replicas {
+        soon(locks.idle()).await;
+    }
+    assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn who_has_the_answer_finds_the_lock_free() {
+    let store = MemoryStore::new();
+    let (one, other) = (
+        Locks::builder().memory_shared(&store).unwrap(),
+        Locks::builder().memory_shared(&store).unwrap(),
+    );
+    let app = |locks| {
+        Router::new()
+            .route("/", get(|| async {}))
+            .route_layer(by_path(locks).skip())
+    };
+    let (one, other) = (app(&one), app(&other));
+    for _ in 0..200 {
+        assert_eq!(status(&one, to("/")).await, 200);
+        assert_eq!(status(&other, to("/")).await, 200);
+    }
+}
+
+#[tokio::test]
+async fn head_and_get_share_a_lock() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks).skip());
+    let first = send(&app, to("/o/a"));
+    seen.next().await;
+    assert_eq!(status(&app, request(Method::HEAD, "/o/a")).await, 423);
+    desk.let_go(1);
+    soon(first).await.unwrap();
+}
+
+// Policies and their answers.
+
+/// Checks an answer of the layer itself.
+async fn refused(response: Response<Body>, why: Refused, status: u16, retry: bool) {
+    assert_eq!(response.status(), status);
+    assert_eq!(response.extensions().get::<Refused>(), Some(&why));
+    assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    let after = response
+        .headers()
+        .get(RETRY_AFTER)
+        .map(|after| after.to_str().unwrap().parse::<u64>().unwrap());
+    assert_eq!(after.is_some(), retry);
+    assert!(
+        after.is_none_or(|seconds| (1..=3).contains(&seconds)),
+        "{after:?}"
+    );
+    let body = text(response).await;
+    assert!(
+        body.starts_with(r#"{"type":"https://"#) && body.ends_with(r#""}"#),
+        "{body}"
+    );
+    for part in [
+        format!("#variant.{why:?}\""),
+        r#""title":""#.into(),
+        format!(r#""status":{status},"detail":""#),
+    ] {
+        assert!(body.contains(&part), "{part} is not in {body}");
+    }
+    assert!(!body.contains("secret"), "the key is nobody's business: {body}");
+}
+
+#[tokio::test]
+async fn skipping_answers_423_at_once() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks).skip());
+    let first = send(&app, to("/o/secret"));
+    seen.next().await;
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::Busy,
+        423,
+        false,
+    )
+    .await;
+    desk.let_go(1);
+    assert_eq!(soon(first).await.unwrap().status(), 200);
+    desk.let_go(1);
+    assert_eq!(status(&app, to("/o/secret")).await, 200);
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_answers_503() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/o/secret").lock().await.unwrap();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks).wait(ms(20)));
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::WaitedTooLong,
+        503,
+        true,
+    )
+    .await;
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn a_full_queue_answers_429() {
+    let locks = Locks::memory();
+    let held = locks.mutex("/o/secret").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let app = desk.app(by_path(&locks).max_waiters(1));
+    let waiter = send(&app, to("/o/secret"));
+    until(|| locks.waiting() == 1).await;
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::QueueFull,
+        429,
+        true,
+    )
+    .await;
+    desk.let_go(1);
+    drop(held);
+    assert_eq!(soon(waiter).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn shutdown_answers_503() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/o/secret").lock().await.unwrap();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks));
+    let waiter = send(&app, to("/o/secret"));
+    until(|| locks.waiting() == 1).await;
+    soon(locks.shutdown()).await;
+    refused(soon(waiter).await.unwrap(), Refused::Closed, 503, true).await;
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::Closed,
+        503,
+        true,
+    )
+    .await;
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn bad_keys_answer_400() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(LockLayer::by(&locks, |parts| {
+        parts.uri.query().unwrap_or_default().to_owned()
+    }));
+    refused(
+        soon(send(&app, to("/o/a"))).await.unwrap(),
+        Refused::BadKey,
+        400,
+        false,
+    )
+    .await;
+    let long = format!("/o/a?{}", "secret".repeat(100));
+    refused(
+        soon(send(&app, to(&long))).await.unwrap(),
+        Refused::BadKey,
+        400,
+        false,
+    )
+    .await;
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn options_that_make_no_sense_answer_500() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks).lease(ms(1)));
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::BadOptions,
+        500,
+        false,
+    )
+    .await;
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn a_store_that_refuses_answers_503() {
+    use tenure::store::ledger::{Owner, Record};
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let record = Record {
+        owner: Owner::WrongType,
+        expires: None,
+    };
+    store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("/o/secret".into()), Some(record)));
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks));
+    refused(
+        soon(send(&app, to("/o/secret"))).await.unwrap(),
+        Refused::StoreFailed,
+        503,
+        true,
+    )
+    .await;
+    assert!(seen.nobody());
+}
+
+// Keys.
+
+#[tokio::test]
+async fn options_pass_unless_told() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/").lock().await.unwrap();
+    let app = |layer| {
+        Router::new()
+            .route("/", axum::routing::any(|| async {}))
+            .route_layer(layer)
+    };
+    assert_eq!(
+        status(&app(by_path(&locks).skip()), request(Method::OPTIONS, "/")).await,
+        200
+    );
+    assert_eq!(
+        status(
+            &app(by_path(&locks).skip().lock_options()),
+            request(Method::OPTIONS, "/")
+        )
+        .await,
+        423
+    );
+    assert_eq!(
+        status(&app(by_path(&locks).skip()), request(Method::GET, "/")).await,
+        423
+    );
+}
+
+#[tokio::test]
+async fn without_a_key_there_is_no_lock() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("a").lock().await.unwrap();
+    let layer = LockLayer::by(&locks, |parts| parts.uri.query().map(str::to_owned)).skip();
+    let app = Router::new().route(
+        "/",
+        get(|lease: Option<Lease>| async move { format!("{}", lease.is_some()) }),
+    );
+    let app = app.route_layer(layer);
+    assert_eq!(text(soon(send(&app, to("/"))).await.unwrap()).await, "false");
+    assert_eq!(text(soon(send(&app, to("/?b"))).await.unwrap()).await, "true");
+    assert_eq!(status(&app, to("/?a")).await, 423);
+}
+
+#[tokio::test]
+async fn a_closure_refuses_with_its_own_answer() {
+    let locks = Locks::memory();
+    let layer = LockLayer::by(&locks, |parts| match parts.headers.get("account") {
+        Some(account) => Ok(Some(Key::from(account.as_bytes()))),
+        None => Err((StatusCode::UNAUTHORIZED, [("x-why", "none")], "who are you?")),
+    });
+    let app = Router::new().route("/", get(|lease: Lease| async move { lease.key().to_string() }));
+    let app = app.route_layer(layer);
+    let response = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            response.headers()["x-why"].to_str().unwrap()
+        ),
+        (401, "none")
+    );
+    assert!(response.extensions().get::<Refused>().is_none());
+    assert_eq!(text(response).await, "who are you?");
+    let mut known = to("/");
+    known.headers_mut().insert("account", "7".parse().unwrap());
+    assert_eq!(text(soon(send(&app, known)).await.unwrap()).await, "7");
+}
+
+#[tokio::test]
+async fn extractors_make_keys_and_reject_for_themselves() {
+    let locks = Locks::memory();
+    let held = locks.mutex("order:7:-").lock().await.unwrap();
+    let (desk, mut seen) = Desk::new();
+    let layer = LockLayer::from_extractors(&locks, |Path(id): Path<u64>, headers: HeaderMap| {
+        let tenant = headers
+            .get("tenant")
+            .map_or("-", |tenant| tenant.to_str().unwrap());
+        format!("order:{id}:{tenant}")
+    });
+    let app = desk.app(layer.skip());
+    assert_eq!(status(&app, to("/o/7")).await, 423);
+    drop(held);
+    soon(locks.idle()).await;
+    desk.let_go(1);
+    assert_eq!(status(&app, to("/o/7")).await, 200);
+    assert_eq!(seen.next().await, "7");
+    let response = soon(send(&app, to("/o/seven"))).await.unwrap();
+    assert_eq!(response.status(), 400);
+    assert!(text(response).await.contains("Cannot parse"));
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn one_path_parameter_is_one_key_however_it_is_encoded() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("a/b").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let app = desk.app(LockLayer::from_extractors(&locks, |Path(id): Path<String>| id).skip());
+    for uri in ["/o/a%2Fb", "/o/a%2fb", "/o/%61%2fb"] {
+        assert_eq!(status(&app, to(uri)).await, 423, "{uri}");
+    }
+}
+
+#[tokio::test]
+async fn the_matched_path_is_there_also_in_nests() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/api/o/{id}").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let layer = LockLayer::from_extractors(&locks, |path: MatchedPath| path.as_str().to_owned()).skip();
+    let app = Router::new().nest("/api", desk.app(layer));
+    assert_eq!(status(&app, to("/api/o/1")).await, 423);
+    assert_eq!(status(&app, to("/api/o/2")).await, 423);
+    assert_eq!(status(&app, to("/api/nowhere")).await, 404);
+}
+
+#[tokio::test]
+async fn a_key_source_may_wait_and_have_a_name() {
+    #[derive(Clone)]
+    struct Sessions(Locks);
+
+    impl KeySource for Sessions {
+        type Key = LockKey;
+
+        async fn key(&self, parts: &mut http::request::Parts) -> LockKey {
+            self.0.ping().await.unwrap();
+            match parts.uri.query() {
+                Some("open") => LockKey::nothing(),
+                Some(_) => LockKey::refuse(Response::builder().status(418).body(String::new()).unwrap()),
+                None => LockKey::lock("session"),
+            }
+        }
+    }
+
+    let locks = Locks::memory();
+    let _held = locks.mutex("session").lock().await.unwrap();
+    let app = Router::new().route("/", get(|| async {}));
+    let app = app.route_layer(LockLayer::new(&locks, Sessions(locks.clone())).skip());
+    assert_eq!(status(&app, to("/")).await, 423);
+    assert_eq!(status(&app, to("/?open")).await, 200);
+    assert_eq!(status(&app, to("/?else")).await, 418);
+}
+
+// The lease.
+
+#[tokio::test]
+async fn the_handler_sees_the_lease() {
+    let locks = Locks::memory();
+    let (sender, mut leases) = mpsc::unbounded_channel();
+    let handler = move |lease: Lease, request: Request<Body>| async move {
+        assert!(lease.is_held());
+        assert_eq!(
+            request.extensions().get::<Lease>().unwrap().fence(),
+            lease.fence()
+        );
+        sender.send(lease).unwrap();
+    };
+    let app = Router::new()
+        .route("/a", get(handler))
+        .route_layer(by_path(&locks));
+    let mut fences = Vec::new();
+    for _ in 0..3 {
+        assert_eq!(status(&app, to("/a")).await, 200);
+        let lease = leases.recv().await.unwrap();
+        assert_eq!(lease.key(), &Key::from("/a"));
+        assert!(!lease.is_held(), "it ends with the answer");
+        assert_eq!(soon(lease.lost()).await, LostCause::Released);
+        fences.push(lease.fence());
+    }
+    assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
+}
+
+#[tokio::test]
+async fn a_missing_layer_is_told() {
+    let app = Router::new().route("/", get(|_: Lease| async {})).route(
+        "/maybe",
+        get(|lease: Option<Lease>| async move { assert!(lease.is_none()) }),
+    );
+    let response = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(response.status(), 500);
+    assert_eq!(text(response).await, "LockLayer is missing on this route");
+    assert_eq!(status(&app, to("/maybe")).await, 200);
+}
+
+#[tokio::test]
+async fn of_nested_layers_the_inner_lease_is_seen() {
+    let locks = Locks::memory();
+    let app = Router::new()
+        .route("/", get(|lease: Lease| async move { lease.key().to_string() }))
+        .route_layer(LockLayer::by(&locks, |_| "inner"))
+        .route_layer(LockLayer::by(&locks, |_| "outer"));
+    assert_eq!(text(soon(send(&app, to("/"))).await.unwrap()).await, "inner");
+}
+
+/// Takes the lock away under the holder, as a foreign client of the store would.
+fn steal(store: &MemoryStore, key: &str) {
+    store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock(key.into()), None));
+}
+
+#[tokio::test]
+async fn a_lost_lease_is_told() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let thief = store.clone();
+    let handler = |lease: Lease| async move {
+        steal(&thief, "/");
+        format!("{:?} {}", lease.lost().await, lease.is_held())
+    };
+    let app = Router::new()
+        .route("/", get(handler))
+        .route_layer(by_path(&locks).lease(ms(150)));
+    let response = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(text(response).await, "Gone false");
+}
+
+#[tokio::test]
+async fn a_lost_lease_cancels_if_told_to() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks).lease(ms(150)).on_lost(OnLost::Cancel));
+    let answer = send(&app, to("/o/secret"));
+    seen.next().await;
+    steal(&store, "/o/secret");
+    refused(soon(answer).await.unwrap(), Refused::Lost, 503, true).await;
+    assert_eq!(
+        desk.inside.load(Ordering::SeqCst),
+        0,
+        "the handler's future is dropped"
+    );
+    soon(locks.idle()).await;
+    assert!(store.is_empty());
+}
+
+#[tokio::test]
+async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
+    for (on_lost, expected) in [(OnLost::Cancel, 503), (OnLost::Tell, 200)] {
+        let clock = Clock::new();
+        let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
+        // No timer has fired yet when it is done.
+        let handler = move || {
+            clock.jump(Duration::from_secs(11));
+            ready(())
+        };
+        let app = Router::new()
+            .route("/", get(handler))
+            .route_layer(by_path(&locks).on_lost(on_lost));
+        assert_eq!(status(&app, to("/")).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn no_handler_starts_with_a_lost_lease() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (desk, mut seen) = Desk::new();
+    // Not by `Router::layer`: a route of axum is always ready, and what is inside of it waits in the handler's future.
+    let service = ServiceBuilder::new()
+        .layer(by_path(&locks).lease(ms(150)))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(desk.routes());
+    let send = |uri| {
+        let answer = service.clone().oneshot(to(uri));
+        tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
+    };
+    let first = send("/o/a");
+    seen.next().await;
+    // Has its lock, and waits for the slot.
+    let second = send("/o/secret");
+    until(|| store.len() == 2).await;
+    steal(&store, "/o/secret");
+    refused(soon(second).await.unwrap(), Refused::Lost, 503, true).await;
+    assert!(seen.nobody());
+    desk.let_go(1);
+    assert_eq!(soon(first).await.unwrap().status(), 200);
+}
+
+// Ends that are no answers.
+
+#[tokio::test]
+async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks));
+    let handled = send(&app, to("/o/a"));
+    seen.next().await;
+    let waiting = send(&app, to("/o/a"));
+    until(|| locks.waiting() == 1).await;
+    waiting.abort();
+    until(|| locks.waiting() == 0).await;
+    handled.abort();
+    assert!(soon(handled).await.unwrap_err().is_cancelled());
+    assert_eq!(desk.inside.load(Ordering::SeqCst), 0);
+    soon(locks.idle()).await;
+    assert!(store.is_empty());
+    assert!(seen.nobody());
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_is_a_client_that_left() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let app = desk.app(by_path(&locks));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let ask = async || {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client
+            .write_all(b"GET /o/a HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
+        client
+    };
+    let handled = ask().await;
+    seen.next().await;
+    let waiting = ask().await;
+    until(|| locks.waiting() == 1).await;
+    drop(waiting);
+    until(|| locks.waiting() == 0).await;
+    drop(handled);
+    soon(locks.idle()).await;
+
+    let mut client = ask().await;
+    seen.next().await;
+    desk.let_go(1);
+    let mut answer = [0; 12];
+    soon(client.read_exact(&mut answer)).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_gives_the_lock_back() {
+    let locks = Locks::memory();
+    let handler = |lease: Lease| async move {
+        assert!(!lease.is_held(), "on purpose");
+    };
+    let app = Router::new()
+        .route("/", get(handler))
+        .route_layer(by_path(&locks));
+    assert!(soon(send(&app, to("/"))).await.unwrap_err().is_panic());
+    soon(locks.idle()).await;
+    drop(locks.mutex("/").try_lock().await.unwrap().expect("it is free"));
+}
+
+#[tokio::test]
+async fn the_lock_outlives_the_handlers_future() {
+    /// Says, when it is dropped, whether the lease was still held.
+    struct Last(Lease, mpsc::UnboundedSender<bool>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            self.1.send(self.0.is_held()).unwrap();
+        }
+    }
+
+    let locks = Locks::memory();
+    let (sender, mut held) = mpsc::unbounded_channel();
+    let (desk, mut seen) = Desk::new();
+    let handler = {
+        let desk = desk.clone();
+        move |lease: Lease| async move {
+            let _last = Last(lease, sender);
+            desk.serve("a".into()).await
+        }
+    };
+    let app = Router::new()
+        .route("/", get(handler))
+        .route_layer(by_path(&locks));
+    let dropped = send(&app, to("/"));
+    seen.next().await;
+    dropped.abort();
+    assert!(
+        soon(held.recv()).await.unwrap(),
+        "dropped: the work goes before what protects it"
+    );
+    desk.let_go(1);
+    assert_eq!(status(&app, to("/")).await, 200);
+    assert!(soon(held.recv()).await.unwrap(), "done");
+}
+
+// Tower.
+
+/// Ready for one call after `poll_ready`; a clone is not.
+struct Probe {
+    ready: bool,
+    calls: Arc<AtomicUsize>,
+}
+
+/// No `std::error::Error`, nothing that anybody could convert.
+#[derive(Debug, PartialEq)]
+struct Boom;
+
+/// A body of the service's own.
+#[derive(Debug)]
+struct Once(Option<Bytes>);
+
+impl http_body::Body for Once {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.take().map(|bytes| Ok(http_body::Frame::data(bytes))))
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.0.as_ref().map_or(0, Bytes::len) as u64)
+    }
+}
+
+impl Clone for Probe {
+    fn clone(&self) -> Self {
+        Probe {
+            ready: false,
+            calls: self.calls.clone(),
+        }
+    }
+}
+
+impl Service<Request<&'static str>> for Probe {
+    type Response = Response<Once>;
+    type Error = Boom;
+    type Future = Ready<Result<Response<Once>, Boom>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Boom>> {
+        self.ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<&'static str>) -> Self::Future {
+        assert!(std::mem::take(&mut self.ready), "called without being made ready");
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        ready(match *request.body() {
+            "boom" => Err(Boom),
+            body => Ok(Response::new(Once(Some(body.into())))),
+        })
+    }
+}
+
+/// Compiles only if the layer leaves the error as it is, and asks nothing of the bodies.
+fn error_of<S: Service<Request<&'static str>, Error = Boom> + Clone + Send>(service: S) -> S
+where
+    S::Future: Send + 'static,
+{
+    service
+}
+
+#[tokio::test]
+async fn any_service_with_any_body_and_any_error() {
+    let locks = Locks::memory();
+    let probe = Probe {
+        ready: false,
+        calls: Arc::default(),
+    };
+    let calls = probe.calls.clone();
+    let layer = LockLayer::by(&locks, |parts| parts.uri.path().to_owned()).wait(ms(20));
+    let mut service = error_of(layer.layer(probe));
+    let ask = |body| Request::builder().uri("/a").body(body).unwrap();
+
+    // Called again and again without being asked whether it is ready, by clones too: the layer is always ready.
+    for _ in 0..3 {
+        let response = service.call(ask("hello")).await.unwrap();
+        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(5));
+        assert_eq!(text(response).await, "hello");
+        let response = service.clone().oneshot(ask("hello")).await.unwrap();
+        assert_eq!(text(response).await, "hello");
+    }
+    assert_eq!(service.call(ask("boom")).await.unwrap_err(), Boom);
+    assert_eq!(calls.load(Ordering::SeqCst), 7);
+
+    let _held = locks
+        .mutex("/a")
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("given back, also after an error");
+    let response = service.call(ask("hello")).await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert!(text(response).await.contains("WaitedTooLong"));
+    assert_eq!(calls.load(Ordering::SeqCst), 7);
+}
+
+#[tokio::test]
+async fn waiters_of_one_key_hold_no_slots_of_the_inner_service() {
+    let locks = Locks::memory();
+    let (desk, mut seen) = Desk::new();
+    let handler = {
+        let desk = desk.clone();
+        move |request: Request<Body>| {
+            let desk = desk.clone();
+            async move {
+                let name = request.uri().path().to_owned();
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(desk.serve(name).await))))
+            }
+        }
+    };
+    let service = ServiceBuilder::new()
+        .layer(LockLayer::by(&locks, |parts| parts.uri.path().to_owned()))
+        .layer(ConcurrencyLimitLayer::new(2))
+        .service(service_fn(handler));
+    let send = |uri| tokio::spawn(service.clone().oneshot(to(uri)));
+    let mut hot: Vec<_> = vec![send("/hot")];
+    assert_eq!(seen.next().await, "/hot");
+    hot.extend((0..5).map(|_| send("/hot")));
+    until(|| locks.waiting() == 5).await;
+    let other = send("/other");
+    assert_eq!(seen.next().await, "/other");
+    desk.let_go(7);
+    for answer in hot.into_iter().chain([other]) {
+        assert_eq!(soon(answer).await.unwrap().unwrap().status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn bodies_keep_their_length() {
+    let locks = Locks::memory();
+    let app = Router::new()
+        .route("/", post(|body: String| async move { body }))
+        .route_layer(by_path(&locks));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+        .build_http::<Full<Bytes>>();
+    let ask = Request::post(format!("http://{address}/"))
+        .body(Full::from("twelve bytes"))
+        .unwrap();
+    let response = soon(client.request(ask)).await.unwrap();
+    assert_eq!(response.headers()[CONTENT_LENGTH], "12");
+    assert_eq!(text(response).await, "twelve bytes");
+    server.abort();
+}
+
+#[tokio::test]
+async fn accessors_and_debug() {
+    let locks = Locks::memory();
+    let mut service: LockService<u8, _> = Layer::layer(&LockLayer::by(&locks, |_| "key"), 7_u8);
+    *service.get_mut() += 1;
+    assert_eq!(*service.get_ref(), 8);
+    assert!(format!("{service:?}").contains("LockLayer"));
+    assert_eq!(service.into_inner(), 8);
+    let mut pending = LockLayer::by(&locks, |_| "key").layer(service_fn(|_: Request<()>| {
+        pending::<Result<Response<Body>, Infallible>>()
+    }));
+    let future = pending.call(Request::new(()));
+    assert_eq!(format!("{future:?}"), "ResponseFuture::Entering");
+}

@@ -1,0 +1,606 @@
+//! Schedules that broke earlier designs, step by step: engines and a ledger, and a hand that moves every message.
+//!
+//! The stage has one key. What engines send lies on the table until [`Stage::execute`] gives it to the server, and
+//! its answer until [`Stage::answer`] brings it back; pushes lie there until [`Stage::push`] delivers them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tenure::claim::{Batch, Executed, Fence, Grant, Holder, Mode, Name, NodeId, Reply, Request, Term, Verb};
+use tenure::engine::moment::Moment;
+use tenure::engine::shard::Shard;
+use tenure::engine::{Effect, Input, Notice, Outcome, Parcel, Rules, Ticket, Want};
+use tenure::error::LostCause;
+use tenure::store::ledger::{Ledger, Owner};
+use tenure::testing::timed_out;
+
+const LEASE: u64 = 1_000;
+const MARGIN: u64 = 250;
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+
+/// A request that was sent, as it lies on the table.
+#[derive(Clone)]
+struct Sent {
+    parcel: Parcel,
+    at: Moment,
+}
+
+struct Actor {
+    shard: Shard,
+    sent: VecDeque<Sent>,
+    answered: VecDeque<(Sent, Reply)>,
+    told: Vec<Effect>,
+}
+
+struct Stage {
+    ms: u64,
+    ledger: Ledger,
+    actors: Vec<Actor>,
+    pushes: VecDeque<Grant>,
+    name: Name,
+}
+
+fn term(lease_ms: u64) -> Term {
+    Term {
+        lease_ms,
+        margin_ms: MARGIN,
+    }
+}
+
+fn want(lease_ms: u64) -> Want {
+    Want {
+        term: term(lease_ms),
+        wait: true,
+        fixed: false,
+        limit: 100,
+    }
+}
+
+fn node(at: usize) -> NodeId {
+    NodeId::numbered(at as u128 + 1)
+}
+
+impl Stage {
+    fn new(nodes: usize) -> Self {
+        // No hand-off within a node: every release with a line behind it is a yield.
+        let rules = Rules {
+            burst: 0,
+            ..Rules::default()
+        };
+        let actor = |at| Actor {
+            shard: Shard::new(node(at), 0, 1, at as u64, rules),
+            sent: VecDeque::new(),
+            answered: VecDeque::new(),
+            told: Vec::new(),
+        };
+        Stage {
+            ms: 10,
+            ledger: Ledger::new(),
+            actors: (0..nodes).map(actor).collect(),
+            pushes: VecDeque::new(),
+            name: Name::lock("k".into()),
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment::from_nanos(self.ms * 1_000_000)
+    }
+
+    fn us(&self) -> u64 {
+        EPOCH_US + self.ms * 1_000
+    }
+
+    /// Time passes, and nobody moves.
+    fn pass(&mut self, ms: u64) {
+        self.ms += ms;
+    }
+
+    fn keep(&mut self, at: usize, effects: Vec<Effect>) {
+        let now = self.now();
+        for effect in effects {
+            match effect {
+                Effect::Send(parcel) => self.actors[at].sent.push_back(Sent { parcel, at: now }),
+                effect => self.actors[at].told.push(effect),
+            }
+        }
+    }
+
+    fn feed(&mut self, at: usize, input: Input) {
+        let (now, mut effects) = (self.now(), Vec::new());
+        self.actors[at].shard.handle(now, &self.name, input, &mut effects);
+        self.keep(at, effects);
+    }
+
+    fn lock(&mut self, at: usize, lease_ms: u64) -> Ticket {
+        let ticket = self.actors[at].shard.issue();
+        self.feed(at, Input::Lock(ticket, want(lease_ms)));
+        ticket
+    }
+
+    fn wake(&mut self, at: usize) {
+        let (now, mut effects) = (self.now(), Vec::new());
+        self.actors[at].shard.wake(now, &mut effects);
+        self.keep(at, effects);
+    }
+
+    fn run(&mut self, request: Request, not_after: u64) -> Reply {
+        let batch = Batch {
+            highest: 0,
+            not_after,
+            requests: vec![request],
+        };
+        let mut pushes = Vec::new();
+        let answer = self.ledger.apply(self.us(), &batch, &mut pushes);
+        self.pushes.extend(pushes);
+        answer.replies[0].clone()
+    }
+
+    /// The server executes the oldest request of a node; the answer stays on the table.
+    fn execute(&mut self, at: usize) -> Reply {
+        let sent = self.actors[at].sent.pop_front().expect("something was sent");
+        let reply = self.run(sent.parcel.request.clone(), u64::MAX);
+        self.actors[at].answered.push_back((sent, reply.clone()));
+        reply
+    }
+
+    fn answer(&mut self, at: usize) {
+        let (sent, reply) = self.actors[at]
+            .answered
+            .pop_front()
+            .expect("something was answered");
+        self.feed(
+            at,
+            Input::Answered {
+                tag: sent.parcel.tag,
+                sent: sent.at,
+                reply,
+            },
+        );
+    }
+
+    /// Both, for all that the node sent.
+    fn settle(&mut self, at: usize) {
+        while !self.actors[at].answered.is_empty() || !self.actors[at].sent.is_empty() {
+            if self.actors[at].answered.is_empty() {
+                self.execute(at);
+            }
+            self.answer(at);
+        }
+    }
+
+    /// A request gets no answer. It may have been executed, or be executed yet.
+    fn lose(&mut self, at: usize, sent: &Sent, late_after: Moment) {
+        let error = timed_out();
+        self.feed(
+            at,
+            Input::Failed {
+                tag: sent.parcel.tag,
+                executed: Executed::Unknown,
+                late_after,
+                error,
+            },
+        );
+    }
+
+    /// The oldest push arrives.
+    fn push(&mut self) {
+        let grant = self.pushes.pop_front().expect("something was pushed");
+        let at = (0..self.actors.len())
+            .find(|at| node(*at) == grant.holder.node)
+            .expect("one of ours");
+        self.feed(at, Input::Pushed(grant));
+    }
+
+    fn holds(&self, at: usize, ticket: Ticket) -> bool {
+        self.actors[at]
+            .shard
+            .remaining(self.now(), &self.name, ticket)
+            .is_some()
+    }
+
+    fn granted(&self, at: usize, ticket: Ticket) -> Option<Fence> {
+        self.actors[at].told.iter().find_map(|effect| match effect {
+            Effect::Granted(to, fence) if *to == ticket => Some(*fence),
+            _ => None,
+        })
+    }
+
+    fn told(&self, at: usize, what: impl Fn(&Effect) -> bool) -> bool {
+        self.actors[at].told.iter().any(what)
+    }
+
+    fn noticed(&self, at: usize, what: impl Fn(&Notice) -> bool) -> bool {
+        self.told(
+            at,
+            |effect| matches!(effect, Effect::Notice(notice) if what(notice)),
+        )
+    }
+
+    fn owner(&self) -> Option<Holder> {
+        match self.ledger.record(&self.name, self.us())?.owner {
+            Owner::Claim(holder, _) => Some(holder),
+            _ => None,
+        }
+    }
+
+    fn owner_node(&self) -> Option<NodeId> {
+        self.owner().map(|holder| holder.node)
+    }
+}
+
+const N: usize = 0;
+const M: usize = 1;
+const P: usize = 2;
+
+/// A push waits in a stopped node's socket until its lease is over and somebody else holds the key.
+#[test]
+fn stale_push_after_lapse() {
+    let mut stage = Stage::new(2);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let n = stage.lock(N, LEASE);
+    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    stage.answer(N);
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    assert_eq!(
+        stage.owner_node(),
+        Some(node(N)),
+        "handed over, and the push lies on the table"
+    );
+    stage.pass(LEASE + MARGIN + 1);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    assert!(stage.holds(M, m), "the lease that nobody took up is over");
+    // It wakes: its refresh is answered before the old push is read.
+    stage.wake(N);
+    assert_eq!(
+        stage.execute(N),
+        Reply::Gone,
+        "a number that was granted never waits again"
+    );
+    stage.answer(N);
+    stage.push();
+    stage.settle(N);
+    assert!(!stage.holds(N, n) && stage.holds(M, m));
+    assert_eq!(
+        stage.owner_node(),
+        Some(node(M)),
+        "and leaving the unknown grant hit nobody else"
+    );
+}
+
+/// The same, with the push read first: too old to start on, so it is asked about.
+#[test]
+fn stale_push_before_the_refresh() {
+    let mut stage = Stage::new(2);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let n = stage.lock(N, LEASE);
+    stage.settle(N);
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    stage.pass(LEASE + MARGIN + 1);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    stage.push();
+    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushConfirming)));
+    assert!(!stage.holds(N, n));
+    stage.settle(N);
+    assert!(!stage.holds(N, n) && stage.holds(M, m));
+}
+
+/// A yield was executed and its answer lost; the node was granted again; then a copy of the yield is executed.
+#[test]
+fn late_yield_hits_regrant() {
+    let mut stage = Stage::new(2);
+    let first = stage.lock(N, LEASE);
+    stage.settle(N);
+    let second = stage.lock(N, LEASE);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    stage.feed(N, Input::Release(first));
+    let yielded = stage.actors[N].sent.front().expect("a yield").clone();
+    assert!(matches!(yielded.parcel.request.verb, Verb::Yield { .. }));
+    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    stage.actors[N].answered.clear();
+    stage.push();
+    assert!(stage.holds(M, m));
+    stage.pass(100);
+    let late = stage.now() + Duration::from_millis(50);
+    stage.lose(N, &yielded, late);
+    stage.settle(N);
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    stage.push();
+    assert!(stage.holds(N, second), "granted again, under the fresh number");
+    let before = stage.owner();
+    assert_eq!(stage.run(yielded.parcel.request, u64::MAX), Reply::Gone);
+    assert_eq!(stage.owner(), before);
+    assert!(stage.holds(N, second));
+}
+
+/// The grant was learnt by an answer while its push hung; then the node yields, and the push arrives.
+#[test]
+fn old_push_after_yield() {
+    let mut stage = Stage::new(3);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let first = stage.lock(N, LEASE);
+    stage.settle(N);
+    let p = stage.lock(P, LEASE);
+    stage.settle(P);
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    stage.pass(LEASE / 3);
+    stage.wake(N);
+    stage.settle(N);
+    assert!(stage.holds(N, first), "learnt by the refresh");
+    let second = stage.lock(N, LEASE);
+    stage.feed(N, Input::Release(first));
+    // While the yield is under way, its old number is known to be given up.
+    let copy = stage.pushes.front().expect("the push that hung").clone();
+    stage.push();
+    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushStale)));
+    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    stage.answer(N);
+    // And after it, the number is over.
+    stage.feed(N, Input::Pushed(copy));
+    stage.settle(N);
+    assert!(!stage.holds(N, first) && !stage.holds(N, second));
+    stage.push();
+    assert!(stage.holds(P, p), "the other one's push is not old");
+    assert_eq!(stage.owner_node(), Some(node(P)));
+}
+
+/// A lease lapses, somebody else comes and goes, and what the first one sent is executed late.
+#[test]
+fn regrant_same_claim() {
+    let mut stage = Stage::new(2);
+    let n = stage.lock(N, LEASE);
+    let claim = stage.actors[N]
+        .sent
+        .front()
+        .expect("a claim")
+        .parcel
+        .request
+        .clone();
+    let not_after = stage.us() + 250_000;
+    stage.settle(N);
+    stage.pass(LEASE + MARGIN + 1);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let theirs = stage.granted(M, m).expect("the other's turn");
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    assert_eq!(
+        stage.run(claim, not_after),
+        Reply::Late,
+        "a claim number never takes a key anew"
+    );
+    assert!(stage.ledger.is_empty());
+    stage.feed(N, Input::Release(n));
+    let lost = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Lost(LostCause::Deadline)));
+    assert!(stage.told(N, lost));
+    stage.settle(N);
+    let again = stage.lock(N, LEASE);
+    stage.settle(N);
+    assert!(stage.granted(N, again).expect("free again") > theirs);
+}
+
+/// The holder and the first waiter are dead.
+#[test]
+fn expiry_with_queue() {
+    let mut stage = Stage::new(4);
+    stage.lock(3, LEASE);
+    stage.settle(3);
+    stage.lock(N, LEASE);
+    stage.settle(N);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let p = stage.lock(P, LEASE);
+    stage.settle(P);
+    // Holder and head are heard of no more; the others live by their timers.
+    let begin = stage.ms;
+    while stage.granted(M, m).is_none() {
+        stage.pass(5);
+        for at in [P, M] {
+            stage.wake(at);
+            stage.settle(at);
+        }
+        while !stage.pushes.is_empty() {
+            stage.push();
+        }
+        assert!(
+            stage.ms - begin <= LEASE + MARGIN + LEASE / 3,
+            "nobody moves the queue on"
+        );
+        assert!(stage.granted(P, p).is_none(), "in order");
+    }
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    stage.push();
+    assert!(stage.holds(P, p));
+}
+
+/// Two callers of one node with different terms: the claim has one length for life, whoever is served by it.
+#[test]
+fn shrink_lease_in_flight() {
+    let mut stage = Stage::new(2);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let short = stage.lock(N, 5_000);
+    stage.settle(N);
+    let long = stage.lock(N, 60_000);
+    stage.feed(N, Input::Cancel(short));
+    stage.pass(400);
+    let t0 = stage.now();
+    stage.actors[N].shard.opened(t0, &mut Vec::new());
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    let lease_ms = stage.pushes.front().expect("a push").lease_ms;
+    assert_eq!(lease_ms, 5_000);
+    stage.push();
+    let left = stage.actors[N]
+        .shard
+        .remaining(stage.now(), &stage.name, long)
+        .expect("served by the short claim");
+    assert!(
+        left <= Duration::from_millis(5_000 - 400),
+        "from the send that was answered, not the refresh: {left:?}"
+    );
+}
+
+/// The server comes back empty after a long time of the highest load.
+#[test]
+fn fence_after_amnesia_under_load() {
+    let name = Name::lock("k".into());
+    let mut ledger = Ledger::new();
+    let mut highest = 0;
+    for grant in 0..200_000u64 {
+        // A hundred thousand grants a second.
+        let us = EPOCH_US + grant * 10;
+        if grant % 50_000 == 49_999 {
+            ledger.forget();
+        }
+        let holder = Holder {
+            node: node(N),
+            claim: grant,
+            nonce: 1,
+        };
+        let mut ask = |verb| {
+            let request = Request {
+                name: name.clone(),
+                holder,
+                term: term(LEASE),
+                mode: Mode::Exclusive,
+                verb,
+            };
+            let batch = Batch {
+                highest: 0,
+                not_after: u64::MAX,
+                requests: vec![request],
+            };
+            ledger.apply(us, &batch, &mut Vec::new()).replies.remove(0)
+        };
+        let Reply::Granted(number) = ask(Verb::Claim { wait: false }) else {
+            panic!("free")
+        };
+        assert!(number > highest, "grant {grant}");
+        highest = number;
+        assert_eq!(ask(Verb::Leave), Reply::Done);
+    }
+}
+
+/// A claim hangs in a dead connection, its caller has gone, the leave overtakes it, and then it is executed.
+#[test]
+fn ghost_claim_after_leave() {
+    let mut stage = Stage::new(1);
+    let n = stage.lock(N, LEASE);
+    let claim = stage.actors[N].sent.pop_front().expect("a claim");
+    let late_after = stage.now() + Duration::from_millis(400);
+    stage.pass(250);
+    stage.lose(N, &claim, late_after);
+    stage.feed(N, Input::Cancel(n));
+    while let Some(sent) = stage.actors[N].sent.front().cloned() {
+        // The question about the claim, then its leave: nothing is there yet.
+        assert!(
+            matches!(stage.execute(N), Reply::Gone | Reply::NotThere),
+            "{:?}",
+            sent.parcel.request.verb
+        );
+        stage.answer(N);
+    }
+    assert!(stage.noticed(N, |notice| matches!(notice, Notice::GhostLeft)));
+    stage.pass(100);
+    assert!(
+        matches!(stage.run(claim.parcel.request, u64::MAX), Reply::Granted(_)),
+        "the ghost"
+    );
+    stage.pass(100);
+    stage.wake(N);
+    stage.settle(N);
+    assert!(
+        stage.ledger.is_empty(),
+        "left once more when it could not come back"
+    );
+    assert!(stage.actors[N].shard.is_empty());
+}
+
+/// The machine sleeps; its clock goes on.
+#[test]
+fn suspend() {
+    let mut stage = Stage::new(2);
+    let n = stage.lock(N, LEASE);
+    stage.settle(N);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    stage.pass(60_000);
+    assert!(
+        !stage.holds(N, n),
+        "the first look says so, before anything else was handled"
+    );
+    stage.wake(N);
+    let lost = |effect: &Effect| matches!(effect, Effect::Lost(_, LostCause::Deadline));
+    assert!(stage.told(N, lost));
+    // The other machine slept, too: its place is gone, and it asks anew.
+    stage.wake(M);
+    stage.settle(M);
+    stage.settle(N);
+    assert!(stage.holds(M, m) && !stage.holds(N, n));
+}
+
+/// A monitor that listens to everything makes nobody alive: only a node's own inbox counts. Who has none keeps its
+/// place.
+#[test]
+fn psubscribe_monitor_with_dead_waiter() {
+    let mut stage = Stage::new(3);
+    for at in [M, P] {
+        stage.ledger.listens(node(at), true);
+    }
+    let p = stage.lock(P, LEASE);
+    stage.settle(P);
+    stage.lock(N, LEASE);
+    stage.settle(N);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    stage.feed(P, Input::Release(p));
+    stage.settle(P);
+    assert_eq!(stage.owner_node(), Some(node(M)), "passed over");
+    stage.push();
+    let waiters: Vec<_> = stage
+        .ledger
+        .waiters(&stage.name)
+        .iter()
+        .map(|holder| holder.node)
+        .collect();
+    assert_eq!(waiters, [node(N)], "and it keeps its place");
+    stage.ledger.listens(node(N), true);
+    stage.feed(M, Input::Release(m));
+    stage.settle(M);
+    assert_eq!(stage.owner_node(), Some(node(N)));
+}
+
+/// A push that names one of our claims and not its nonce.
+#[test]
+fn forged_push() {
+    let mut stage = Stage::new(2);
+    let m = stage.lock(M, LEASE);
+    stage.settle(M);
+    let n = stage.lock(N, LEASE);
+    stage.settle(N);
+    let holder = stage.ledger.waiters(&stage.name)[0];
+    let forged = Holder {
+        nonce: holder.nonce ^ 1,
+        ..holder
+    };
+    let grant = Grant {
+        name: stage.name.clone(),
+        holder: forged,
+        number: u64::MAX >> 10,
+        lease_ms: LEASE,
+    };
+    stage.feed(N, Input::Pushed(grant));
+    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushForged)));
+    assert!(!stage.holds(N, n) && stage.holds(M, m));
+}

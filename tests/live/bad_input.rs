@@ -1,0 +1,549 @@
+//! What users get wrong, and what servers are set up to: a clear error each, and nothing lost or left behind.
+
+use std::time::Duration;
+
+use tenure::error::{OptionsError, Refusal, StoreError, StoreErrorKind};
+use tenure::locks::ConnectError;
+use tenure::{Error, Key, Locks};
+
+use crate::help::{Eyes, addr, held, locks, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::events::Watch;
+use crate::support::proxy::Proxy;
+
+/// Every word stands in the text.
+#[track_caller]
+fn tells(error: &impl std::fmt::Display, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+    assert!(text.len() < 700, "{text}");
+}
+
+fn options(result: Result<Locks, ConnectError>) -> OptionsError {
+    match result {
+        Err(ConnectError::Options(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(result: Result<Locks, ConnectError>) -> (String, StoreError) {
+    match result {
+        Err(ref error @ ConnectError::Store { ref source, .. }) => (error.to_string(), source.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn keys_that_are_none() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(1000)).await;
+    for (key, length) in [
+        (vec![], 0),
+        (vec![b'x'; 10 * 1024], 10 * 1024),
+        (vec![0xff; 513], 513),
+    ] {
+        let mutex = locks.mutex(key);
+        for error in [
+            mutex.lock().await.map(drop).unwrap_err(),
+            mutex.try_lock().await.map(drop).unwrap_err(),
+            mutex.lock_timeout(ms(10)).await.map(drop).unwrap_err(),
+            mutex.with(async |_| ()).await.unwrap_err(),
+        ] {
+            assert!(
+                matches!(error, Error::Key { length: l, limit: 512, .. } if l == length),
+                "{error:?}"
+            );
+            tells(&error, &["1 to 512 bytes", &length.to_string()]);
+        }
+    }
+    held(&locks, vec![b'x'; 512]).await.release().await.unwrap();
+    soon(locks.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// Each byte alone, and all of them in a row; braces, newlines and our own words too.
+#[tokio::test]
+async fn keys_of_any_bytes_are_exclusive_independent_and_free_again() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let one = locks(&server.url(), ms(10_000)).await;
+    let other = locks(&server.url(), ms(10_000)).await;
+    let mut keys: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    keys.push((0..=255).collect());
+    keys.push((0..=255).rev().collect());
+    let words = [
+        "{}",
+        "a}b{c}",
+        "}{",
+        "{",
+        "}",
+        "{a}",
+        "{{a}}",
+        "clock",
+        "tenure1:clock",
+        "tenure1:q:",
+        "lock:",
+        "lock:a",
+        "a\r\nDEL x\r\n",
+        "\n",
+        "\r\n",
+        "a b",
+        " a",
+        "a ",
+        "*",
+        "%s",
+        "%.0f",
+        "]]",
+        "\\",
+        "\u{1F512}",
+        "é",
+        "e\u{301}",
+    ];
+    keys.extend(
+        words
+            .iter()
+            .filter(|word| word.len() > 1)
+            .map(|word| word.as_bytes().to_vec()),
+    );
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(held(&one, key.clone()).await);
+    }
+    // None excludes another, and all of them exclude the other node.
+    assert_eq!(one.keys(), keys.len());
+    let mut waiters = Vec::new();
+    for key in &keys {
+        assert!(
+            other.mutex(key.clone()).try_lock().await.unwrap().is_none(),
+            "{key:?}"
+        );
+        let record = [b"lock:", &key[..]].concat();
+        let owner: Option<String> = eyes.ask(&[b"GET", &record]);
+        assert!(
+            owner.is_some_and(|owner| owner.starts_with(&one.node().to_string())),
+            "{key:?}"
+        );
+        waiters.push(tokio::spawn(other.mutex(key.clone()).lock()));
+    }
+    until("all wait", || {
+        let queues: Vec<Vec<u8>> = eyes.text("KEYS tenure1:q:*");
+        queues.len() == keys.len()
+    })
+    .await;
+    // Handed over by push, each to its own.
+    for (guard, waiter) in guards.into_iter().zip(waiters) {
+        let (key, fence) = (guard.key().clone(), guard.fence());
+        guard.release().await.unwrap();
+        let guard = soon(waiter).await.unwrap().unwrap();
+        assert_eq!(guard.key(), &key);
+        assert!(guard.fence() > fence);
+        guard.release().await.unwrap();
+    }
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
+}
+
+#[tokio::test]
+async fn options_that_make_no_sense() {
+    // Nobody is asked: the server does not exist.
+    let nowhere = "redis://127.0.0.1:1/";
+    for lease in [
+        Duration::ZERO,
+        Duration::from_nanos(1),
+        ms(49),
+        Duration::from_secs(31 * 24 * 3600),
+        Duration::MAX,
+    ] {
+        let error = options(Locks::builder().lease(lease).redis(nowhere).await);
+        tells(&error, &["lease", "50ms", "30 days", &format!("{lease:?}")]);
+    }
+    for prefix in ["", "tenure", "tenure1:q:", &"x".repeat(129)] {
+        let error = options(Locks::builder().prefix(prefix).redis(nowhere).await);
+        tells(&error, &["prefix", "tenure"]);
+    }
+    for burst in [0, 1024, u32::MAX] {
+        let error = options(Locks::builder().burst(burst, ms(20)).redis(nowhere).await);
+        tells(&error, &["burst", "1 to 1023", &burst.to_string()]);
+    }
+    let error = options(Locks::builder().margin(Duration::MAX).redis(nowhere).await);
+    tells(&error, &["margin"]);
+    for limitless in [
+        Locks::builder().waiters_per_key(0),
+        Locks::builder().waiters_per_node(0),
+        Locks::builder().max_key(0),
+    ] {
+        tells(&options(limitless.redis(nowhere).await), &["limit", "zero"]);
+    }
+    let error = options(
+        Locks::builder()
+            .request_timeout(Duration::ZERO)
+            .redis(nowhere)
+            .await,
+    );
+    tells(&error, &["request timeout", "100 ms"]);
+    // And for one lock.
+    let server = RedisServer::start();
+    let locks = locks(&server.url(), ms(1000)).await;
+    for mutex in [
+        locks.mutex("a").lease(Duration::ZERO),
+        locks.mutex("a").lease(Duration::MAX),
+        locks.mutex("a").fixed(Duration::ZERO),
+        locks.mutex("a").fixed(Duration::MAX),
+    ] {
+        let error = mutex.lock().await.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Options(_)), "{error:?}");
+        tells(&error, &["lease", "50ms"]);
+    }
+    soon(locks.idle()).await;
+    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+}
+
+/// Large numbers are numbers.
+#[tokio::test]
+async fn options_at_their_bounds_work() {
+    let server = RedisServer::start();
+    let locks = Locks::builder()
+        .lease(Duration::from_secs(30 * 24 * 3600))
+        .margin(Duration::ZERO)
+        .burst(1023, Duration::MAX)
+        .request_timeout(Duration::MAX)
+        .waiters_per_key(usize::MAX)
+        .waiters_per_node(1)
+        .max_key(usize::MAX)
+        .prefix([0xff; 128])
+        .redis(&server.url())
+        .await
+        .unwrap();
+    let guard = held(&locks, vec![b'x'; 10 * 1024]).await;
+    assert!(soon(locks.mutex("a").lock_timeout(Duration::MAX)).await.is_ok());
+    guard.release().await.unwrap();
+    let locks = Locks::builder().lease(ms(50)).redis(&server.url()).await.unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    soon(locks.idle()).await;
+}
+
+#[tokio::test]
+async fn urls_that_are_none() {
+    for url in [
+        "",
+        "localhost",
+        "http://localhost/",
+        "redis://",
+        "redis://host:port/",
+        "redis://host/db",
+    ] {
+        match Locks::redis(url).await {
+            Err(error @ ConnectError::Options(_)) => tells(&error, &["URL", url]),
+            other => panic!("{url}: {other:?}"),
+        }
+    }
+    let error = Locks::redis("http://me:hunter2@localhost/").await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+}
+
+#[tokio::test]
+async fn no_redis() {
+    let start = now();
+    let (text, error) = refused(Locks::redis("redis://me:hunter2@127.0.0.1:1/").await);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
+    tells(&text, &["127.0.0.1:1", "unreachable"]);
+    assert!(!format!("{text} {error:?}").contains("hunter2"));
+    assert!(now() - start < ms(2000));
+    // One that listens and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let connect = Locks::builder()
+        .request_timeout(ms(200))
+        .redis(&url(address))
+        .await;
+    let (text, error) = refused(connect);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
+    tells(&text, &[&address.to_string(), "200ms"]);
+}
+
+#[tokio::test]
+async fn a_password_is_wanted() {
+    let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
+    let port = server.port();
+    let (text, error) = refused(Locks::redis(&server.url()).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Refused(Refusal::NoAuth), "{text}");
+    tells(&text, &[&port.to_string(), "password", "URL"]);
+    let (text, error) = refused(Locks::redis(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
+    assert_eq!(
+        error.kind(),
+        &StoreErrorKind::Refused(Refusal::WrongPassword),
+        "{text}"
+    );
+    tells(&text, &[&port.to_string(), "password", "URL"]);
+    assert!(!format!("{text} {error:?}").contains("swordfish"), "{error:?}");
+
+    // The same when it is found out later.
+    let lazy = Locks::builder().lazy().redis(&server.url()).await.unwrap();
+    let error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
+    match &error {
+        Error::Store { source, .. } => {
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::NoAuth));
+        }
+        other => panic!("{other:?}"),
+    }
+    tells(&error, &["`a`", "password"]);
+    assert!(!error.is_unreachable());
+
+    let locks = Locks::redis(&format!("redis://:hunter2@127.0.0.1:{port}/"))
+        .await
+        .unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    assert!(!format!("{locks:?}").contains("hunter2"));
+}
+
+#[tokio::test]
+async fn a_key_of_another_type() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(1000)).await;
+    let _: i64 = eyes.text("RPUSH lock:list 1 2 3");
+    let mutex = locks.mutex("list");
+    for error in [
+        soon(mutex.lock()).await.map(drop).unwrap_err(),
+        soon(mutex.try_lock()).await.map(drop).unwrap_err(),
+        soon(mutex.lock_timeout(ms(1000))).await.map(drop).unwrap_err(),
+    ] {
+        match &error {
+            Error::Store { source, .. } => {
+                assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::WrongType));
+            }
+            other => panic!("{other:?}"),
+        }
+        tells(&error, &["`list`", "not a lock", "another key or prefix"]);
+    }
+    // It becomes one while we hold.
+    let guard = held(&locks, "a").await;
+    let _: () = redis::pipe()
+        .atomic()
+        .del("lock:a")
+        .rpush("lock:a", 1)
+        .query(&mut eyes.0)
+        .unwrap();
+    soon(guard.lost()).await;
+    assert!(soon(guard.release()).await.is_err());
+    soon(locks.idle()).await;
+    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!(eyes.text::<usize>("LLEN lock:list"), 3);
+    assert_eq!(eyes.left_behind().len(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_evicts_is_warned_of_once() {
+    let server = RedisServer::with_args(&["--maxmemory-policy", "volatile-lru"]);
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    let locks = locks(&server.url(), ms(1000)).await;
+    let told = watch.until("server_warning").await;
+    assert_eq!(told.target, "tenure");
+    assert_eq!(told.level, tracing::Level::WARN);
+    tells(&told.text, &["volatile-lru", "maxmemory-policy", "noeviction"]);
+    held(&locks, "a").await.release().await.unwrap();
+    assert_eq!(watch.count("server_warning"), 1, "{:#?}", watch.told());
+
+    let fine = RedisServer::start();
+    let watch = Watch::of(format!("127.0.0.1:{}", fine.port()));
+    let locks = crate::help::locks(&fine.url(), ms(1000)).await;
+    held(&locks, "a").await.release().await.unwrap();
+    assert_eq!(watch.count("server_warning"), 0);
+}
+
+/// Somebody set it by hand and forgot it: nobody can know when it ends, and nobody hurries to ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_record_without_end_is_waited_for_calmly() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let lease = ms(900);
+    let (one, other) = (
+        locks(&server.url(), lease).await,
+        locks(&server.url(), lease).await,
+    );
+    let _: String = eyes.text("SET lock:a somebody");
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none());
+    let waiters =
+        [one.mutex("a"), other.mutex("a")].map(|mutex| tokio::spawn(async move { mutex.lock().await }));
+    until("both wait", || eyes.queue("a") == 2).await;
+    let calls = |eyes: &mut Eyes| eyes.calls().get("evalsha").copied().unwrap_or(0);
+    let (before, since) = (calls(&mut eyes), now());
+    // Two nodes ask every third of a lease, 300 ms less a tenth: twenty of them take 2.7 s.
+    let mut asked = 0;
+    until("they ask twenty times", || {
+        asked = calls(&mut eyes) - before;
+        asked >= 20
+    })
+    .await;
+    let took = now() - since;
+    assert!(took > ms(2000), "{asked} in {took:?}");
+    assert_eq!(eyes.owner("a").as_deref(), Some("somebody"));
+    let _: i64 = eyes.text("DEL lock:a");
+    let free = now();
+    for waiter in waiters {
+        soon(waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
+    // A timer, and what a busy machine takes.
+    assert!(now() - free < lease / 3 + ms(700), "{:?}", now() - free);
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+#[tokio::test]
+async fn lazy_starts_while_redis_is_away() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let locks = Locks::builder()
+        .lease(ms(2000))
+        .lazy()
+        .redis(&server.url())
+        .await
+        .unwrap();
+    assert!(locks.ping().await.is_err());
+    let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
+    assert!(error.is_unreachable(), "{error:?}");
+    tells(&error, &["`a`", "unreachable", &server.port().to_string()]);
+    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    server.restart();
+    let guard = soon(async {
+        loop {
+            match locks.mutex("a").lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(error.is_unreachable(), "{error}"),
+            }
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    guard.release().await.unwrap();
+    locks.ping().await.unwrap();
+    soon(locks.idle()).await;
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// Restarted while nobody did anything: the first lock after it finds out, and must not fail for it.
+#[tokio::test]
+async fn a_restart_in_between_goes_unnoticed() {
+    let mut server = RedisServer::start();
+    let locks = locks(&server.url(), ms(5000)).await;
+    for _ in 0..5 {
+        let guard = held(&locks, "a").await;
+        let fence = guard.fence();
+        guard.release().await.unwrap();
+        soon(locks.idle()).await;
+        server.restart();
+        let guard = soon(locks.mutex("a").lock())
+            .await
+            .expect("a lock after a restart");
+        assert!(guard.fence() > fence, "the clock key is lost, the clock is not");
+        soon(guard.release()).await.expect("a release after a restart");
+        soon(locks.mutex("b").try_lock())
+            .await
+            .unwrap()
+            .expect("it is free")
+            .release()
+            .await
+            .unwrap();
+    }
+    soon(locks.idle()).await;
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// Restarted under a guard: without its data the lease is lost, and told so; with its data it goes on.
+#[tokio::test]
+async fn a_restart_under_a_guard() {
+    for keeps_data in [false, true] {
+        let args: &[&str] = if keeps_data {
+            &["--appendonly", "yes", "--appendfsync", "always"]
+        } else {
+            &[]
+        };
+        let mut server = RedisServer::with_args(args);
+        let key = format!("restarted {keeps_data}");
+        let watch = Watch::of(format!("key={key} "));
+        let locks = locks(&server.url(), ms(3000)).await;
+        let other = crate::help::locks(&server.url(), ms(3000)).await;
+        let guard = held(&locks, key.as_str()).await;
+        let waiter = tokio::spawn(other.mutex(key.as_str()).lock());
+        until("it waits", || {
+            other.waiting() == 1 && Eyes::on(&server).queue(&key) == 1
+        })
+        .await;
+        server.restart();
+        if keeps_data {
+            watch.until("renewed").await;
+            assert!(guard.is_held());
+            soon(guard.release()).await.unwrap();
+        } else {
+            soon(guard.lost()).await;
+            assert!(!guard.is_held());
+            assert!(soon(guard.release()).await.unwrap_err().is_lost());
+        }
+        soon(waiter).await.unwrap().unwrap().release().await.unwrap();
+        soon(locks.idle()).await;
+        soon(other.idle()).await;
+        Eyes::on(&server).until_empty().await;
+    }
+}
+
+#[tokio::test]
+async fn flushed_scripts_and_killed_clients_are_no_failures() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(3000)).await;
+    let other = crate::help::locks(&server.url(), ms(3000)).await;
+    let kept = held(&locks, "kept").await;
+    for kind in ["", "normal", "pubsub", "normal", "pubsub", ""] {
+        let guard = held(&locks, "a").await;
+        let waiter = tokio::spawn(other.mutex("a").lock());
+        until("it waits", || eyes.queue("a") == 1).await;
+        let _: String = eyes.text("SCRIPT FLUSH");
+        if !kind.is_empty() {
+            let _: u64 = eyes.text(&format!("CLIENT KILL TYPE {kind}"));
+        }
+        soon(guard.release()).await.expect("a release");
+        let guard = soon(waiter).await.unwrap().expect("a waiter's lock");
+        soon(guard.release()).await.expect("a waiter's release");
+        soon(locks.mutex("b").lock())
+            .await
+            .expect("a lock")
+            .release()
+            .await
+            .expect("its release");
+    }
+    assert!(kept.is_held());
+    soon(kept.release()).await.unwrap();
+    soon(locks.idle()).await;
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// A connection that is refused again and again, and then is not.
+#[tokio::test]
+async fn a_network_that_comes_and_goes() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let locks = locks(&url(proxy.addr()), ms(3000)).await;
+    let kept = held(&locks, "kept").await;
+    proxy.refuse(true);
+    proxy.reset();
+    let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
+    assert!(error.is_unreachable(), "{error:?}");
+    assert!(kept.is_held());
+    proxy.refuse(false);
+    soon(async {
+        while locks.mutex(Key::from("a")).lock().await.is_err() {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(kept.is_held());
+    soon(kept.release()).await.unwrap();
+    soon(locks.idle()).await;
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}

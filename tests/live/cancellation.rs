@@ -1,0 +1,167 @@
+//! Callers that leave at any point leave nothing behind, on a real server.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tenure::{Guard, Locks};
+use tokio::sync::oneshot;
+
+use crate::help::{Eyes, held, locks, ms, now, soon, until};
+use crate::server::RedisServer;
+
+/// Polls it so many times, a little apart, then drops it.
+async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
+    let mut future = pin!(future);
+    for n in 0..times {
+        let step = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+        if let Poll::Ready(ready) = step {
+            return Some(ready);
+        }
+        match n % 3 {
+            0 => tokio::task::yield_now().await,
+            1 => (0..20).for_each(|_| std::hint::spin_loop()),
+            _ => tokio::time::sleep(Duration::from_micros(300)).await,
+        }
+    }
+    None
+}
+
+async fn nothing_left(eyes: &mut Eyes, nodes: [&Locks; 2]) {
+    for node in nodes {
+        soon(node.idle()).await;
+        assert_eq!((node.keys(), node.waiting()), (0, 0));
+    }
+    assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_after_every_number_of_polls() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(60_000)).await,
+        locks(&server.url(), ms(60_000)).await,
+    );
+    for round in 0..3 {
+        for times in 0..=9 {
+            // Free; held by another node; held here; queued here behind another node.
+            for held_by in [None, Some(&other), Some(&one)] {
+                let mutex = one.mutex("a");
+                let blocker = match held_by {
+                    Some(node) => Some(held(node, "a").await),
+                    None => None,
+                };
+                drop(polled(mutex.lock(), times).await);
+                drop(polled(mutex.try_lock(), times).await);
+                drop(polled(mutex.lock_timeout(ms(5000)), times).await);
+                drop(polled(mutex.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
+                drop(polled(mutex.clone().fixed(ms(60_000)).lock(), times).await);
+                if let Some(guard) = blocker {
+                    assert!(guard.is_held());
+                    drop(polled(guard.release(), times).await);
+                }
+                if round == 0 {
+                    nothing_left(&mut eyes, [&one, &other]).await;
+                }
+                // Free again for whoever comes.
+                let guard: Guard = held(&other, "a").await;
+                drop(polled(guard.release(), times).await);
+            }
+        }
+    }
+    nothing_left(&mut eyes, [&one, &other]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn aborted_and_panicked_tasks() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(60_000)).await,
+        locks(&server.url(), ms(60_000)).await,
+    );
+    for _ in 0..5 {
+        // Aborted while holding.
+        let (told, holds) = oneshot::channel();
+        let mutex = one.mutex("a");
+        let task = tokio::spawn(async move {
+            let _guard = mutex.lock().await.unwrap();
+            told.send(()).unwrap();
+            std::future::pending::<()>().await;
+        });
+        soon(holds).await.unwrap();
+        // Aborted while waiting.
+        let waiting = tokio::spawn(other.mutex("a").lock());
+        until("it waits", || eyes.queue("a") == 1).await;
+        waiting.abort();
+        let _ = waiting.await;
+        until("it left", || eyes.queue("a") == 0).await;
+        task.abort();
+        let _ = task.await;
+        let freed = now();
+        drop(held(&other, "a").await);
+        assert!(now() - freed < ms(2000));
+        nothing_left(&mut eyes, [&one, &other]).await;
+        // A panic under the lock, and one in a task that waits.
+        let mutex = one.mutex("a");
+        let task = tokio::spawn(async move {
+            let _guard = mutex.lock().await.unwrap();
+            std::panic::resume_unwind(Box::new("while holding"));
+        });
+        assert!(soon(task).await.unwrap_err().is_panic());
+        let mutex = other.mutex("a");
+        let guard = held(&one, "a").await;
+        let task = tokio::spawn(async move {
+            let mut waiting = pin!(mutex.lock());
+            let first = polled(&mut waiting, 4).await;
+            assert!(first.is_none());
+            std::panic::resume_unwind(Box::new("while waiting"));
+        });
+        assert!(soon(task).await.unwrap_err().is_panic());
+        guard.release().await.unwrap();
+        nothing_left(&mut eyes, [&one, &other]).await;
+    }
+}
+
+/// The last clone goes, with a guard and a waiter: the background thread gives back, and ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_with_everything() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let clients = |eyes: &mut Eyes| eyes.text::<String>("CLIENT LIST").lines().count();
+    let before = clients(&mut eyes);
+    for _ in 0..3 {
+        let (one, other) = (
+            locks(&server.url(), ms(60_000)).await,
+            locks(&server.url(), ms(60_000)).await,
+        );
+        let guard = held(&one, "a").await;
+        let waiting = tokio::spawn(other.mutex("a").lock());
+        until("it waits", || eyes.queue("a") == 1).await;
+        waiting.abort();
+        let _ = waiting.await;
+        drop(other);
+        drop(one);
+        assert!(guard.is_held(), "a guard keeps what it needs");
+        drop(guard);
+        until("all is free and every connection closed", || {
+            eyes.left_behind().is_empty() && clients(&mut eyes) == before
+        })
+        .await;
+    }
+    // Shut down with both.
+    let (one, other) = (
+        locks(&server.url(), ms(60_000)).await,
+        locks(&server.url(), ms(60_000)).await,
+    );
+    let guard = held(&one, "a").await;
+    let waiting = tokio::spawn(other.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    soon(other.shutdown()).await;
+    assert!(soon(waiting).await.unwrap().is_err());
+    assert_eq!(eyes.queue("a"), 0);
+    soon(one.shutdown()).await;
+    assert!(!guard.is_held());
+    nothing_left(&mut eyes, [&one, &other]).await;
+}

@@ -1,0 +1,213 @@
+//! What the tests of the locks share: waiting for events, looking at the server, other processes.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use tenure::{Clock, Guard, Key, Locks};
+
+use crate::server::RedisServer;
+
+/// Longer than anything takes; only a failure waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Fails loudly instead of hanging for ever.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+/// Looks until it is so.
+pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let look = async {
+        while !so() {
+            tokio::time::sleep(ms(2)).await;
+        }
+    };
+    assert!(
+        tokio::time::timeout(PATIENCE, look).await.is_ok(),
+        "in vain: {what}"
+    );
+}
+
+/// The machine's clock, which every process on it reads alike.
+pub fn now() -> Duration {
+    Duration::from_nanos(Clock::new().now().as_nanos())
+}
+
+pub fn addr(server: &RedisServer) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], server.port()))
+}
+
+pub fn url(addr: SocketAddr) -> String {
+    format!("redis://{addr}/")
+}
+
+/// Locks with that lease.
+pub async fn locks(url: &str, lease: Duration) -> Locks {
+    Locks::builder().lease(lease).redis(url).await.unwrap()
+}
+
+pub async fn held(locks: &Locks, key: impl Into<Key>) -> Guard {
+    soon(locks.mutex(key).lock()).await.unwrap()
+}
+
+/// A direct connection that looks at the server from the outside.
+pub struct Eyes(pub redis::Connection);
+
+impl Eyes {
+    pub fn on(server: &RedisServer) -> Eyes {
+        Eyes(server.client())
+    }
+
+    pub fn ask<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
+        let mut cmd = redis::Cmd::new();
+        words.iter().for_each(|word| {
+            cmd.arg(*word);
+        });
+        cmd.query(&mut self.0).unwrap()
+    }
+
+    pub fn text<T: redis::FromRedisValue>(&mut self, line: &str) -> T {
+        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        self.ask(&words)
+    }
+
+    /// Who holds the key.
+    pub fn owner(&mut self, key: &str) -> Option<String> {
+        self.text(&format!("GET lock:{key}"))
+    }
+
+    /// What is left of the record; negative when there is none, or no end to it.
+    pub fn pttl(&mut self, key: &str) -> i64 {
+        self.text(&format!("PTTL lock:{key}"))
+    }
+
+    /// The record ends no earlier than this on our clock, if nobody extends or removes it.
+    pub fn ends(&mut self, key: &str) -> Duration {
+        let asked = now();
+        let left = self.pttl(key);
+        asked + ms(u64::try_from(left).expect("there is a record, and it ends"))
+    }
+
+    /// How many wait in the key's queue.
+    pub fn queue(&mut self, key: &str) -> usize {
+        let queues: Vec<Vec<u8>> = self.text("KEYS tenure1:q:*");
+        let record = format!("lock:{key}");
+        let queue = queues
+            .into_iter()
+            .find(|queue| queue.ends_with(record.as_bytes()));
+        let Some(queue) = queue else { return 0 };
+        self.ask::<usize>(&[b"ZCARD", &queue]) / 2
+    }
+
+    /// Every key there is, but the clock, which stays.
+    pub fn left_behind(&mut self) -> Vec<String> {
+        let keys: Vec<Vec<u8>> = self.text("KEYS *");
+        let keys = keys.into_iter().filter(|key| key != b"tenure1:clock");
+        keys.map(|key| key.escape_ascii().to_string()).collect()
+    }
+
+    /// Waits until nothing is left of anybody.
+    pub async fn until_empty(&mut self) {
+        let mut left = Vec::new();
+        let look = async {
+            loop {
+                left = self.left_behind();
+                if left.is_empty() {
+                    return;
+                }
+                tokio::time::sleep(ms(2)).await;
+            }
+        };
+        let empty = tokio::time::timeout(PATIENCE, look).await.is_ok();
+        assert!(empty, "left behind: {left:?}");
+    }
+
+    /// How often each command was called, those inside scripts included.
+    pub fn calls(&mut self) -> BTreeMap<String, u64> {
+        let stats: String = self.text("INFO commandstats");
+        let line = |line: &str| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let calls = rest.split(',').next()?.parse().ok()?;
+            Some((name.to_owned(), calls))
+        };
+        stats.lines().filter_map(line).collect()
+    }
+}
+
+/// This test binary again, as a process of its own that plays a role of `child.rs`. Killed when dropped.
+pub struct Other {
+    child: Child,
+    tell: Option<ChildStdin>,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Other {
+    pub fn plays(role: &str, url: &str, key: &str, lease: Duration) -> Other {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "child::plays_a_role",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("TENURE_ROLE", role)
+            .env("TENURE_URL", url)
+            .env("TENURE_KEY", key)
+            .env("TENURE_LEASE_MS", lease.as_millis().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let tell = child.stdin.take();
+        let hear = BufReader::new(child.stdout.take().unwrap());
+        Other { child, tell, hear }
+    }
+
+    /// The rest of the next line that begins with `@word`.
+    pub fn hears(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let read = self.hear.read_line(&mut line).unwrap();
+            assert!(read > 0, "the other process ended without saying `{word}`");
+            // The test harness writes in front of it.
+            if let Some((_, said)) = line.split_once('@') {
+                let (said, rest) = said.trim().split_once(' ').unwrap_or((said.trim(), ""));
+                assert_eq!(said, word, "{line}");
+                return rest.to_owned();
+            }
+        }
+    }
+
+    /// Says "go on".
+    pub fn nod(&mut self) {
+        self.tell.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let status = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,221 @@
+//! Told before the server can expire the lease, whatever was in the way.
+
+use tenure::Error;
+use tenure::error::LostCause;
+use tokio::task::yield_now;
+
+use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::events::Watch;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+/// A socket that stays open and carries nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn black_hole_told_before_the_record_expires() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&url(proxy.addr()), ms(1500)).await;
+    let guard = held(&locks, "hole").await;
+    let watch = Watch::of("key=hole ");
+    proxy.set(Direction::Both, Flow::Hold);
+    let ends = eyes.ends("hole");
+    assert_eq!(soon(guard.lost()).await, LostCause::Deadline);
+    assert!(!guard.is_held());
+    assert!(now() < ends, "told {:?} late", now() - ends);
+    assert!(eyes.pttl("hole") > 0, "the record was gone before we were told");
+    assert!(proxy.counts().held[0] > 0, "nothing was held");
+    assert!(watch.count("renew_failed") > 0);
+    assert_eq!(watch.count("lost"), 1);
+    // Lost is for ever: what was held arrives late and revives nothing.
+    proxy.heal();
+    eyes.until_empty().await;
+    assert!(!guard.is_held());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    held(&locks, "hole").await.release().await.unwrap();
+    soon(locks.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// Only what comes back is lost: the server renews, and knows nothing of our doubts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_do_not_come_are_no_renewals() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&url(proxy.addr()), ms(1000)).await;
+    let guard = held(&locks, "a").await;
+    proxy.set(Direction::Replies, Flow::Hold);
+    let held_until = now() + guard.remaining();
+    assert_eq!(soon(guard.lost()).await, LostCause::Deadline);
+    assert!(eyes.pttl("a") > 0);
+    // The last renewal that was answered came before the hole.
+    assert!(
+        now() < held_until + ms(250),
+        "a renewal without an answer counted"
+    );
+    assert!(soon(guard.release()).await.unwrap_err().is_lost());
+    proxy.heal();
+    eyes.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_server_told_before_the_record_expires() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(1200)).await;
+    let guard = held(&locks, "a").await;
+    let ends = eyes.ends("a");
+    server.freeze();
+    let cause = soon(guard.lost()).await;
+    let told = now();
+    server.thaw();
+    assert_eq!(cause, LostCause::Deadline);
+    assert!(!guard.is_held());
+    assert!(told < ends, "told {:?} late", told - ends);
+    drop(guard);
+    soon(locks.idle()).await;
+    eyes.until_empty().await;
+}
+
+/// A short stop costs nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_less_than_the_lease_is_survived() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&url(proxy.addr()), ms(3000)).await;
+    let guard = held(&locks, "outage").await;
+    let watch = Watch::of("key=outage ");
+    // Until a renewal has failed.
+    proxy.set(Direction::Both, Flow::Hold);
+    watch.until("renew_failed").await;
+    assert!(guard.is_held());
+    proxy.heal();
+    watch.until("renewed").await;
+    assert!(guard.is_held());
+    assert_eq!(watch.count("lost"), 0);
+    soon(guard.release()).await.unwrap();
+    eyes.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deleted_key_is_lost_at_the_next_renewal() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(900)).await;
+    let guard = held(&locks, "a").await;
+    let lost = guard.lost_token();
+    let _: i64 = eyes.text("DEL lock:a");
+    let deleted = now();
+    assert_eq!(soon(guard.lost()).await, LostCause::Gone);
+    assert!(lost.is_cancelled());
+    assert!(!guard.is_held());
+    assert!(now() - deleted < ms(900), "not before the deadline");
+    let error = soon(guard.release()).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Lost {
+                cause: LostCause::Gone,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // And never taken back by a renewal.
+    assert_eq!(eyes.owner("a"), None);
+    soon(locks.idle()).await;
+    eyes.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_owner_is_left_alone() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(900)).await;
+    let guard = held(&locks, "a").await;
+    let _: String = eyes.text("SET lock:a somebody");
+    assert_eq!(soon(guard.lost()).await, LostCause::Gone);
+    assert!(!guard.is_held());
+    assert!(soon(guard.release()).await.unwrap_err().is_lost());
+    soon(locks.idle()).await;
+    assert_eq!(eyes.owner("a").as_deref(), Some("somebody"));
+    assert_eq!(eyes.pttl("a"), -1);
+    // Released before anybody noticed: neither taken for a success nor at the cost of the other.
+    let guard = held(&locks, "b").await;
+    let _: String = eyes.text("SET lock:b somebody");
+    let error = soon(guard.release()).await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    assert_eq!(eyes.owner("b").as_deref(), Some("somebody"));
+}
+
+/// A process that is stopped past its lease, and goes on when another has the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_process_is_told_before_anything_else() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let mut other = Other::plays("watches its guard", &server.url(), "a", ms(800));
+    let fence: u64 = other.hears("holds").parse().unwrap();
+    other.signal("-STOP");
+    let stopped = now();
+    let locks = locks(&server.url(), ms(30_000)).await;
+    let guard = held(&locks, "a").await;
+    let granted = now();
+    assert!(guard.fence().get() > fence);
+    other.signal("-CONT");
+    let lost = other.hears("lost");
+    let (last, cause) = lost.split_once(' ').unwrap();
+    let last: u64 = last.parse().unwrap();
+    // A signal takes its time to arrive; a lease that nobody renews ends all the same.
+    assert!(
+        u128::from(last) < (stopped + ms(800)).as_nanos(),
+        "it believed in its lease when it woke up"
+    );
+    assert_eq!(cause, "Deadline");
+    // Its leave, which it sent on waking up, hurts nobody.
+    other.nod();
+    assert_eq!(other.hears("released"), "true");
+    assert!(granted > stopped);
+    assert!(guard.is_held());
+    let owner = eyes.owner("a").unwrap();
+    assert!(owner.starts_with(&locks.node().to_string()), "{owner}");
+    guard.release().await.unwrap();
+    eyes.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_process_takes_no_further_step_of_its_work() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let mut other = Other::plays("works step by step", &server.url(), "a", ms(500));
+    other.hears("holds");
+    other.signal("-STOP");
+    until("the record expires", || eyes.owner("a").is_none()).await;
+    other.signal("-CONT");
+    let lost = other.hears("lost");
+    let (late, is_lost) = lost.split_once(' ').unwrap();
+    assert!(late.parse::<u32>().unwrap() <= 1, "it took {late} steps");
+    assert_eq!(is_lost, "true");
+}
+
+/// The whole process dies: the next one gets in when the record ends, and no later than that and a timer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_holder_delays_by_a_lease_and_a_timer() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let mut other = Other::plays("holds", &server.url(), "a", ms(1000));
+    other.hears("holds");
+    let locks = locks(&server.url(), ms(1000)).await;
+    let waiter = tokio::spawn(locks.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    other.kill();
+    let killed = now();
+    let guard = soon(waiter).await.unwrap().unwrap();
+    let waited = now() - killed;
+    // Lease, margin, a third of a lease, and what a busy machine takes.
+    assert!(waited < ms(1000 + 250 + 334 + 1000), "{waited:?}");
+    guard.release().await.unwrap();
+    yield_now().await;
+    eyes.until_empty().await;
+}

@@ -1,0 +1,310 @@
+//! Whatever the user's runtimes do, the keeper keeps.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use tenure::Locks;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::help::{Eyes, held, locks, ms, now, soon};
+use crate::server::RedisServer;
+
+fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Looks until it is so, outside of any runtime.
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = now();
+    while !so() {
+        assert!(now() - start < crate::help::PATIENCE, "in vain: {what}");
+        thread::sleep(ms(2));
+    }
+}
+
+/// What executors other than tokio do.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let start = now();
+    loop {
+        if let Poll::Ready(ready) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return ready;
+        }
+        thread::park_timeout(crate::help::PATIENCE);
+        assert!(now() - start < crate::help::PATIENCE, "never woken");
+    }
+}
+
+#[test]
+fn blocked_workers_do_not_lose_the_lease() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let lease = ms(600);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (locks, guard) = runtime.block_on(async {
+        let locks = locks(&server.url(), lease).await;
+        let guard = tokio::spawn(locks.mutex("a").lock()).await.unwrap().unwrap();
+        (locks, guard)
+    });
+    let blocked = Arc::new(Barrier::new(3));
+    let go = Arc::new(Barrier::new(3));
+    for _ in 0..2 {
+        let (blocked, go) = (blocked.clone(), go.clone());
+        runtime.spawn(async move {
+            blocked.wait();
+            go.wait();
+        });
+    }
+    blocked.wait();
+    let since = now();
+    let owner = eyes.owner("a");
+    // Every rise of what is left is a renewal; twelve of them are more than three leases.
+    let (mut renewals, mut before) = (0, 0);
+    until("twelve renewals", || {
+        let left = eyes.pttl("a");
+        assert!(left > 0, "the record expired after {renewals} renewals");
+        renewals += u32::from(before > 0 && left > before + 50);
+        before = left;
+        renewals >= 12
+    });
+    assert!(now() - since > 3 * lease);
+    assert!(guard.is_held());
+    assert_eq!(eyes.owner("a"), owner);
+    go.wait();
+    runtime.block_on(guard.release()).unwrap();
+    runtime.block_on(soon(locks.idle()));
+    assert!(eyes.left_behind().is_empty());
+}
+
+#[test]
+fn a_guard_outlives_its_runtime_and_is_released_without_one() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let runtime = Runtime::new().unwrap();
+    let (locks, guard) = runtime.block_on(async {
+        let locks = locks(&server.url(), ms(900)).await;
+        let guard = held(&locks, "a").await;
+        (locks, guard)
+    });
+    drop(runtime);
+    let (mut renewals, mut before) = (0, 0);
+    until("four renewals", || {
+        let left = eyes.pttl("a");
+        assert!(left > 0, "the record expired after {renewals} renewals");
+        renewals += u32::from(before > 0 && left > before + 50);
+        before = left;
+        renewals >= 4
+    });
+    assert!(guard.is_held());
+    let dropped = now();
+    drop(guard);
+    until("it is free", || eyes.owner("a").is_none());
+    // A record that nobody removes stands for more than 550 ms.
+    assert!(now() - dropped < ms(500), "{:?}", now() - dropped);
+    assert!(eyes.left_behind().is_empty());
+    assert_eq!(locks.keys(), 0);
+}
+
+#[test]
+fn a_runtime_that_ends_under_guards_and_waiters_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    for round in 0..6 {
+        let runtime = if round % 2 == 0 {
+            one_thread()
+        } else {
+            Runtime::new().unwrap()
+        };
+        let locks = runtime.block_on(locks(&server.url(), ms(60_000)));
+        let guard = runtime.block_on(held(&locks, "a"));
+        let (inside, waiting, other) = (locks.mutex("b"), locks.mutex("a"), locks.mutex("b"));
+        let (told, holds) = mpsc::channel();
+        runtime.spawn(async move {
+            let _guard = inside.lock().await.unwrap();
+            told.send(()).unwrap();
+            // Held and waiting when the end comes.
+            let _ = waiting.lock().await;
+        });
+        runtime.spawn(async move { drop(other.lock().await) });
+        runtime.block_on(async {
+            while holds.try_recv().is_err() {
+                tokio::time::sleep(ms(1)).await;
+            }
+            tokio::task::yield_now().await;
+        });
+        match round {
+            0 | 1 => drop(runtime),
+            2 | 3 => runtime.shutdown_background(),
+            _ => runtime.shutdown_timeout(Duration::from_secs(5)),
+        }
+        assert!(guard.is_held());
+        until("what the tasks held is free", || eyes.owner("b").is_none());
+        drop(guard);
+        until("all is free", || eyes.left_behind().is_empty());
+        until("nothing is left here", || {
+            locks.keys() == 0 && locks.waiting() == 0
+        });
+    }
+}
+
+#[test]
+fn several_runtimes_in_a_row_share_one_static() {
+    static LOCKS: OnceLock<Locks> = OnceLock::new();
+    let server = RedisServer::start();
+    let start = now();
+    for round in 0..6 {
+        let runtime = if round % 2 == 0 {
+            one_thread()
+        } else {
+            Runtime::new().unwrap()
+        };
+        runtime.block_on(async {
+            if LOCKS.get().is_none() {
+                LOCKS.set(locks(&server.url(), ms(10_000)).await).unwrap();
+            }
+            let locks = LOCKS.get().unwrap();
+            let guard = held(locks, "a").await;
+            assert!(locks.mutex("a").try_lock().await.unwrap().is_none());
+            guard.release().await.unwrap();
+            let guard = held(locks, format!("of round {round}")).await;
+            drop(guard);
+            soon(locks.idle()).await;
+        });
+    }
+    // Nobody waited for the deadline of a request on a dead runtime's connection.
+    assert!(now() - start < ms(2000), "{:?}", now() - start);
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+#[test]
+fn two_runtimes_at_once_take_turns() {
+    let server = RedisServer::start();
+    let (first, second) = (Runtime::new().unwrap(), one_thread());
+    let locks = first.block_on(locks(&server.url(), ms(10_000)));
+    let counter = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let work = |locks: Locks| {
+        let counter = counter.clone();
+        async move {
+            for _ in 0..200 {
+                let guard = held(&locks, "a").await;
+                let seen = counter.load(std::sync::atomic::Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                counter.store(seen + 1, std::sync::atomic::Ordering::Relaxed);
+                guard.release().await.unwrap();
+            }
+        }
+    };
+    let on_first = first.spawn(work(locks.clone()));
+    second.block_on(work(locks.clone()));
+    first.block_on(on_first).unwrap();
+    assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 400);
+    first.block_on(soon(locks.idle()));
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// The connection lives on a runtime that exists and is not driven: a delay, not a failure.
+#[test]
+fn a_connection_on_a_sleeping_runtime_is_replaced() {
+    let server = RedisServer::start();
+    let (asleep, awake) = (one_thread(), one_thread());
+    let locks = asleep.block_on(async {
+        let locks = locks(&server.url(), ms(4000)).await;
+        held(&locks, "a").await.release().await.unwrap();
+        locks
+    });
+    awake.block_on(async {
+        held(&locks, "a").await.release().await.unwrap();
+        let start = now();
+        held(&locks, "a").await.release().await.unwrap();
+        assert!(now() - start < ms(900), "the second time it should know");
+        soon(locks.idle()).await;
+    });
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+#[test]
+fn works_without_a_runtime_once_it_is_connected() {
+    let server = RedisServer::start();
+    let runtime = one_thread();
+    let locks = runtime.block_on(locks(&server.url(), ms(10_000)));
+    drop(runtime);
+    let guard = block_on(locks.mutex("a").lock()).unwrap();
+    assert!(block_on(locks.mutex("a").try_lock()).unwrap().is_none());
+    let other = locks.mutex("a");
+    let waiter = thread::spawn(move || block_on(other.lock()).unwrap());
+    until("it waits", || locks.waiting() == 1);
+    block_on(guard.release()).unwrap();
+    drop(waiter.join().unwrap());
+    block_on(locks.idle());
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// A future that sent for all who queued, and is then neither polled nor dropped.
+#[tokio::test]
+async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
+    let server = RedisServer::start();
+    let locks = locks(&server.url(), ms(2000)).await;
+    let mut leader = std::pin::pin!(locks.mutex("led").lock());
+    // The first who comes goes alone; these two travel in batches led by one that is then forgotten.
+    std::future::poll_fn(|cx| {
+        assert!(leader.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let start = now();
+    held(&locks, "other").await.release().await.unwrap();
+    assert!(
+        now() - start < ms(400),
+        "somebody else waited {:?}",
+        now() - start
+    );
+    // It was granted and nobody came: when it comes it holds, or learns that it does not.
+    let guard = soon(&mut leader).await.unwrap();
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    soon(locks.idle()).await;
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// The same with passengers: who travels in the batch of a sleeper waits for the batch's deadline at most.
+#[tokio::test]
+async fn passengers_of_a_sleeping_leader_arrive_by_the_deadline() {
+    let server = RedisServer::start();
+    let locks = locks(&server.url(), ms(1000)).await;
+    let mut futures: Vec<_> = (0..64)
+        .map(|n| Box::pin(locks.mutex(format!("{n}")).lock()))
+        .collect();
+    std::future::poll_fn(|cx| {
+        for future in &mut futures {
+            assert!(future.as_mut().poll(cx).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+    // Sixteen lead, and the rest travel with whoever leads next: those are never polled again.
+    let passengers = futures.split_off(16);
+    let start = now();
+    let mut guards = Vec::new();
+    for passenger in passengers {
+        guards.push(soon(passenger).await.unwrap());
+    }
+    assert!(now() - start < ms(1000), "{:?}", now() - start);
+    drop(guards);
+    drop(futures);
+    soon(locks.idle()).await;
+    assert!(Eyes::on(&server).left_behind().is_empty());
+}

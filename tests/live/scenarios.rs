@@ -1,0 +1,424 @@
+//! Ways in which the design was broken on paper, played with real servers.
+
+use std::time::Duration;
+
+use tenure::error::{LostCause, Refusal, StoreErrorKind};
+use tenure::{Error, Locks};
+
+use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::events::Watch;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+async fn evalshas(eyes: &mut Eyes) -> u64 {
+    eyes.calls().get("evalsha").copied().unwrap_or(0)
+}
+
+/// The claim hangs in the network, its leave overtakes it on another connection, and then the claim arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ghost_claim_after_leave() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let one = locks(&url(proxy.addr()), ms(30_000)).await;
+    held(&one, "warm").await.release().await.unwrap();
+    soon(one.idle()).await;
+    proxy.set_existing(Direction::Requests, Flow::Hold);
+    let waiting = tokio::spawn(one.mutex("a").lock());
+    proxy.until(|counts| counts.held[0] > 0).await;
+    waiting.abort();
+    assert!(waiting.await.is_err());
+    // The connection is given up, and the leave goes by another.
+    soon(one.idle()).await;
+    let asked = evalshas(&mut eyes).await;
+    proxy.release();
+    proxy.until(|counts| counts.late[0] > 0).await;
+    until("the ghost arrives", || {
+        eyes.calls().get("evalsha").copied().unwrap_or(0) > asked
+    })
+    .await;
+    let other = locks(&server.url(), ms(30_000)).await;
+    let guard = soon(other.mutex("a").try_lock()).await.unwrap();
+    guard.expect("the ghost holds nothing").release().await.unwrap();
+    eyes.until_empty().await;
+}
+
+/// Two hundred claims travel together, and one of the keys is a list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_key_in_batch() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    let _: i64 = eyes.text("RPUSH lock:100 x");
+    let before = evalshas(&mut eyes).await;
+    let tasks: Vec<_> = (0..200)
+        .map(|n| tokio::spawn(locks.mutex(n.to_string()).lock()))
+        .collect();
+    let mut guards = Vec::new();
+    for (n, task) in tasks.into_iter().enumerate() {
+        match soon(task).await.unwrap() {
+            Ok(guard) => guards.push(guard),
+            Err(Error::Store { source, .. }) => {
+                assert_eq!(n, 100);
+                assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::WrongType));
+            }
+            Err(other) => panic!("{n}: {other}"),
+        }
+    }
+    assert_eq!(guards.len(), 199);
+    let batches = evalshas(&mut eyes).await - before;
+    assert!(batches <= 200, "a storm of {batches} batches");
+    drop(guards);
+    soon(locks.idle()).await;
+    assert_eq!(eyes.left_behind(), ["lock:100"]);
+}
+
+/// Full memory: what holds goes on and gives back, what is new is told why not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn oom_release() {
+    let server = RedisServer::with_args(&["--maxmemory", "4mb", "--maxmemory-policy", "noeviction"]);
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(1500)).await,
+        locks(&server.url(), ms(1500)).await,
+    );
+    let guard = held(&one, "oom").await;
+    let waiter = tokio::spawn(other.mutex("oom").lock());
+    until("it waits", || eyes.queue("oom") == 1).await;
+    for (n, size) in (0..4000).zip(std::iter::repeat_n(20_000, 300).chain(std::iter::repeat(100))) {
+        let set = redis::cmd("SET")
+            .arg(format!("fill:{n}"))
+            .arg("x".repeat(size))
+            .exec(&mut eyes.0);
+        if set.is_err() && size == 100 {
+            break;
+        }
+    }
+    let watch = Watch::of("key=oom ");
+    watch.until("renewed").await;
+    let error = soon(one.mutex("new").lock()).await.map(drop).unwrap_err();
+    match &error {
+        Error::Store { source, .. } => {
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::OutOfMemory));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+    let guard = soon(waiter).await.unwrap().unwrap();
+    soon(guard.release()).await.unwrap();
+    let _: String = eyes.text("CONFIG SET maxmemory 0");
+    held(&one, "new").await.release().await.unwrap();
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().iter().all(|key| key.starts_with("fill:")));
+}
+
+/// A user without channels, which is what a new ACL user is: waiting goes by timers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publish_denied() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
+    let url = format!("redis://mute:hunter2@127.0.0.1:{}/", server.port());
+    let everything = Watch::of("");
+    let (one, other) = (locks(&url, ms(900)).await, locks(&url, ms(900)).await);
+    let watch = Watch::of(other.node().to_string());
+    for _ in 0..3 {
+        let guard = held(&one, "a").await;
+        let waiter = tokio::spawn(other.mutex("a").lock());
+        until("it waits", || eyes.queue("a") == 1).await;
+        soon(guard.release()).await.expect("a release");
+        let released = now();
+        let guard = soon(waiter).await.unwrap().expect("a waiter's lock");
+        assert!(now() - released < ms(300 + 700), "{:?}", now() - released);
+        soon(guard.release()).await.unwrap();
+    }
+    assert!(everything.count("inbox_lost") >= 2);
+    assert_eq!(watch.count("connection_lost"), 0, "{:#?}", watch.told());
+    for told in everything.told() {
+        assert!(!told.text.contains("hunter2"), "{told:?}");
+    }
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// Three seconds without a byte: the short lease is lost in time, the long one is kept, and nothing piles up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn black_hole_with_mixed_leases() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&url(proxy.addr()), ms(30_000)).await;
+    let long = held(&locks, "long").await;
+    let short = soon(locks.mutex("short").lease(ms(1000)).lock()).await.unwrap();
+    let waiting = tokio::spawn(locks.mutex("long").lock());
+    let (before, hole) = (proxy.counts(), now());
+    proxy.set(Direction::Both, Flow::Hold);
+    assert_eq!(soon(short.lost()).await, LostCause::Deadline);
+    assert!(eyes.pttl("short") > 0);
+    tokio::time::sleep((hole + ms(3000)).saturating_sub(now())).await;
+    assert!(long.is_held());
+    let after = proxy.counts();
+    let (opened, sent) = (
+        after.connections - before.connections,
+        after.arrived[0] - before.arrived[0],
+    );
+    assert!(opened <= 8, "{opened} connections in three seconds");
+    assert!(sent < 40_000, "{sent} bytes in three seconds");
+    let batches = evalshas(&mut eyes).await;
+    proxy.heal();
+    soon(short.release()).await.unwrap_err();
+    soon(long.release()).await.unwrap();
+    soon(waiting).await.unwrap().unwrap().release().await.unwrap();
+    soon(locks.idle()).await;
+    let batches = evalshas(&mut eyes).await - batches;
+    assert!(batches < 30, "{batches} batches after the hole");
+    eyes.until_empty().await;
+}
+
+/// The pool's other users block and change the database of what they check out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_pool_user() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(2).build(manager).await.unwrap();
+    let client = redis::Client::open(server.url()).unwrap();
+    let locks = Locks::builder()
+        .lease(ms(900))
+        .pool(pool.clone(), client)
+        .await
+        .unwrap();
+    let other = crate::help::locks(&server.url(), ms(900)).await;
+    let watch = Watch::of("key=pooled ");
+    let guard = held(&locks, "pooled").await;
+    let mut users = Vec::new();
+    for words in [&["SELECT", "3"][..], &["BLPOP", "nothing", "0"]] {
+        let pool = pool.clone();
+        users.push(tokio::spawn(async move {
+            let mut connection = pool.get().await.unwrap();
+            connection.set_response_timeout(Duration::from_secs(3600));
+            let mut cmd = redis::Cmd::new();
+            words.iter().for_each(|word| {
+                cmd.arg(word);
+            });
+            let _: redis::RedisResult<redis::Value> = cmd.query_async(&mut *connection).await;
+            std::future::pending::<()>().await;
+        }));
+    }
+    until("one of them blocks", || {
+        let clients: String = eyes.text("CLIENT LIST");
+        clients.contains("cmd=blpop") && clients.contains("db=3")
+    })
+    .await;
+    // The pool is exhausted, and we do not notice.
+    let renewed = watch.count("renewed");
+    let waiter = tokio::spawn(other.mutex("pooled").lock());
+    while watch.count("renewed") < renewed + 4 {
+        watch.until("renewed").await;
+        tokio::time::sleep(ms(5)).await;
+        assert!(guard.is_held());
+    }
+    assert!(eyes.owner("pooled").is_some(), "in the database of the URL");
+    soon(guard.release()).await.unwrap();
+    soon(waiter).await.unwrap().unwrap().release().await.unwrap();
+    for n in 0..10 {
+        held(&locks, format!("{n}")).await.release().await.unwrap();
+    }
+    soon(locks.idle()).await;
+    soon(other.idle()).await;
+    let _: String = eyes.text("SELECT 3");
+    assert_eq!(eyes.text::<usize>("DBSIZE"), 0);
+    users.into_iter().for_each(|user| user.abort());
+}
+
+/// Somebody listens to everything, so that PUBLISH counts a listener for each of the dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn psubscribe_monitor_with_dead_waiter() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let mut monitor = server.client();
+    let mut monitor = monitor.as_pubsub();
+    monitor.psubscribe("*").unwrap();
+    let lease = ms(10_000);
+    let (one, other) = (
+        locks(&server.url(), lease).await,
+        locks(&server.url(), lease).await,
+    );
+    let guard = held(&one, "a").await;
+    let mut dead = Other::plays("waits", &server.url(), "a", lease);
+    dead.hears("waits");
+    until("the first waits", || eyes.queue("a") == 1).await;
+    let waiter = tokio::spawn(other.mutex("a").lock());
+    until("the second waits", || eyes.queue("a") == 2).await;
+    dead.kill();
+    until("its subscription ends", || {
+        let channels: Vec<String> = eyes.text("PUBSUB CHANNELS tenure1:n:*");
+        channels.len() == 2
+    })
+    .await;
+    let released = now();
+    soon(guard.release()).await.unwrap();
+    let guard = soon(waiter).await.unwrap().unwrap();
+    assert!(now() - released < ms(2000), "{:?}", now() - released);
+    guard.release().await.unwrap();
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+    // The dead one's place may stand for what is left of its lease, and stops nobody.
+    held(&one, "a").await.release().await.unwrap();
+}
+
+/// The holder dies with a dead one first in the queue: the living get in, in their order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expiry_with_queue() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let lease = ms(1000);
+    let mut holder = Other::plays("holds", &server.url(), "a", lease);
+    holder.hears("holds");
+    let mut dead = Other::plays("waits", &server.url(), "a", lease);
+    dead.hears("waits");
+    until("the first waits", || eyes.queue("a") == 1).await;
+    let (b, c) = (
+        locks(&server.url(), lease).await,
+        locks(&server.url(), lease).await,
+    );
+    let b_waits = tokio::spawn(b.mutex("a").lock());
+    until("the second waits", || eyes.queue("a") == 2).await;
+    let c_waits = tokio::spawn(c.mutex("a").lock());
+    until("the third waits", || eyes.queue("a") == 3).await;
+    holder.kill();
+    dead.kill();
+    let killed = now();
+    let guard = soon(b_waits).await.unwrap().unwrap();
+    // Two leases, the margin and a timer at most, and what a busy machine takes.
+    assert!(
+        now() - killed < ms(2000 + 250 + 334 + 1000),
+        "{:?}",
+        now() - killed
+    );
+    assert!(!c_waits.is_finished());
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    let guard = soon(c_waits).await.unwrap().unwrap();
+    assert!(guard.fence() > fence);
+    guard.release().await.unwrap();
+    eyes.until_empty().await;
+}
+
+/// The server becomes a replica under us: what it says of our lease is not believed, and its connections are left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demoted_master() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(6000)).await;
+    let guard = held(&locks, "demoted").await;
+    let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node().to_string()));
+    let _: String = eyes.text("REPLICAOF 127.0.0.1 1");
+    let error = soon(locks.mutex("other").lock()).await.map(drop).unwrap_err();
+    match &error {
+        Error::Store { source, .. } => {
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::ReadOnly));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(error.to_string().contains("connect to the master"), "{error}");
+    about_key.until("renew_failed").await;
+    assert!(about_node.count("connection_lost") > 0);
+    assert!(guard.is_held());
+    let _: String = eyes.text("REPLICAOF NO ONE");
+    about_key.until("renewed").await;
+    assert!(guard.is_held());
+    assert_eq!(about_key.count("lost"), 0);
+    soon(guard.release()).await.unwrap();
+    soon(async {
+        while locks.mutex("other").lock().await.is_err() {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    soon(locks.idle()).await;
+    eyes.until_empty().await;
+}
+
+/// Held by this very process: no need to ask.
+#[tokio::test]
+async fn try_lock_of_what_is_held_here_asks_nobody() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(30_000)).await;
+    let guard = held(&locks, "a").await;
+    let before = evalshas(&mut eyes).await;
+    for _ in 0..100 {
+        assert!(locks.mutex("a").try_lock().await.unwrap().is_none());
+        assert!(
+            locks
+                .mutex("a")
+                .lock_timeout(Duration::ZERO)
+                .await
+                .unwrap_err()
+                .is_busy()
+        );
+    }
+    assert_eq!(evalshas(&mut eyes).await, before);
+    guard.release().await.unwrap();
+    // Nor does a line in one process, but for its first and its last, and the yields in between.
+    let before = evalshas(&mut eyes).await;
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let mutex = locks.mutex("a");
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    let asked = evalshas(&mut eyes).await - before;
+    assert!(asked <= 20, "{asked} round trips for fifty hand-offs");
+}
+
+/// A stranger speaks on our channel.
+#[tokio::test]
+async fn a_forged_grant_is_told_and_grants_nothing() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(10_000)).await,
+        locks(&server.url(), ms(10_000)).await,
+    );
+    let guard = held(&one, "forged").await;
+    let mut monitor = server.client();
+    let mut monitor = monitor.as_pubsub();
+    monitor.psubscribe("*").unwrap();
+    let watch = Watch::of("key=forged ");
+    let waiting = tokio::spawn(other.mutex("forged").lock());
+    until("it waits", || eyes.queue("forged") == 1).await;
+    let queues: Vec<String> = eyes.text("KEYS tenure1:q:*");
+    let entries: Vec<String> = eyes.text(&format!("ZRANGE {} 0 0", queues[0]));
+    let parts: Vec<&str> = entries[0].split(':').collect();
+    let (node, claim) = (other.node(), parts[1]);
+    let push = format!("1 lock {claim} dead {} 10000 lock:forged", 1u64 << 52);
+    let words: [&[u8]; 3] = [
+        b"PUBLISH",
+        &format!("tenure1:n:{node}").into_bytes(),
+        push.as_bytes(),
+    ];
+    let _: i64 = eyes.ask(&words);
+    watch.until("forged_grant").await;
+    assert!(!waiting.is_finished());
+    assert!(guard.is_held());
+    let _: i64 = eyes.ask(&[words[0], words[1], b"nonsense"]);
+    soon(guard.release()).await.unwrap();
+    soon(waiting).await.unwrap().unwrap().release().await.unwrap();
+    // Events about a key name nobody who holds it.
+    for told in watch.told() {
+        for node in [one.node(), other.node()] {
+            assert!(!told.text.contains(&node.to_string()), "{told:?}");
+        }
+    }
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+}

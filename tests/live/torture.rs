@@ -1,0 +1,287 @@
+//! The torture: node processes on a real Redis, faults of every kind, and a referee that reads what they wrote down.
+//!
+//! Three variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
+//! not atomic must be exact. *With pauses* holders lose, and are stopped between their check and their write; a
+//! register that refuses old fences must end at the number of writes that it accepted. *Without locks* everybody
+//! believes to hold what it asks for, and the same checks must fail, or they check nothing.
+//!
+//! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
+//! schedule of faults of the first round.
+
+mod faults;
+mod journal;
+mod referee;
+mod worker;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::server::RedisServer;
+use faults::{Canary, Fault, Faults, Nodes, WITH_PAUSES, WITHOUT_PAUSES};
+use journal::now;
+use referee::{Case, Findings, Tally, judge};
+use worker::{Orders, count, counter, name};
+
+const NODES: usize = 4;
+const KEYS: usize = 3;
+/// How long a round lasts at most: journals are read at its end.
+const ROUND: Duration = Duration::from_secs(60);
+
+/// One at a time: they would be each other's stalls.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Variant {
+    title: &'static str,
+    locked: bool,
+    lease: Duration,
+    faults: &'static [Fault],
+    counter: bool,
+    register: bool,
+}
+
+#[test]
+fn torture_without_pauses() {
+    let variant = Variant {
+        title: "without pauses",
+        locked: true,
+        lease: Duration::from_secs(2),
+        faults: WITHOUT_PAUSES,
+        counter: true,
+        register: false,
+    };
+    variant.rounds(asked().unwrap_or(Duration::from_secs(50)) / 2);
+}
+
+#[test]
+fn torture_with_pauses() {
+    let variant = Variant {
+        title: "with pauses",
+        locked: true,
+        lease: Duration::from_secs(1),
+        faults: WITH_PAUSES,
+        counter: false,
+        register: true,
+    };
+    variant.rounds(asked().unwrap_or(Duration::from_secs(50)) / 2);
+}
+
+/// The lock switched off: every check must notice.
+#[test]
+fn torture_without_locks_is_noticed() {
+    let variant = Variant {
+        title: "without locks",
+        locked: false,
+        lease: Duration::from_secs(1),
+        faults: &[],
+        counter: true,
+        register: true,
+    };
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (round, findings) = variant.round(seed().unwrap_or(1), Duration::from_secs(2));
+    println!("{round}");
+    for what in [
+        "two guards held at one instant",
+        "a fence that was there before",
+        "a fence that does not grow",
+        "a counter that is off",
+        "refused by the register while held",
+    ] {
+        assert!(findings.has(what), "nobody noticed: {what}\n{findings}");
+    }
+}
+
+fn asked() -> Option<Duration> {
+    let seconds = std::env::var("TENURE_TORTURE_SECONDS").ok()?;
+    Some(Duration::from_secs(
+        seconds.parse().expect("TENURE_TORTURE_SECONDS is a number"),
+    ))
+}
+
+fn seed() -> Option<u64> {
+    let seed = std::env::var("TENURE_SEED").ok()?;
+    Some(seed.parse().expect("TENURE_SEED is a number"))
+}
+
+impl Variant {
+    /// What dead nodes may cost the living: two leases, the margin and a timer.
+    fn bound(&self) -> Duration {
+        let margin = (self.lease / 10).max(Duration::from_millis(250));
+        2 * self.lease + margin + self.lease / 3
+    }
+
+    fn rounds(&self, span: Duration) {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = seed().unwrap_or_else(|| fastrand::u64(..1_000_000_000));
+        let start = Instant::now();
+        for round in 0.. {
+            let left = span.saturating_sub(start.elapsed());
+            if round > 0 && left < Duration::from_secs(10) {
+                break;
+            }
+            let (summary, findings) = self.round(first + round, left.min(ROUND));
+            println!("{summary}");
+            assert!(
+                findings.is_empty(),
+                "torture {}, TENURE_SEED={}\n{findings}",
+                self.title,
+                first + round
+            );
+        }
+    }
+
+    fn round(&self, seed: u64, span: Duration) -> (String, Findings) {
+        let dir = std::env::temp_dir().join(format!("tenure-torture-{}-{seed}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("a directory for the journals");
+        let (canary, server) = (Canary::start(), RedisServer::start());
+        let register = self.register.then(RedisServer::start);
+        let orders = Orders {
+            url: String::new(),
+            register: register.as_ref().map(RedisServer::url),
+            counters: self.counter.then(|| dir.clone()),
+            journal: PathBuf::new(),
+            seed,
+            keys: KEYS,
+            lease: self.lease,
+            locked: self.locked,
+        };
+        let mut nodes = Nodes::start(orders, dir.clone(), &server, NODES);
+        let mut findings = Findings::default();
+        if !nodes.ready(Duration::from_secs(20)) {
+            findings.add("worker", "not ready within 20 s".into());
+        }
+        let began = now();
+        let mut faults = Faults::new(&server, self.faults, seed, self.lease, self.bound());
+        if self.faults.is_empty() {
+            sleep(span);
+        }
+        faults.rage(&mut nodes, span);
+        if self.locked {
+            // Everything is well again: whoever wants a lock gets it.
+            sleep(self.bound() + canary.worst());
+        }
+        let run = (began, now());
+        for text in nodes.finish(Duration::from_secs(30)) {
+            findings.add("worker", text);
+        }
+        for fault in faults.missing() {
+            findings.add("a fault that did not happen", format!("{fault:?}"));
+        }
+        if self.locked {
+            self.leftovers(&server, &canary, &mut findings);
+        }
+        let stall = canary.worst();
+        let counters = (0..KEYS).map(|key| count(&counter(&dir, key)));
+        let case = Case {
+            journals: nodes.journals.clone(),
+            keys: KEYS,
+            run,
+            troubles: std::mem::take(&mut faults.troubles),
+            bound: self.bound() + 2 * stall + Duration::from_millis(250),
+            losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
+            counters: self.counter.then(|| counters.collect()),
+        };
+        let (tally, found) = judge(&case);
+        findings.append(found);
+        if let Some(register) = &register {
+            self.registered(register, &tally, &mut findings);
+        }
+        let summary = self.summary(seed, began, &tally, &faults, stall, &nodes);
+        if self.locked && !findings.is_empty() {
+            findings.add("where to look", dir.display().to_string());
+        } else {
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+        (summary, findings)
+    }
+
+    /// Nothing is left in Redis but the clock.
+    fn leftovers(&self, server: &RedisServer, canary: &Canary, findings: &mut Findings) {
+        let end = Instant::now() + self.bound();
+        let mut client = server.client();
+        loop {
+            let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut client).expect("the keys");
+            let left: Vec<_> = keys.into_iter().filter(|key| key != "tenure1:clock").collect();
+            if left.is_empty() {
+                return;
+            }
+            if Instant::now() > end + canary.worst() {
+                return findings.add("left in Redis", format!("{left:?}"));
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Its values are the numbers of writes that it accepted, and the writers know of nearly all of them.
+    fn registered(&self, register: &RedisServer, tally: &Tally, findings: &mut Findings) {
+        let mut client = register.client();
+        let mut sum = 0;
+        for key in 0..KEYS {
+            let fields: (Option<u64>, Option<u64>) = redis::cmd("HMGET")
+                .arg(name(key))
+                .arg(&["value", "accepted"])
+                .query(&mut client)
+                .expect("the register");
+            let (value, accepted) = (fields.0.unwrap_or_default(), fields.1.unwrap_or_default());
+            if value != accepted {
+                findings.add(
+                    "a register that is off",
+                    format!("key {key}: {value} after {accepted} accepted writes"),
+                );
+            }
+            sum += accepted;
+        }
+        // Killed between the write and the line about it.
+        if !(tally.accepted..=tally.accepted + tally.unanswered).contains(&sum) {
+            findings.add(
+                "a register that is off",
+                format!("{sum} accepted, {} of them known", tally.accepted),
+            );
+        }
+    }
+
+    fn summary(
+        &self,
+        seed: u64,
+        began: u64,
+        tally: &Tally,
+        faults: &Faults<'_>,
+        stall: Duration,
+        nodes: &Nodes,
+    ) -> String {
+        let late = nodes
+            .nodes
+            .iter()
+            .map(|node| node.proxy.counts().late.iter().sum::<u64>());
+        let (late, processes) = (late.sum::<u64>(), nodes.journals.len());
+        let took = Duration::from_nanos(now() - began).as_secs();
+        let Tally {
+            cycles,
+            grants,
+            hand_overs,
+            lost,
+            ..
+        } = tally;
+        format!(
+            "torture {}: TENURE_SEED={seed}, {took} s, {processes} processes\n\
+             \x20 {cycles} cycles, {grants} grants, {hand_overs} hand-overs between processes, {lost} lost\n\
+             \x20 {} increments ({} killed half-way, {} too slow), {} writes accepted, {} refused\n\
+             \x20 misses {:?}\n\x20 errors {:?}\n\x20 events {:?}\n\x20 faults {faults}; {} bytes late\n\
+             \x20 largest stall {stall:?}, worst recovery {:?} (bound {:?} and twice the stall)",
+            self.title,
+            tally.increments,
+            tally.ambiguous,
+            tally.overruns,
+            tally.accepted,
+            tally.refused,
+            tally.misses,
+            tally.errors,
+            tally.events,
+            late,
+            tally.worst_recovery,
+            self.bound() + Duration::from_millis(250),
+        )
+    }
+}

@@ -1,0 +1,363 @@
+//! Judges a run by its journals.
+//!
+//! **Two guards held at one instant.** `is_held` answers true from the grant on until it answers false, and then
+//! never true again; so a guard is known to have been held over the whole of *[when it was logged as granted, when
+//! the clock was read **before** the last call of `is_held` that answered true]*, and over no more: a process may be
+//! stopped after the clock was read, in the call or behind it, and what it then believes to have seen is old. Both
+//! ends lie inside of the real holding, so two such intervals of one key that overlap prove two guards held at one
+//! instant, whatever was stopped where. A `release` that answers that exclusivity held to the call stands for such a
+//! check just before it. A guard that never answered true has no interval.
+//!
+//! **Fences.** Of two guards whose intervals are disjoint the one on the left was granted first, or the other could
+//! not have been held meanwhile. No order is known of guards without an interval, but no two share a fence.
+//!
+//! **Recovery.** A task of every living node always wants each key. From the last sign of a holder, or the last time
+//! when something happened to a single node, to the next grant must not take longer than the bound, not counting
+//! when nobody could reach the server.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What is known of a run besides its journals.
+pub struct Case {
+    /// Names of processes, and their journals.
+    pub journals: Vec<(String, PathBuf)>,
+    pub keys: usize,
+    /// When a process could work, and when it was told to stop.
+    pub run: (u64, u64),
+    pub troubles: Vec<Trouble>,
+    /// The longest recovery.
+    pub bound: Duration,
+    /// A holder may lose its lease.
+    pub losses: bool,
+    /// The values of the counters at the end.
+    pub counters: Option<Vec<u64>>,
+}
+
+/// A fault, from when to when.
+#[derive(Debug, Clone)]
+pub struct Trouble {
+    pub from: u64,
+    pub to: u64,
+    pub scope: Scope,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// A single node: dead, stopped or cut off.
+    Node,
+    /// The server answers nobody.
+    Everybody,
+    /// Nothing that lasts.
+    Passing,
+}
+
+/// What was found, by what it breaks. Empty is a pass.
+#[derive(Debug, Default)]
+pub struct Findings(BTreeMap<&'static str, Vec<String>>);
+
+impl Findings {
+    pub fn add(&mut self, what: &'static str, text: String) {
+        self.0.entry(what).or_default().push(text);
+    }
+
+    pub fn has(&self, what: &str) -> bool {
+        self.0.contains_key(what)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn append(&mut self, other: Findings) {
+        for (what, mut texts) in other.0 {
+            self.0.entry(what).or_default().append(&mut texts);
+        }
+    }
+}
+
+impl std::fmt::Display for Findings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (what, texts) in &self.0 {
+            writeln!(f, "{what}: {} times", texts.len())?;
+            for text in texts.iter().take(5) {
+                writeln!(f, "    {text}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What happened, in numbers.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub cycles: u64,
+    pub grants: u64,
+    pub hand_overs: u64,
+    pub lost: u64,
+    pub increments: u64,
+    pub ambiguous: u64,
+    pub overruns: u64,
+    pub accepted: u64,
+    pub refused: u64,
+    /// Writes to the register whose answer nobody wrote down.
+    pub unanswered: u64,
+    pub worst_recovery: Duration,
+    pub misses: BTreeMap<String, u64>,
+    pub errors: BTreeMap<String, u64>,
+    pub events: BTreeMap<String, u64>,
+}
+
+/// One guard.
+#[derive(Debug, Default, Clone)]
+struct Hold {
+    process: usize,
+    id: u64,
+    key: usize,
+    fence: u64,
+    granted: u64,
+    /// The end of what is known.
+    held_to: Option<u64>,
+    /// When it had answered false.
+    over: Option<u64>,
+    ending: Option<u64>,
+    last_sign: u64,
+    about: bool,
+    wrote: bool,
+    overrun: bool,
+    asked: bool,
+}
+
+pub fn judge(case: &Case) -> (Tally, Findings) {
+    let (mut tally, mut findings) = (Tally::default(), Findings::default());
+    let mut holds = Vec::new();
+    for (process, (label, path)) in case.journals.iter().enumerate() {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        holds.extend(read(process, label, &text, case, &mut tally, &mut findings));
+    }
+    tally.grants = holds.len() as u64;
+    tally.cycles = tally.grants + tally.misses.values().sum::<u64>() + tally.errors.values().sum::<u64>();
+    holds.sort_by_key(|hold| hold.granted);
+    for key in 0..case.keys {
+        let of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
+        exclusion(case, &of_key, &mut tally, &mut findings);
+        recovery(case, key, &of_key, &mut tally, &mut findings);
+        if let Some(counters) = &case.counters {
+            exactness(key, counters[key], &of_key, &mut tally, &mut findings);
+        }
+    }
+    (tally, findings)
+}
+
+fn read(
+    process: usize,
+    label: &str,
+    text: &str,
+    case: &Case,
+    tally: &mut Tally,
+    findings: &mut Findings,
+) -> impl Iterator<Item = Hold> {
+    let mut holds: HashMap<u64, Hold> = HashMap::new();
+    // A line that was cut off was never told.
+    for line in text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'))
+    {
+        let mut words = line.splitn(4, ' ');
+        let (Some(at), Some(what)) = (words.next().and_then(|at| at.parse::<u64>().ok()), words.next())
+        else {
+            findings.add("journal", format!("{label}: {line}"));
+            continue;
+        };
+        let (first, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        match what {
+            "ready" => continue,
+            "miss" => {
+                *tally.misses.entry(rest.into()).or_default() += 1;
+                continue;
+            }
+            "error" => {
+                *tally.errors.entry(rest.into()).or_default() += 1;
+                if rest.starts_with("unexpected") || rest.starts_with("refused") {
+                    findings.add("an error that nothing explains", format!("{label}: {line}"));
+                }
+                continue;
+            }
+            "event" => {
+                *tally.events.entry(first.into()).or_default() += 1;
+                if first == "forged_grant" {
+                    findings.add("an event that nothing explains", format!("{label}: {line}"));
+                }
+                continue;
+            }
+            "broken" => {
+                findings.add("worker", format!("{label}: {line}"));
+                continue;
+            }
+            "end" => {
+                if first != "idle" {
+                    findings.add("left in the process", format!("{label}: {line}"));
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let id: u64 = first.parse().expect("a number of a guard");
+        if what == "granted" {
+            let (key, fence) = rest.split_once(' ').expect("a key and a fence");
+            holds.insert(
+                id,
+                Hold {
+                    process,
+                    id,
+                    key: key.parse().expect("a key"),
+                    fence: fence.parse().expect("a fence"),
+                    granted: at,
+                    last_sign: at,
+                    ..Hold::default()
+                },
+            );
+            continue;
+        }
+        let hold = holds.get_mut(&id).expect("a guard begins with its grant");
+        hold.last_sign = hold.last_sign.max(at);
+        match (what, rest) {
+            ("check", "1") => {
+                if hold.over.is_some_and(|over| over < at) {
+                    findings.add("a lost guard came back", format!("{label}: {line}"));
+                }
+                hold.held_to = hold.held_to.max(Some(at.max(hold.granted)));
+            }
+            ("check", _) => hold.over = Some(hold.over.map_or(at, |over| over.min(at))),
+            ("ending", _) => hold.ending = Some(at),
+            ("released", "kept" | "told") => {
+                if hold.over < hold.ending && hold.over.is_some() {
+                    findings.add("a lost guard was released as held", format!("{label}: {line}"));
+                }
+                hold.held_to = hold.ending.max(hold.held_to);
+            }
+            ("released", _) => {}
+            ("lost", cause) => {
+                tally.lost += 1;
+                if cause == "never" {
+                    findings.add(
+                        "is not held, but lost() does not fire",
+                        format!("{label}: {line}"),
+                    );
+                } else if !case.losses && cause != "Ended" {
+                    findings.add("lost, but nothing stood still", format!("{label}: {line}"));
+                }
+            }
+            ("about", _) => hold.about = true,
+            ("wrote", rest) => {
+                hold.wrote = true;
+                hold.overrun = rest.ends_with(" 1");
+            }
+            ("asked", _) => hold.asked = true,
+            ("accepted", _) => {
+                tally.accepted += 1;
+                hold.asked = false;
+            }
+            ("refused", is_held) => {
+                tally.refused += 1;
+                hold.asked = false;
+                if is_held == "1" {
+                    findings.add("refused by the register while held", format!("{label}: {line}"));
+                }
+            }
+            _ => findings.add("journal", format!("{label}: {line}")),
+        }
+    }
+    tally.unanswered += holds.values().filter(|hold| hold.asked).count() as u64;
+    holds.into_values()
+}
+
+fn exclusion(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
+    let show = |hold: &Hold| {
+        let from = Duration::from_nanos(hold.granted.saturating_sub(case.run.0));
+        let to = Duration::from_nanos(hold.held_to.unwrap_or_default().saturating_sub(case.run.0));
+        let label = &case.journals[hold.process].0;
+        format!(
+            "key {} {label}#{} fence {} held {from:?} to {to:?}",
+            hold.key, hold.id, hold.fence
+        )
+    };
+    let mut fences = HashSet::new();
+    for hold in holds {
+        if !fences.insert(hold.fence) {
+            findings.add("a fence that was there before", show(hold));
+        }
+    }
+    let mut latest: Option<&Hold> = None;
+    for hold in holds.iter().filter(|hold| hold.held_to.is_some()) {
+        if let Some(before) = latest {
+            tally.hand_overs += u64::from(before.process != hold.process);
+            if hold.granted < before.held_to.unwrap_or_default() {
+                let text = format!("{} | {}", show(before), show(hold));
+                findings.add("two guards held at one instant", text);
+            } else if hold.fence <= before.fence {
+                let text = format!("{} | {}", show(before), show(hold));
+                findings.add("a fence that does not grow", text);
+            }
+        }
+        if latest.is_none_or(|before| before.held_to < hold.held_to) {
+            latest = Some(hold);
+        }
+    }
+}
+
+fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
+    let (began, ended) = case.run;
+    let grants = holds.iter().map(|hold| hold.granted);
+    let mut sign = began;
+    for (at, granted) in grants.enumerate().chain([(holds.len(), ended)]) {
+        if let Some(last) = at.checked_sub(1).map(|last| holds[last]) {
+            sign = sign.max(last.granted);
+            if last.last_sign <= granted {
+                sign = sign.max(last.last_sign);
+            }
+        }
+        let within = |time: u64| (sign < time && time < granted).then_some(time);
+        let of_node = case.troubles.iter().filter(|t| t.scope == Scope::Node);
+        let from = of_node
+            .flat_map(|trouble| [within(trouble.from), within(trouble.to)])
+            .flatten()
+            .max();
+        let from = from.unwrap_or(sign);
+        let waited = granted.saturating_sub(from);
+        let blocked: u64 = case
+            .troubles
+            .iter()
+            .filter(|trouble| trouble.scope == Scope::Everybody)
+            .map(|trouble| trouble.to.min(granted).saturating_sub(trouble.from.max(from)))
+            .sum();
+        let took = Duration::from_nanos(waited.saturating_sub(blocked));
+        tally.worst_recovery = tally.worst_recovery.max(took);
+        if took > case.bound {
+            let since = Duration::from_nanos(from.saturating_sub(began));
+            let text = format!(
+                "key {key}: nobody got it for {took:?} since {since:?}, the bound is {:?}",
+                case.bound
+            );
+            findings.add("not free again in time", text);
+        }
+    }
+}
+
+fn exactness(key: usize, value: u64, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
+    let count = |f: fn(&Hold) -> bool| holds.iter().filter(|hold| f(hold)).count() as u64;
+    let done = count(|hold| hold.wrote);
+    // Killed between the write and the line about it.
+    let ambiguous = count(|hold| hold.about && !hold.wrote);
+    let overruns = count(|hold| hold.overrun);
+    tally.increments += done;
+    tally.ambiguous += ambiguous;
+    tally.overruns += overruns;
+    if overruns == 0 && !(done..=done + ambiguous).contains(&value) {
+        findings.add(
+            "a counter that is off",
+            format!("key {key}: {value} after {done} increments and {ambiguous} that may have been"),
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Sees what the crate tells through `tracing`, from every thread.
+//!
+//! One subscriber for the whole binary. It listens only while a [`Watch`] lives, and a watch keeps only what speaks
+//! of its word (a key, a node), so that tests in parallel do not see each other's.
+
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+
+use tokio::sync::watch;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Level, Metadata, Subscriber};
+
+/// One event.
+#[derive(Debug, Clone)]
+pub struct Told {
+    pub target: &'static str,
+    pub level: Level,
+    /// The field `event`; empty when there is none.
+    pub event: String,
+    /// Every field as `name=value`, the message too.
+    pub text: String,
+}
+
+/// Keeps the events that contain its word.
+#[derive(Debug)]
+pub struct Watch {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    word: String,
+    told: Mutex<Vec<Told>>,
+    changed: watch::Sender<()>,
+}
+
+static WATCHES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+impl Watch {
+    /// Listens for events with `word` in one of their fields.
+    pub fn of(word: impl Into<String>) -> Watch {
+        static INSTALL: Once = Once::new();
+        INSTALL.call_once(|| {
+            tracing::subscriber::set_global_default(Ears).expect("nobody else subscribes");
+        });
+        let inner = Arc::new(Inner {
+            word: word.into(),
+            told: Mutex::default(),
+            changed: watch::Sender::new(()),
+        });
+        lock(&WATCHES).push(Arc::downgrade(&inner));
+        ACTIVE.fetch_add(1, Ordering::SeqCst);
+        Watch { inner }
+    }
+
+    /// What was told so far.
+    pub fn told(&self) -> Vec<Told> {
+        lock(&self.inner.told).clone()
+    }
+
+    /// How often an event was told so far.
+    pub fn count(&self, event: &str) -> usize {
+        lock(&self.inner.told)
+            .iter()
+            .filter(|told| told.event == event)
+            .count()
+    }
+
+    /// Waits for the event, and answers the first such.
+    pub async fn until(&self, event: &str) -> Told {
+        let mut changed = self.inner.changed.subscribe();
+        let wait = async {
+            loop {
+                if let Some(told) = self.told().into_iter().find(|told| told.event == event) {
+                    return told;
+                }
+                changed.changed().await.expect("we hold the sender");
+            }
+        };
+        match tokio::time::timeout(std::time::Duration::from_secs(20), wait).await {
+            Ok(told) => told,
+            Err(_) => panic!("waited in vain for `{event}`: {:#?}", self.told()),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        ACTIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Ears;
+
+impl Subscriber for Ears {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        ACTIVE.load(Ordering::Relaxed) > 0 && metadata.target().starts_with("tenure")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let told = Told {
+            target: event.metadata().target(),
+            level: *event.metadata().level(),
+            event: fields.event,
+            text: fields.text,
+        };
+        let watches: Vec<_> = {
+            let mut watches = lock(&WATCHES);
+            watches.retain(|watch| watch.strong_count() > 0);
+            watches.iter().filter_map(Weak::upgrade).collect()
+        };
+        for watch in watches {
+            if told.text.contains(&watch.word) {
+                lock(&watch.told).push(told.clone());
+                watch.changed.send_replace(());
+            }
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Fields {
+    event: String,
+    text: String,
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _ = write!(self.text, "{}={value:?} ", field.name());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "event" {
+            value.clone_into(&mut self.event);
+        }
+        let _ = write!(self.text, "{}={value} ", field.name());
+    }
+}
