@@ -301,6 +301,34 @@ impl Courier {
         }
     }
 
+    /// Asks for a sign of life. A connection that gives none is given up as after a batch: where nothing is locked
+    /// before the probe succeeds, nobody else would find out.
+    pub(crate) async fn ping(self: &Arc<Self>, node: &Arc<Node>) -> Result<(), StoreError> {
+        let patience = node.options.request_timeout;
+        let asked = AtomicU64::new(0);
+        let answer = tokio::time::timeout(patience, async {
+            let (link, generation) = self.link(node).await?;
+            asked.store(generation, Ordering::Relaxed);
+            let batch = node.batch(self.route, node.clock.now() + patience, Vec::new());
+            link.apply(batch).await.map_err(|failure| failure.error)
+        });
+        let error = match answer.await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(_) => StoreError::new(
+                StoreErrorKind::TimedOut,
+                format_args!("no answer within {patience:?}"),
+            ),
+        };
+        if is_broken(&error) {
+            match asked.into_inner() {
+                0 => self.open_anew(),
+                generation => finish_all(self.give_up(node, generation, &error)),
+            }
+        }
+        Err(error)
+    }
+
     /// Begins to connect. `None`: it is open already.
     fn open(self: &Arc<Self>, node: &Arc<Node>, state: &mut State) -> Result<Option<Verdict>, StoreError> {
         let began = node.clock.now();
@@ -574,13 +602,7 @@ impl Carriage {
                     executed: Executed::Unknown,
                     error: StoreError::new(StoreErrorKind::Interrupted, "the answer does not fit the batch"),
                 });
-                let is_broken = match failure.error.kind() {
-                    StoreErrorKind::Refused(refusal) => {
-                        matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth)
-                    }
-                    _ => true,
-                };
-                if is_broken {
+                if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
                 let late_after = node.late_after(self.courier.route, self.deadline, now);
@@ -604,8 +626,18 @@ impl Carriage {
     }
 
     fn abandon(&self, generation: u64, error: &StoreError) {
-        for other in self.courier.give_up(&self.node, generation, error) {
-            other.finish();
-        }
+        finish_all(self.courier.give_up(&self.node, generation, error));
+    }
+}
+
+fn finish_all(carriages: Vec<Arc<Carriage>>) {
+    carriages.iter().for_each(Carriage::finish);
+}
+
+/// After this a connection is of no more use.
+fn is_broken(error: &StoreError) -> bool {
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
+        _ => true,
     }
 }

@@ -178,7 +178,6 @@ async fn serve_inbox(node: Weak<Node>) {
                         node.inbox_opened();
                     }
                     Note::Granted(grant) => {
-                        node.heard_number(&grant.name, grant.number);
                         let name = grant.name.clone();
                         node.drive(&name, Input::Pushed(grant), Side::Keeper);
                     }
