@@ -179,25 +179,26 @@ impl Peers {
         }
         let ratio = median(theirs.iter().zip(&ours).map(|(theirs, ours)| theirs / ours));
         let times = [("ms", median(ours)), ("rslock", median(theirs))];
-        report.line("100 tasks", ratio, Target::None, &times);
+        report.line("100 tasks", ratio, Target::AtLeast(100.0), &times);
     }
 
     fn ten_times(&self, is_ours: bool) -> impl Future<Output = ()> + Send + 'static {
         let (mutex, manager) = (self.locks.mutex("everybody"), self.manager.clone());
         async move {
             for _ in 0..10 {
+                // As at any real work: somebody else runs while the key is held.
                 if is_ours {
                     let guard = mutex.lock().await.expect("a lock");
+                    tokio::task::yield_now().await;
                     guard.release().await.expect("a release in time");
                 } else {
                     let lock = manager
                         .acquire_no_guard(&b"everybody else"[..], TTL)
                         .await
                         .expect("a lock");
+                    tokio::task::yield_now().await;
                     manager.unlock(&lock).await;
                 }
-                // As after any real work: somebody else runs.
-                tokio::task::yield_now().await;
             }
         }
     }
