@@ -109,8 +109,15 @@ impl Gate {
                     Run::Lost => continue,
                 },
                 Err(Refusal::Over) => return TickOutcome::Elsewhere,
-                // The store's clock decides when it is time.
-                Err(Refusal::Early(left)) => left,
+                // The store's clock decides when it is time. Later ticks may fire meanwhile, where this node's clock is
+                // ahead by more than their distance: they are early, too, and no reason to let go of this one.
+                Err(Refusal::Early(left)) => {
+                    tokio::select! {
+                        biased;
+                        () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
+                        () = sleep(left) => continue,
+                    }
+                }
                 Err(Refusal::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
                 Err(Refusal::Error(Error::Closed { .. })) => return TickOutcome::Drained,
                 Err(Refusal::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
@@ -139,9 +146,11 @@ impl Gate {
         Fut: Future,
         Fut::Output: JobOutput,
     {
-        let cancelled = CancellationToken::new();
+        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
+        let cancelled = guard.lost_token().child_token();
         // Also when this very future is dropped.
         let _cancel = cancelled.clone().drop_guard();
+        let told = cancelled.clone();
         let attempt = guard.attempt();
         let tick = Tick {
             lease: guard.lease(),
@@ -151,8 +160,9 @@ impl Gate {
         };
         observe::tick_starts(&self.name, mark, attempt);
         let ended = {
-            // The job is called inside, so that a panic before its first await is caught as one after it.
-            let mut job = Box::pin(async { work(tick).await });
+            // The job is called inside, so that a panic before its first await is caught as one after it, and so is one
+            // of the error that it returns.
+            let mut job = Box::pin(async { work(tick).await.failure() });
             let job = poll_fn(
                 |cx| match catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx))) {
                     Ok(Poll::Pending) => Poll::Pending,
@@ -163,12 +173,16 @@ impl Gate {
             tokio::select! {
                 biased;
                 ended = guard.run(job) => Some(ended),
-                () = self.jobs.cancelling.cancelled() => None,
+                () = self.jobs.cancelling.cancelled() => {
+                    // Whatever the job has spawned must hear of it before somebody else begins.
+                    told.cancel();
+                    None
+                }
             }
         };
         // From here on the job's future is gone: only now may somebody else begin.
         let outcome = match ended {
-            Some(Ok(Some(output))) => match output.failure() {
+            Some(Ok(Some(failure))) => match failure {
                 None => TickOutcome::Done,
                 Some(text) => {
                     observe::tick_failed(&self.name, mark, &text);

@@ -58,6 +58,9 @@ mod job;
 pub mod policy;
 pub mod tick;
 
+/// What a cancelled job has to come to an await and be given back, however short the timeout of a drain.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// The lease of a job that says nothing of it. Renewed while the job runs, so it is not a limit on its length.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
@@ -115,7 +118,8 @@ impl Locks {
     /// which that may fire once more.
     ///
     /// # Errors
-    /// [`StillRunning`] when a cancelled job has not come to an await within `timeout` once more. It keeps its lease.
+    /// [`StillRunning`] when a cancelled job has not come to an await within `timeout` once more, or a second if that is
+    /// longer. It keeps its lease.
     ///
     /// # Panics
     /// Outside of a tokio runtime with time enabled.
@@ -127,7 +131,7 @@ impl Locks {
             return Ok(());
         }
         jobs.cancelling.cancel();
-        let ended = tokio::time::timeout(timeout, jobs.pursuits.wait()).await;
+        let ended = tokio::time::timeout(timeout.max(GRACE), jobs.pursuits.wait()).await;
         ended.map_err(|_| StillRunning {
             jobs: jobs.pursuits.len(),
         })
