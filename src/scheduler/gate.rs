@@ -217,3 +217,64 @@ impl Drop for Gate {
         lock(&self.jobs.names).remove(&self.name);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+    use crate::locks::Locks;
+
+    fn gate(locks: &Locks) -> Arc<Gate> {
+        let lease = Duration::from_secs(30);
+        Arc::new(Gate::new(locks.handle().clone(), "job".into(), lease).unwrap())
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn now() -> Mark {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as Mark
+    }
+
+    #[tokio::test]
+    async fn an_early_tick_waits_for_the_clock_of_the_store() {
+        let (gate, runs) = (gate(&Locks::memory()), AtomicUsize::new(0));
+        let mark = now() + 400;
+        let work = |tick: Tick| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            async move { assert!(now() >= tick.mark, "not before its time") }
+        };
+        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Done);
+        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(gate.pursue(mark - 1, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(runs.into_inner(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_ahead_by_many_ticks_misses_none() {
+        let gate = gate(&Locks::memory());
+        let first = now() + 500;
+        let mut pursuits = Vec::new();
+        // Three fire before it is time for the first.
+        for n in 0..3 {
+            let gate = gate.clone();
+            pursuits.push(tokio::spawn(async move {
+                gate.pursue(first + 100 * n, &|_| async {}).await
+            }));
+        }
+        for pursuit in pursuits {
+            assert_eq!(pursuit.await.unwrap(), TickOutcome::Done);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_drain_ends_an_early_wait() {
+        let locks = Locks::memory();
+        let gate = gate(&locks);
+        let far = now() + 3_600_000;
+        let pursuit = tokio::spawn(async move { gate.pursue(far, &|_| async {}).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(locks.drain(Duration::from_secs(5)).await.is_ok());
+        assert_eq!(pursuit.await.unwrap(), TickOutcome::Drained);
+    }
+}

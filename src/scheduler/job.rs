@@ -113,3 +113,61 @@ fn parser() -> CronParser {
 fn now() -> SystemTime {
     SystemTime::now()
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio_cron_scheduler::Job;
+
+    use super::*;
+
+    /// What people write, and what reads differently in other crons.
+    const PATTERNS: &[&str] = &[
+        "* * * * * *",
+        "*/5 * * * * *",
+        "1/10 * * * * *",
+        "0 0 0 * * *",
+        "0 30 1 * * *",
+        "0 0 0 13 * FRI",
+        "0 0 12 * * MON-FRI",
+        "0 0,30 8-18 * * *",
+        "0 0 0 L * *",
+        "0 0 0 29 2 *",
+        "0 0 9 * * 1#1",
+        "0 0 0 1 1 *",
+        "59 59 23 31 12 *",
+        "0 0 0 * * 7",
+        "0 0 0 15W * *",
+    ];
+
+    #[test]
+    fn the_scheduler_and_we_read_an_expression_alike() {
+        let mut read = 0;
+        for pattern in PATTERNS {
+            let job = Job::new_async(*pattern, |_, _| Box::pin(async {}));
+            let Ok(mut job) = job else {
+                panic!("`{pattern}` is refused by tokio-cron-scheduler")
+            };
+            let theirs = job.job_data().unwrap().schedule().unwrap();
+            let ours = parser().parse(theirs.pattern.as_str()).unwrap();
+            let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
+            for _ in 0..20 {
+                let next = theirs.find_next_occurrence(&at, false).unwrap();
+                assert_eq!(
+                    ours.find_next_occurrence(&at, false).unwrap(),
+                    next,
+                    "`{pattern}` after {at}"
+                );
+                // What fires is the tick that fired, up to the next.
+                for later in [0, 1] {
+                    let seen = next + chrono::Duration::seconds(later);
+                    let found = ours.find_previous_occurrence(&seen, true).unwrap();
+                    let exact = ours.is_time_matching(&seen).unwrap();
+                    assert_eq!(found, if exact { seen } else { next }, "`{pattern}` at {seen}");
+                }
+                at = next;
+            }
+            read += 1;
+        }
+        assert!(read >= 10, "{read}");
+    }
+}
