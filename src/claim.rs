@@ -302,7 +302,8 @@ pub struct Batch {
     /// Server time in microseconds after which claims and yields of this batch are refused.
     /// [`u64::MAX`] when there is no bound.
     pub not_after: u64,
-    /// What is asked. No name twice: a store may read all of its keys before it treats the first.
+    /// What is asked. All of one kind, and no name twice: a store may read all of its keys before it treats the
+    /// first.
     pub requests: Vec<Request>,
 }
 

@@ -6,7 +6,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tenure::claim::{Batch, Executed, Fence, Grant, Holder, Mode, Name, NodeId, Reply, Request, Term, Verb};
+use tenure::claim::{
+    Batch, Executed, Fence, Grant, Holder, Mode, NO_TICK, Name, NodeId, Reply, Request, Term, Verb,
+};
 use tenure::engine::moment::Moment;
 use tenure::engine::shard::Shard;
 use tenure::engine::{Effect, Input, Notice, Outcome, Parcel, Rules, Ticket, Want};
@@ -52,6 +54,7 @@ fn want(lease_ms: u64) -> Want {
         term: term(lease_ms),
         wait: true,
         fixed: false,
+        mark: NO_TICK,
         limit: 100,
     }
 }
@@ -474,6 +477,7 @@ fn fence_after_amnesia_under_load() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
+                mark: NO_TICK,
                 verb,
             };
             let batch = Batch {
@@ -599,6 +603,7 @@ fn forged_push() {
         holder: forged,
         number: u64::MAX >> 10,
         lease_ms: LEASE,
+        attempt: 0,
     };
     stage.feed(N, Input::Pushed(grant));
     assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushForged)));

@@ -1,6 +1,6 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::claim::Fence;
+use crate::claim::{Fence, NO_TICK};
 use crate::engine::{Denial, Input, Outcome, Ticket, Want};
 use crate::error::LostCause;
 use crate::testing::sim::Wrong;
@@ -55,6 +55,7 @@ impl World {
             term,
             wait: self.rng.u8(0..10) > 0,
             fixed: self.rng.u8(0..10) == 0,
+            mark: NO_TICK,
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
         };
         let node = &mut self.nodes[slot];
@@ -226,6 +227,7 @@ impl World {
             Denial::QueueFull { .. } => Seen::DeniedFull,
             Denial::Store(_) => Seen::DeniedStore,
             Denial::Closed => Seen::DeniedClosed,
+            Denial::Over | Denial::Early(_) => unreachable!("nobody asks for a tick here"),
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         if matches!(denial, Denial::Busy) && want.wait {

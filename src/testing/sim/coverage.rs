@@ -174,6 +174,11 @@ impl Seen {
             Branch::YieldRepeated => Seen::YieldRepeated,
             Branch::HandedOver => Seen::HandedOver,
             Branch::AskedAgain => Seen::AskedAgain,
+            Branch::TickOver
+            | Branch::TickEarly
+            | Branch::TickSkipped
+            | Branch::TickTakenOver
+            | Branch::TickFinishedLate => unreachable!("nobody asks for a tick here"),
         }
     }
 }

@@ -403,7 +403,7 @@ impl World {
                 self.saw(match request.verb {
                     Verb::Claim { .. } => Seen::LostClaimAnswer,
                     Verb::Renew => Seen::LostRenewAnswer,
-                    Verb::Leave => Seen::LostLeaveAnswer,
+                    Verb::Leave | Verb::Finish => Seen::LostLeaveAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
                 });
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::claim::{Batch, Fence, Grant, Holder, Mode, Number, Reply, Request, Term, Verb};
+use crate::claim::{Batch, Fence, Grant, Holder, Mode, NO_TICK, Number, Reply, Request, Term, Verb};
 use crate::engine::Ticket;
 use crate::store::ledger::{Owner, Record};
 use crate::testing::sim::Wrong;
@@ -449,6 +449,7 @@ impl World {
                 holder,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
+                mark: NO_TICK,
                 verb: Verb::Renew,
             };
             let batch = Batch {
