@@ -252,7 +252,7 @@ async fn a_panic_ends_its_tick_and_nothing_else() {
             let work = move |_| {
                 runs.fetch_add(1, Ordering::SeqCst);
                 assert!(when == "after", "before its first await");
-                async {
+                async move {
                     sleep(ms(1)).await;
                     assert!(when == "before", "after its first await");
                 }
