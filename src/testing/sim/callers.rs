@@ -1,6 +1,6 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::claim::Fence;
+use crate::claim::{Fence, NO_TICK};
 use crate::engine::{Denial, Input, Outcome, Ticket, Want};
 use crate::error::LostCause;
 use crate::testing::sim::Wrong;
@@ -55,6 +55,7 @@ impl World {
             term,
             wait: self.rng.u8(0..10) > 0,
             fixed: self.rng.u8(0..10) == 0,
+            mark: NO_TICK,
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
         };
         let node = &mut self.nodes[slot];
@@ -225,6 +226,8 @@ impl World {
             Denial::Busy => Seen::DeniedBusy,
             Denial::QueueFull { .. } => Seen::DeniedFull,
             Denial::Store(_) => Seen::DeniedStore,
+            Denial::Over => Seen::DeniedOver,
+            Denial::Early(_) => Seen::DeniedEarly,
             Denial::Closed => Seen::DeniedClosed,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::claim::{Batch, Fence, Grant, Holder, Mode, Number, Reply, Request, Term, Verb};
+use crate::claim::{Batch, Fence, Grant, Holder, Mode, NO_TICK, Number, Reply, Request, Term, Verb};
 use crate::engine::Ticket;
 use crate::store::ledger::{Owner, Record};
 use crate::testing::sim::Wrong;
@@ -246,7 +246,7 @@ impl World {
                     }
                 }
             }
-            if matches!(reply, Reply::Granted(_) | Reply::Queued(_)) {
+            if matches!(reply, Reply::Granted(_) | Reply::Won(..) | Reply::Queued(_)) {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }
@@ -267,7 +267,8 @@ impl World {
                 old == new || holder == request.holder && new > old
             }
             Owner::Claim(holder, _) => {
-                holder == request.holder && matches!(request.verb, Verb::Leave | Verb::Yield { .. })
+                holder == request.holder
+                    && matches!(request.verb, Verb::Leave | Verb::Finish | Verb::Yield { .. })
             }
             _ => after == Some(before),
         };
@@ -449,6 +450,7 @@ impl World {
                 holder,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
+                mark: NO_TICK,
                 verb: Verb::Renew,
             };
             let batch = Batch {
