@@ -73,7 +73,7 @@ pub(super) struct Server {
     branches: Vec<Branch>,
 }
 
-const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 impl Server {
     pub(super) fn new(flaw: Option<Flaw>) -> Self {
