@@ -156,7 +156,7 @@ impl Desk {
             Whose::Cohort => self.deny_the_impatient(cx),
             Whose::Nobody => {}
         }
-        if waited {
+        if waited && claim.want.mark == NO_TICK {
             // Only a store that cannot queue says so to a claim that would wait.
             let third = ms(claim.term.lease_ms) / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
@@ -176,8 +176,9 @@ impl Desk {
             return;
         };
         if let Some(ticket) = release.take() {
-            // "Not there" on a repeat may be our own first try: the lease was good when that was sent.
-            let kept = reply == Reply::Done || claim.fails > 0;
+            // "Not there" on a repeat may be our own first try: the lease was good when that was sent. Not so for a
+            // tick: the store knows its latest winner after it has left, so another has it, or had it.
+            let kept = reply == Reply::Done || (claim.fails > 0 && !claim.finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {

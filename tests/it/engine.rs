@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{NO_TICK, Name, NodeId, Reply, Term, Verb};
+use tenure::claim::{Name, NodeId, Reply, Term, Verb};
 use tenure::engine::moment::Moment;
 use tenure::engine::shard::Shard;
 use tenure::engine::{Effect, Input, Outcome, Parcel, Rules, Ticket, Want};
@@ -40,7 +40,7 @@ impl Engine {
             },
             wait: true,
             fixed,
-            mark: NO_TICK,
+            mark: tenure::claim::NO_TICK,
             limit: 10,
         };
         self.tell(Input::Lock(ticket, want));

@@ -6,9 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tenure::claim::{
-    Batch, Executed, Fence, Grant, Holder, Mode, NO_TICK, Name, NodeId, Reply, Request, Term, Verb,
-};
+use tenure::claim::{Batch, Executed, Fence, Grant, Holder, Mode, Name, NodeId, Reply, Request, Term, Verb};
 use tenure::engine::moment::Moment;
 use tenure::engine::shard::Shard;
 use tenure::engine::{Effect, Input, Notice, Outcome, Parcel, Rules, Ticket, Want};
@@ -54,7 +52,7 @@ fn want(lease_ms: u64) -> Want {
         term: term(lease_ms),
         wait: true,
         fixed: false,
-        mark: NO_TICK,
+        mark: tenure::claim::NO_TICK,
         limit: 100,
     }
 }
@@ -477,7 +475,7 @@ fn fence_after_amnesia_under_load() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
-                mark: NO_TICK,
+                mark: tenure::claim::NO_TICK,
                 verb,
             };
             let batch = Batch {
@@ -599,11 +597,11 @@ fn forged_push() {
         ..holder
     };
     let grant = Grant {
+        attempt: 0,
         name: stage.name.clone(),
         holder: forged,
         number: u64::MAX >> 10,
         lease_ms: LEASE,
-        attempt: 0,
     };
     stage.feed(N, Input::Pushed(grant));
     assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushForged)));

@@ -40,6 +40,17 @@ counters! {
     YieldRepeated: "yield of a number that does not own",
     HandedOver: "handed over to another claim",
     AskedAgain: "owner asked again",
+    TickOver: "tick asked for that is over",
+    TickEarly: "tick asked for before its time",
+    TickSkipped: "tick skipped, as an earlier one was running",
+    TickTakenOver: "tick granted once more",
+    TickFinishedLate: "tick finished after its record had ended",
+    DeniedOver: "caller told that the tick is over",
+    DeniedEarly: "caller told that the tick is early",
+    LostFinishAnswer: "answer lost after execution: finish",
+    Retired: "scheduler shut down",
+    TickRun: "tick run to its end",
+    TickLost: "run lost its lease",
     Granted: "caller granted",
     GrantedFixed: "fixed lease granted",
     DeniedBusy: "caller told busy",
@@ -174,11 +185,11 @@ impl Seen {
             Branch::YieldRepeated => Seen::YieldRepeated,
             Branch::HandedOver => Seen::HandedOver,
             Branch::AskedAgain => Seen::AskedAgain,
-            Branch::TickOver
-            | Branch::TickEarly
-            | Branch::TickSkipped
-            | Branch::TickTakenOver
-            | Branch::TickFinishedLate => unreachable!("nobody asks for a tick here"),
+            Branch::TickOver => Seen::TickOver,
+            Branch::TickEarly => Seen::TickEarly,
+            Branch::TickSkipped => Seen::TickSkipped,
+            Branch::TickTakenOver => Seen::TickTakenOver,
+            Branch::TickFinishedLate => Seen::TickFinishedLate,
         }
     }
 }
