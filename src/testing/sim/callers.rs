@@ -242,7 +242,6 @@ impl World {
             Denial::Over => Seen::DeniedOver,
             Denial::Early(_) => Seen::DeniedEarly,
             Denial::Closed => Seen::DeniedClosed,
-            Denial::Over | Denial::Early(_) => unreachable!("nobody asks for a tick here"),
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         if matches!(denial, Denial::Busy) && want.wait && want.mark == NO_TICK {
