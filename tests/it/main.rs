@@ -15,5 +15,7 @@ mod faults;
 #[cfg(feature = "axum")]
 mod middleware;
 mod scenarios;
+#[cfg(feature = "scheduler")]
+mod scheduler;
 mod simulator;
 mod told;
