@@ -726,6 +726,7 @@ mod tests {
             term,
             wait: false,
             fixed: false,
+            mark: crate::claim::NO_TICK,
             limit: 1,
         };
         node.enter(&name, want);
