@@ -303,16 +303,15 @@ fn once_per_tick(offs: [&'static str; 3]) {
         }
         std::thread::sleep(ms(170));
     }
-    heard.until("the first tick", |line| line.what == "end");
-    std::thread::sleep(Duration::from_secs(span()));
+    // The span begins when everybody, by whatever clock, is there: a replica that is behind alone runs older ticks first.
+    let first = wall().as_secs() + 3;
+    std::thread::sleep(Duration::from_secs(span() + 3));
     let last = wall().as_secs() - 3;
     // What is under way comes to its end.
     std::thread::sleep(ms(1_000));
     drop(workers);
     heard.check();
     let ended = heard.ended();
-    let first = *ended.keys().next().unwrap();
-    assert!(last - first >= span() - 4, "{ended:?}");
     for tick in first..=last {
         assert_eq!(
             ended.get(&tick),
@@ -332,19 +331,14 @@ fn once_per_tick(offs: [&'static str; 3]) {
     );
 }
 
+/// Side by side: they mostly wait.
 #[test]
-fn three_processes_run_each_tick_once() {
-    once_per_tick(["", "", ""]);
-}
-
-#[test]
-fn three_processes_with_clocks_apart_run_each_tick_once() {
-    once_per_tick(["", "+0.4", "-0.4"]);
-}
-
-#[test]
-fn three_processes_with_clocks_far_apart_run_each_tick_once() {
-    once_per_tick(["", "+2.0", "-2.0"]);
+fn three_processes_run_each_tick_once_whatever_their_clocks() {
+    std::thread::scope(|scope| {
+        for offs in [["", "", ""], ["", "+0.4", "-0.4"], ["", "+2.0", "-2.0"]] {
+            scope.spawn(move || once_per_tick(offs));
+        }
+    });
 }
 
 #[test]

@@ -269,7 +269,7 @@ impl World {
             .collect::<Vec<_>>();
         let locks = keys.len();
         let mut keys = keys;
-        if setup.seed % 3 == 0 {
+        if setup.seed.is_multiple_of(3) {
             keys.push(Name::job(Key::from("job")));
         }
         let mut world = World {
