@@ -38,6 +38,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "scheduler")]
+use tracing::info;
 use tracing::{debug, error, trace, warn};
 
 #[cfg(feature = "scheduler")]
@@ -214,7 +216,7 @@ pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
     if outcome == "elsewhere" {
         debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
     } else {
-        tracing::info!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+        info!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
     }
 }
 

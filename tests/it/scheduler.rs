@@ -190,7 +190,7 @@ async fn a_standby_takes_over_what_its_winner_left() {
     }
     sleep(ms(300)).await;
     assert_eq!(log.count("start"), 1, "the other stands by");
-    nodes[0].shutdown().await;
+    nodes[0].drain(ms(500)).await.unwrap();
     until("the standby takes over", || log.count("start") == 2).await;
     let (starts, dropped) = (log.all("start"), log.all("dropped"));
     assert_eq!((starts[0].who, starts[0].attempt), (0, 1));
