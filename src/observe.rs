@@ -28,6 +28,7 @@
 //! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
+//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
 
 use std::time::Duration;
@@ -61,6 +62,7 @@ pub const EVENTS: &[&str] = &[
     "server_warning",
     "refused",
     "lease_missing",
+    "parameter_missing",
     "leave_failed",
     "keeper_failed",
 ];
@@ -184,4 +186,9 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
 #[cfg(feature = "axum")]
 pub(crate) fn lease_missing(path: &str) {
     error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn parameter_missing(parameter: &str, path: &str) {
+    error!(target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
 }
