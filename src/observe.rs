@@ -28,6 +28,7 @@
 //! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
+//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
 //! | `tick_starts` | debug | a tick of a job is run here |
 //! | `tick` | info | a tick is over for this node; `outcome` says how. Debug when another node ran it |
@@ -75,6 +76,7 @@ pub const EVENTS: &[&str] = &[
     "server_warning",
     "refused",
     "lease_missing",
+    "parameter_missing",
     "leave_failed",
     "tick_starts",
     "tick",
@@ -238,4 +240,9 @@ pub(crate) fn tick_untold(job: &Key, mark: Mark, error: &Error) {
 #[cfg(feature = "scheduler")]
 pub(crate) fn job_refused(job: &Key, why: &dyn std::fmt::Display) {
     error!(target: "tenure", event = "job_refused", %job, %why, "the job cannot be run");
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn parameter_missing(parameter: &str, path: &str) {
+    error!(target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
 }

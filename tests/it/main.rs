@@ -14,6 +14,10 @@ mod engine;
 mod faults;
 #[cfg(feature = "axum")]
 mod middleware;
+#[cfg(feature = "axum")]
+mod middleware_keys;
+#[cfg(feature = "axum")]
+mod middleware_refusals;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
