@@ -1,9 +1,7 @@
 -- job_finish: the tick was run to its end; then as leave. Counts for the latest winner also when its record is gone.
 -- KEYS[n+1+i]  the queue
 -- ARGV[at]     verb: f
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms
+-- ARGV[at+1]   holder: <node>:<claim>:<nonce>: and what follows it, as leave reads it
 -- returns      D = done; N = was not there; E<error>
 local function finish(i, at)
   local finished = mark == memory.mark and memory.winner == sub(ARGV[at + 1], 1, -2)
