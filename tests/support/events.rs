@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use tokio::sync::watch;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Level, Metadata, Subscriber};
 
 /// One event.
@@ -100,6 +101,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Ears;
 
 impl Subscriber for Ears {
+    /// Asked once per event in the code, maybe while nobody watches: it must not be remembered that nobody does.
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        match metadata.target().starts_with("tenure") {
+            true => Interest::sometimes(),
+            false => Interest::never(),
+        }
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         ACTIVE.load(Ordering::Relaxed) > 0 && metadata.target().starts_with("tenure")
     }
