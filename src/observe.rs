@@ -1,4 +1,7 @@
-//! Every event that this crate emits through [`tracing`]: names, fields and levels are here and nowhere else.
+//! Everything that this crate tells: events through [`tracing`], and with the feature `metrics` numbers through the
+//! `metrics` facade. Names, fields, levels and labels are here and nowhere else.
+//!
+//! # Events
 //!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
 //! events about one key, and are no label of anything that is counted.
@@ -8,7 +11,8 @@
 //! | `granted` | trace | a caller holds the lock now |
 //! | `denied` | debug | a caller gets no lock |
 //! | `handed_on` | trace | a lease went to the next caller of this process |
-//! | `renewed` | trace | a lease was renewed; `slack_ms` of it were left |
+//! | `taken_over` | trace | the lease came to this process from another one, after waiting in the store's queue |
+//! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | warn | a renewal failed and is tried again while something is left |
 //! | `lost` | error | a lease ended while it was held |
 //! | `released` | trace | a lock was given back |
@@ -29,6 +33,23 @@
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
+//!
+//! # Metrics
+//!
+//! Whatever recorder you install receives them; install it before `Locks` are built, so that it also learns units and
+//! texts. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with `_seconds`.
+//!
+//! | metric | kind | what it says |
+//! |---|---|---|
+//! | `tenure_grants_total` | counter | callers that got a lock |
+//! | `tenure_wait_seconds` | histogram | from asking for a lock to the answer. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), or `gave_up`: the future was dropped, as `lock_timeout` does when the time is over |
+//! | `tenure_hold_seconds` | histogram | from getting a lock to giving it back or dropping the guard. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost |
+//! | `tenure_handoffs_total` | counter | leases that passed from one holder to the next who waited. `from`: `local`, a caller of this process; `remote`, the store's queue |
+//! | `tenure_losses_total` | counter | leases that ended before their guard did. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not |
+//! | `tenure_renewal_slack_seconds` | histogram | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
+//! | `tenure_batch_requests` | histogram | requests that travelled to the store together |
+//! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `kind`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
+//! | `tenure_ticks_total` | counter | ticks of jobs, as this process saw them. `outcome`: `done`, `failed`, `lost`, `elsewhere`, `overlapped`, `missed`, `store` |
 
 use std::time::Duration;
 
@@ -37,11 +58,19 @@ use tracing::{debug, error, trace, warn};
 use crate::claim::{Fence, Name, NodeId};
 use crate::error::{LostCause, StoreError};
 
+mod metrics;
+
+pub(crate) use metrics::{Began, answered, departed, describe, gave_up, held};
+pub use metrics::{METRICS, Metric, MetricKind};
+#[allow(unused_imports, reason = "the scheduler tells them")]
+pub(crate) use metrics::{TickOutcome, ticked};
+
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
     "granted",
     "denied",
     "handed_on",
+    "taken_over",
     "renewed",
     "renew_failed",
     "lost",
@@ -73,21 +102,35 @@ pub(crate) fn denied(name: &Name, why: &dyn std::fmt::Debug) {
     debug!(target: "tenure", event = "denied", key = %name.key, ?why, "denied");
 }
 
+pub(crate) fn denied_by_store(name: &Name, error: &StoreError) {
+    metrics::store_failed("lock", error);
+    debug!(target: "tenure", event = "denied", key = %name.key, %error, "denied");
+}
+
 pub(crate) fn handed_on(name: &Name) {
+    metrics::handed("local");
     trace!(target: "tenure", event = "handed_on", key = %name.key, "handed on within the process");
 }
 
+pub(crate) fn taken_over(name: &Name) {
+    metrics::handed("remote");
+    trace!(target: "tenure", event = "taken_over", key = %name.key, "handed over by another process");
+}
+
 pub(crate) fn renewed(name: &Name, slack: Duration) {
+    metrics::renewed(slack);
     let slack_ms = slack.as_millis() as u64;
     trace!(target: "tenure", event = "renewed", key = %name.key, slack_ms, "renewed");
 }
 
 pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
+    metrics::store_failed("renew", error);
     let left_ms = left.as_millis() as u64;
     warn!(target: "tenure", event = "renew_failed", key = %name.key, left_ms, %error, "renewal failed, trying again");
 }
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {
+    metrics::lost(cause);
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
@@ -103,15 +146,18 @@ pub(crate) fn released(name: &Name) {
 }
 
 pub(crate) fn release_failed(name: &Name, error: &StoreError) {
+    metrics::store_failed("release", error);
     warn!(target: "tenure", event = "release_failed", key = %name.key, %error, "release failed, the lease ends by itself");
 }
 
 pub(crate) fn leave_failed(name: &Name, error: Option<&StoreError>) {
+    metrics::leave_failed(error);
     let error = error.map(tracing::field::display);
     warn!(target: "tenure", event = "leave_failed", key = %name.key, error, "could not withdraw, the claim ends by itself");
 }
 
 pub(crate) fn wait_failed(name: &Name, error: &StoreError) {
+    metrics::store_failed("wait", error);
     warn!(target: "tenure", event = "wait_failed", key = %name.key, %error, "a waiter's heartbeat failed, trying again");
 }
 
@@ -145,6 +191,7 @@ pub(crate) fn connected(node: NodeId, took: Duration) {
 }
 
 pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
+    metrics::store_failed("connection", error);
     warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
 }
 
@@ -157,6 +204,7 @@ pub(crate) fn inbox_open(node: NodeId) {
 }
 
 pub(crate) fn inbox_lost(node: NodeId, error: &StoreError) {
+    metrics::store_failed("inbox", error);
     warn!(target: "tenure", event = "inbox_lost", %node, %error, "grants are not pushed, waiting goes by timers");
 }
 

@@ -10,6 +10,7 @@ use crate::claim::{Fence, Name};
 use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
+use crate::observe;
 use crate::primitives::guard::{Guard, Lease};
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
@@ -231,6 +232,7 @@ impl Future for Lock {
                 },
                 Err(error) => {
                     this.state = State::Done;
+                    observe::answered(Duration::ZERO, Some(&error));
                     return Poll::Ready(Err(error));
                 }
             };
@@ -255,10 +257,12 @@ impl Future for Lock {
         let waited = waiting.since.map(|since| since.elapsed()).unwrap_or_default();
         this.state = State::Done;
         this.mutex.handle.node().answered();
-        Poll::Ready(match decision {
+        let answer = match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
             Err(denial) => Err(this.error(denial, waited)),
-        })
+        };
+        observe::answered(waited, answer.as_ref().err());
+        Poll::Ready(answer)
     }
 }
 
@@ -311,6 +315,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();
+            observe::gave_up(waiting.since);
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.mutex.name, waiting.ticket);

@@ -225,6 +225,7 @@ impl Courier {
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
+        observe::departed(load);
         let sending: Sending = match link {
             Some(link) => {
                 departed
