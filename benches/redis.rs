@@ -11,7 +11,8 @@ use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::pin::pin;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -209,9 +210,14 @@ impl Bench {
     }
 }
 
-// Two processes and one key. Each notes when it asked to release and when it held; a hand-off is from the one's
-// release to the other's holding. In between it measures round trips at the same pace, since a core that went to
-// sleep takes longer to answer.
+// Two processes and one key, told by a third what to do. In steady contention each process has two tasks that lock and
+// release, and hands on nothing within itself: somebody always stands in the queue, and each release hands over to the
+// other process. A window divided by the changes of owner is then the time of a hand-off. A round trip is that of the
+// raw script, called in a closed loop of one task by the same processes in the same round: by one of them while the
+// other idles, and by both, since a hand-off keeps both awake.
+//
+// Alone, a hand-off is from the one's release to the other's holding, with a pause before each release. In between,
+// round trips are measured at the same pace, since a core that went to sleep takes longer to answer.
 
 /// Long enough for the other to be back in the queue.
 const HOLD: Duration = Duration::from_millis(1);
@@ -225,47 +231,94 @@ fn nanos() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Told on standard input what to do: `trips` to measure round trips, `go` to contend. Answers with figures and `end`.
+/// Told on standard input what to measure. Answers with lines of figures and `end`.
 async fn hand_off_child(url: &str) {
     let locks = Locks::redis(url).await.expect("the server is there");
-    let mutex = locks.mutex("handed over");
+    let unsharing = Locks::builder().burst(1, Duration::ZERO).redis(url);
+    let unsharing = unsharing.await.expect("the server is there");
     let mut raw = Raw::connect(url).await;
     let mut out = std::io::stdout();
-    let mut say = move |text: String| {
-        out.write_all(text.as_bytes()).expect("the parent listens");
-        out.flush().expect("the parent listens");
-    };
     for line in std::io::stdin().lines() {
-        match line.expect("the parent speaks").as_str() {
-            "trips" => {
-                let (mut pings, mut scripts) = (Vec::new(), Vec::new());
-                for _ in 0..hand_offs() {
-                    tokio::time::sleep(HOLD).await;
-                    let start = nanos();
-                    raw.run::<()>(&redis::cmd("PING")).await;
-                    pings.push((nanos() - start) as f64);
-                    tokio::time::sleep(HOLD).await;
-                    let start = nanos();
-                    raw.release("nobody's", TOKEN).await;
-                    scripts.push((nanos() - start) as f64);
-                }
-                say(format!("{} {}\nend\n", median(pings), median(scripts)));
-            }
-            "go" => {
-                let mut text = String::new();
-                for _ in 0..hand_offs() {
-                    let guard = mutex.lock().await.expect("a lock");
-                    let held = nanos();
-                    tokio::time::sleep(HOLD).await;
-                    let (fence, released) = (guard.fence().get(), nanos());
-                    guard.release().await.expect("a release in time");
-                    text.push_str(&format!("{fence} {held} {released}\n"));
-                }
-                say(text + "end\n");
-            }
+        let lines = match line.expect("the parent speaks").as_str() {
+            "trips" => vec![closed_loop(&mut raw).await],
+            "contend" => contend(&unsharing.mutex("contended")).await,
+            "spaced trips" => vec![spaced_trips(&mut raw).await],
+            "hand over" => hand_over(&locks.mutex("handed over")).await,
             other => panic!("the parent said {other}"),
-        }
+        };
+        out.write_all((lines.concat() + "end\n").as_bytes())
+            .expect("the parent listens");
+        out.flush().expect("the parent listens");
     }
+}
+
+/// The round trip of the raw script, called without a pause: a window divided by the calls, as hand-offs are counted.
+async fn closed_loop(raw: &mut Raw) -> String {
+    let (start, mut calls) = (nanos(), 0);
+    let window = support::window().as_nanos() as i64;
+    while nanos() - start < window {
+        raw.release("nobody's", TOKEN).await;
+        calls += 1;
+    }
+    format!("{}\n", (nanos() - start) / calls)
+}
+
+/// Who held when in a window: the grant's number and the time.
+async fn contend(mutex: &Mutex) -> Vec<String> {
+    let (stop, held) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(StdMutex::new(Vec::new())),
+    );
+    let tasks = [(); 2].map(|()| {
+        let (mutex, stop, held) = (mutex.clone(), stop.clone(), held.clone());
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let guard = mutex.lock().await.expect("a lock");
+                let holding = (guard.fence().number(), nanos());
+                held.lock().expect("no panics").push(holding);
+                guard.release().await.expect("a release in time");
+            }
+        })
+    });
+    tokio::time::sleep(support::window()).await;
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("a task of the bench");
+    }
+    let held = held.lock().expect("no panics");
+    held.iter()
+        .map(|(number, at)| format!("{number} {at}\n"))
+        .collect()
+}
+
+/// The median round trips of PING and of the raw script, with a pause before each.
+async fn spaced_trips(raw: &mut Raw) -> String {
+    let (mut pings, mut scripts) = (Vec::new(), Vec::new());
+    for _ in 0..hand_offs() {
+        tokio::time::sleep(HOLD).await;
+        let start = nanos();
+        raw.run::<()>(&redis::cmd("PING")).await;
+        pings.push((nanos() - start) as f64);
+        tokio::time::sleep(HOLD).await;
+        let start = nanos();
+        raw.release("nobody's", TOKEN).await;
+        scripts.push((nanos() - start) as f64);
+    }
+    format!("{} {}\n", median(pings), median(scripts))
+}
+
+/// When it held and when it asked to release, each time.
+async fn hand_over(mutex: &Mutex) -> Vec<String> {
+    let mut holdings = Vec::new();
+    for _ in 0..hand_offs() {
+        let guard = mutex.lock().await.expect("a lock");
+        let held = nanos();
+        tokio::time::sleep(HOLD).await;
+        let released = nanos();
+        guard.release().await.expect("a release in time");
+        holdings.push(format!("{held} {released}\n"));
+    }
+    holdings
 }
 
 struct Child {
@@ -315,47 +368,114 @@ impl Drop for Child {
     }
 }
 
+/// Tells both at once, and hears both.
+fn both(children: &mut [Child; 2], word: &str) -> [Vec<Vec<f64>>; 2] {
+    children.iter_mut().for_each(|child| child.tell(word));
+    children.each_mut().map(Child::hear)
+}
+
 async fn hand_off(url: &str, report: &mut Report) {
-    report.section("one key, two processes: a hand-off in round trips");
     let mut children = [Child::start(url), Child::start(url)];
-    let (mut of_script, mut of_ping) = (Vec::new(), Vec::new());
-    let (mut micros, mut script_micros, mut ping_micros) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..support::pairs() {
-        children[round % 2].tell("trips");
-        let trips = children[round % 2].hear();
-        let (ping, script) = (trips[0][0], trips[0][1]);
-        children.iter_mut().for_each(|child| child.tell("go"));
-        // Fence, held, released, who.
-        let mut holdings: Vec<(f64, f64, f64, usize)> = Vec::new();
-        for (who, child) in children.iter_mut().enumerate() {
-            holdings.extend(child.hear().iter().map(|line| (line[0], line[1], line[2], who)));
+    let mut steady = Vec::new();
+    let mut alone = Vec::new();
+    for round in 0..=support::pairs() {
+        let figures = (
+            steady_hand_offs(&mut children, round),
+            lone_hand_offs(&mut children, round),
+        );
+        // The first pays for caches and connections.
+        if round > 0 {
+            steady.push(figures.0);
+            alone.push(figures.1);
         }
-        holdings.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let between: Vec<f64> = holdings
-            .windows(2)
-            .filter(|pair| pair[0].3 != pair[1].3)
-            .map(|pair| pair[1].1 - pair[0].2)
-            .collect();
-        assert!(between.iter().all(|&nanos| nanos > 0.0), "two held at once");
-        let nanos = median(between);
-        of_script.push(nanos / script);
-        of_ping.push(nanos / ping);
-        micros.push(nanos / 1000.0);
-        script_micros.push(script / 1000.0);
-        ping_micros.push(ping / 1000.0);
     }
-    let micros = [
-        ("µs", median(micros)),
-        ("EVALSHA µs", median(script_micros)),
-        ("PING µs", median(ping_micros)),
-    ];
+    report.section("one hot key between two processes that both always want it: a hand-off in round trips");
+    let of = |f: fn(&Steady) -> f64| median(steady.iter().map(f));
     report.line(
-        "of a small script's round trips",
-        median(of_script),
+        "of one process's round trips",
+        of(|s| s.hand_off / s.trip),
         Target::AtMost(1.3),
-        &micros,
+        &[
+            ("µs", of(|s| s.hand_off / 1000.0)),
+            ("EVALSHA µs", of(|s| s.trip / 1000.0)),
+            ("grants per change", of(|s| s.grants_per_change)),
+        ],
     );
-    report.line("of PING's round trips", median(of_ping), Target::None, &[]);
+    report.line(
+        "of both processes' at once",
+        of(|s| s.hand_off / s.trip_of_both),
+        Target::None,
+        &[("EVALSHA µs", of(|s| s.trip_of_both / 1000.0))],
+    );
+    report.section("one key, two processes, each holding for a millisecond: a hand-off in round trips");
+    let of = |f: fn(&[f64; 3]) -> f64| median(alone.iter().map(f));
+    let micros = [
+        ("µs", of(|[hand_off, ..]| hand_off / 1000.0)),
+        ("EVALSHA µs", of(|[_, _, script]| script / 1000.0)),
+        ("PING µs", of(|[_, ping, _]| ping / 1000.0)),
+    ];
+    let ratio = of(|[hand_off, _, script]| hand_off / script);
+    report.line("of a small script's round trips", ratio, Target::None, &micros);
+    let ratio = of(|[hand_off, ping, _]| hand_off / ping);
+    report.line("of PING's round trips", ratio, Target::None, &[]);
+}
+
+/// One round in steady contention; times in nanoseconds.
+struct Steady {
+    hand_off: f64,
+    grants_per_change: f64,
+    trip: f64,
+    trip_of_both: f64,
+}
+
+fn steady_hand_offs(children: &mut [Child; 2], round: usize) -> Steady {
+    let one = &mut children[round % 2];
+    one.tell("trips");
+    let trip = one.hear()[0][0];
+    let grants = both(children, "contend");
+    let trips = both(children, "trips");
+    // Number, held, who; only while both were there.
+    let begin = f64::max(grants[0][0][1], grants[1][0][1]);
+    let last = |lines: &Vec<Vec<f64>>| lines.last().expect("it had its turn")[1];
+    let end = f64::min(last(&grants[0]), last(&grants[1]));
+    let mut grants: Vec<(f64, f64, usize)> = grants
+        .iter()
+        .enumerate()
+        .flat_map(|(who, lines)| lines.iter().map(move |line| (line[0], line[1], who)))
+        .filter(|(_, at, _)| (begin..=end).contains(at))
+        .collect();
+    grants.sort_by(|a, b| a.0.total_cmp(&b.0));
+    assert!(
+        grants.windows(2).all(|pair| pair[0].1 < pair[1].1),
+        "held in the order of the grants"
+    );
+    let changes = grants.windows(2).filter(|pair| pair[0].2 != pair[1].2).count() as f64;
+    Steady {
+        hand_off: (end - begin) / changes,
+        grants_per_change: (grants.len() - 1) as f64 / changes,
+        trip,
+        trip_of_both: (trips[0][0][0] + trips[1][0][0]) / 2.0,
+    }
+}
+
+/// One round with pauses: the median hand-off, and the round trips of PING and of the raw script.
+fn lone_hand_offs(children: &mut [Child; 2], round: usize) -> [f64; 3] {
+    let one = &mut children[round % 2];
+    one.tell("spaced trips");
+    let trips = one.hear();
+    // Held, released, who.
+    let mut holdings: Vec<(f64, f64, usize)> = Vec::new();
+    for (who, lines) in both(children, "hand over").iter().enumerate() {
+        holdings.extend(lines.iter().map(|line| (line[0], line[1], who)));
+    }
+    holdings.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let between: Vec<f64> = holdings
+        .windows(2)
+        .filter(|pair| pair[0].2 != pair[1].2)
+        .map(|pair| pair[1].0 - pair[0].1)
+        .collect();
+    assert!(between.iter().all(|&nanos| nanos > 0.0), "two held at once");
+    [median(between), trips[0][0], trips[0][1]]
 }
 
 /// One side alone. Counts how often a cycle's future is polled.

@@ -231,6 +231,10 @@ impl StoreError {
     }
 
     /// The same, with what lies below.
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "memory has nothing below it")
+    )]
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self

@@ -4,8 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{Batch, Name, NodeId};
-use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::claim::{Name, NodeId};
+#[cfg(feature = "redis")]
+use crate::error::StoreErrorKind;
+use crate::error::{OptionsError, StoreError};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
@@ -85,30 +87,14 @@ impl Locks {
     pub async fn ping(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
         let courier = node.courier(&Name::lock(Key::from("")), Side::Callers);
-        let patience = node.options.request_timeout;
-        let asked = async {
-            let (link, _) = courier.link(node).await?;
-            let batch = Batch {
-                highest: 0,
-                not_after: u64::MAX,
-                requests: Vec::new(),
-            };
-            link.apply(batch)
-                .await
-                .map(|_| ())
-                .map_err(|failure| failure.error)
-        };
-        tokio::time::timeout(patience, asked).await.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                StoreErrorKind::TimedOut,
-                format_args!("no answer within {patience:?}"),
-            ))
-        })
+        courier.ping(node).await
     }
 
     /// Resolves when nothing is held, waited for or under way in this process.
     pub async fn idle(&self) {
-        self.handle.node().idle().await;
+        if !self.handle.node().is_forked() {
+            self.handle.node().idle().await;
+        }
     }
 
     /// Gives everything back and takes no more: waiters get [`Error::Closed`](crate::Error::Closed), guards are lost, and the store is told.
@@ -210,7 +196,7 @@ pub struct Builder {
 
 impl Builder {
     /// What every record's name begins with; default `lock:`. Services that share a lock share the prefix. Not empty,
-    /// and not beginning with `tenure`.
+    /// not beginning with `tenure`, and no beginning of that.
     pub fn prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
         self.options.prefix = prefix.as_ref().to_vec();
         self

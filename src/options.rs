@@ -52,14 +52,19 @@ impl Default for Options {
     }
 }
 
+/// Whatever key follows, the record is none of our own: those begin with `tenure`.
+pub(crate) fn is_prefix(prefix: &[u8]) -> bool {
+    !b"tenure".starts_with(prefix) && !prefix.starts_with(b"tenure")
+}
+
 impl Options {
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         self.term(self.lease)?;
         let refuse = |text: String| Err(OptionsError(text));
-        if self.prefix.is_empty() || self.prefix.starts_with(b"tenure") || self.prefix.len() > 128 {
+        if !is_prefix(&self.prefix) || self.prefix.len() > 128 {
             let shown = Key::from(self.prefix.clone());
             return refuse(format!(
-                "a prefix has 1 to 128 bytes and does not begin with `tenure`, which names our own records: `{shown}`"
+                "a prefix has 1 to 128 bytes, and neither it nor what follows may make `tenure`, which names our own records: `{shown}`"
             ));
         }
         if self.burst == 0 || self.burst > LONGEST_BURST {

@@ -3,6 +3,8 @@
 //! The rules that safety hangs on are here; each was found by breaking the design without it. See DESIGN in the
 //! README's "how it works", and the simulator's planted mistakes.
 
+use std::time::Duration;
+
 use crate::claim::{Executed, Grant, Number, Reply, Term};
 use crate::engine::desk::{Desk, Phase, What, Whose, Yielded};
 use crate::engine::moment::Moment;
@@ -115,6 +117,7 @@ impl Desk {
             Phase::Asked | Phase::Queued { .. } => {
                 claim.phase = Phase::Queued { t0: sent };
                 self.fails = 0;
+                self.outage = None;
                 self.schedule_wait(cx, at, left);
                 self.deny_the_impatient(cx);
             }
@@ -271,6 +274,7 @@ impl Desk {
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
         if let Some(yielded) = self.claims[at].yielded.take() {
             cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+            self.outage.get_or_insert(cx.now);
             self.bury(cx, yielded);
         }
         let claim = &mut self.claims[at];
@@ -296,7 +300,7 @@ impl Desk {
                 let claim = self.claims.swap_remove(at);
                 let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
                 match whose {
-                    _ if !again => self.deny_all(cx, whose, error),
+                    _ if !again => self.deny_or_wait(cx, whose, claim.lease(), error),
                     Whose::Fixed(ticket) => self.fixed.push((ticket, claim.term, claim.wait)),
                     // A line is claimed for anew by itself.
                     Whose::Cohort | Whose::Nobody => {}
@@ -328,11 +332,11 @@ impl Desk {
                 self.ask(cx, at, What::Renew);
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                let whose = claim.whose;
+                let (whose, lease) = (claim.whose, claim.lease());
                 self.claims[at].whose = Whose::Nobody;
                 self.leave(cx, at, None);
                 self.claims[at].fails = 1;
-                self.deny_all(cx, whose, error);
+                self.deny_or_wait(cx, whose, lease, error);
             }
         }
     }
@@ -358,6 +362,27 @@ impl Desk {
         } else {
             self.schedule_retry(cx, at);
         }
+    }
+
+    /// A line whose lease was yielded had waited before the store went away, and waits through an outage of up to a
+    /// lease as a queued claim does. Whoever comes to a store that is away hears of it at once.
+    fn deny_or_wait(&mut self, cx: &mut Cx<'_>, whose: Whose, lease: Duration, error: StoreError) {
+        let rides_out = self.outage.is_some_and(|since| cx.now.since(since) < lease)
+            && !matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        if whose != Whose::Cohort || !rides_out {
+            self.outage = None;
+            return self.deny_all(cx, whose, error);
+        }
+        self.fails = 0;
+        self.line.retain(|(ticket, want)| {
+            if !want.wait {
+                cx.effects
+                    .push(Effect::Denied(*ticket, Denial::Store(error.clone())));
+            }
+            want.wait
+        });
+        self.reclaim = Some(cx.now + cx.source.jittered(lease / 16));
+        cx.effects.push(Effect::Notice(Notice::WaitFailed { error }));
     }
 
     /// Everybody for whom the claim was hears of the error.
@@ -437,5 +462,97 @@ impl Desk {
             self.claims[at].whose = Whose::Cohort;
             self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::{Name, NodeId};
+    use crate::engine::shard::Shard;
+    use crate::engine::{Input, Rules, Ticket, Want};
+    use crate::key::Key;
+
+    #[test]
+    fn a_line_rides_out_an_outage_of_up_to_a_lease_at_a_yield() {
+        let (mut now, mut effects) = (Moment::from_nanos(1), Vec::new());
+        let rules = Rules {
+            burst: 1,
+            ..Rules::default()
+        };
+        let mut shard = Shard::new(NodeId::numbered(1), 0, 1, 1, rules);
+        let name = Name::lock(Key::from("a"));
+        let term = Term {
+            lease_ms: 1000,
+            margin_ms: 250,
+        };
+        let want = Want {
+            term,
+            wait: true,
+            fixed: false,
+            limit: 10,
+        };
+        let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();
+        for ticket in &tickets {
+            shard.handle(now, &name, Input::Lock(*ticket, want), &mut effects);
+        }
+        let sent = |effects: &[Effect]| {
+            let mut parcels = effects.iter().rev().filter_map(|effect| match effect {
+                Effect::Send(parcel) if parcel.request.verb != crate::claim::Verb::Leave => Some(parcel.tag),
+                _ => None,
+            });
+            parcels.next().expect("a request")
+        };
+        let tag = sent(&effects);
+        let reply = Reply::Granted(7);
+        shard.handle(
+            now,
+            &name,
+            Input::Answered {
+                tag,
+                sent: now,
+                reply,
+            },
+            &mut effects,
+        );
+        // Once handed on, then yielded.
+        shard.handle(now, &name, Input::Release(tickets[0]), &mut effects);
+        shard.handle(now, &name, Input::Release(tickets[1]), &mut effects);
+        let began = now;
+        let mut denied_after = None;
+        let mut tag = sent(&effects);
+        while denied_after.is_none() {
+            assert!(now.since(began) < ms(3000), "neither served nor denied");
+            effects.clear();
+            let error = StoreError::new(StoreErrorKind::Unreachable, "refused");
+            let failed = Input::Failed {
+                tag,
+                executed: Executed::No,
+                late_after: now,
+                error,
+            };
+            shard.handle(now, &name, failed, &mut effects);
+            if effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Denied(_, Denial::Store(_))))
+            {
+                denied_after = Some(now.since(began));
+                break;
+            }
+            // Until the line is claimed for again.
+            effects.clear();
+            while !effects
+                .iter()
+                .any(|e| matches!(e, Effect::Send(p) if matches!(p.request.verb, crate::claim::Verb::Claim { .. })))
+            {
+                now = shard.next_due().expect("something is due").max(now + ms(1));
+                let _ = shard.wake_next(now, &mut effects);
+            }
+            tag = sent(&effects);
+        }
+        assert!(
+            denied_after.is_some_and(|after| after >= ms(1000)),
+            "{denied_after:?}"
+        );
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Desk {
     pub(crate) claims: Vec<Claim>,
     /// Where the store cannot queue: when to claim anew.
     pub(crate) reclaim: Option<Moment>,
+    /// Since when the store has been failing a line that had waited before.
+    pub(crate) outage: Option<Moment>,
     /// Failures in a row of claims for the line.
     pub(crate) fails: u32,
     /// The timer that the shard keeps for this key.
@@ -448,6 +450,7 @@ impl Desk {
     /// The lease is the node's: whoever is first in the line starts, or it is left again.
     pub(crate) fn start(&mut self, cx: &mut Cx<'_>, at: usize, number: Number, deadline: Moment) {
         self.fails = 0;
+        self.outage = None;
         let claim = &mut self.claims[at];
         claim.fails = 0;
         claim.ghost_until = None;

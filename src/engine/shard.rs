@@ -138,8 +138,9 @@ impl Shard {
     }
 
     /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
-    pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        self.each(|desk, cx| desk.opened(cx), now, effects, |_, _| {});
+    /// `told` hears of the effects name by name.
+    pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.each(|desk, cx| desk.opened(cx), now, effects, told);
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`

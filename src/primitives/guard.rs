@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claim::{Fence, Name};
 use crate::engine::{Outcome, Ticket};
-use crate::error::{Error, LostCause};
+use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
 use crate::observe::{self, Began};
 use crate::runtime::handle::Handle;
@@ -211,6 +211,15 @@ impl Guard {
         let held = self.lease.held.clone();
         let lost = held.slot.over();
         let node = held.handle.node();
+        if node.is_forked() {
+            // The parent holds it, and its keeper is not here.
+            self.done = true;
+            let why = ClosedCause::Forked;
+            return Err(Error::Closed {
+                key: held.name.key.clone(),
+                why,
+            });
+        }
         let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
         self.end();
         node.release(&held.name, held.ticket);
@@ -229,7 +238,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.done && !self.lease.held.handle.node().is_forked() {
             self.end();
             let held = &self.lease.held;
             held.handle.node().cancel(&held.name, held.ticket);

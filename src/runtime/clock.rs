@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -19,11 +18,16 @@ const CLOCK: ClockId = ClockId::Monotonic;
 
 /// Tells the time of a node. Clones tell the same time.
 #[derive(Debug, Clone, Default)]
+#[allow(
+    unreachable_pub,
+    reason = "tests of ours are given it by the feature `testing`"
+)]
 pub struct Clock {
     /// Added to the machine's clock, so that a test can let a machine sleep.
     ahead: Arc<AtomicU64>,
 }
 
+#[allow(unreachable_pub, reason = "as above")]
 impl Clock {
     /// The machine's own clock.
     pub fn new() -> Self {
@@ -39,7 +43,7 @@ impl Clock {
 
     /// What waking up from a suspend of that length looks like. Timers do not move.
     #[cfg(any(test, feature = "testing"))]
-    pub fn jump(&self, span: Duration) {
+    pub fn jump(&self, span: std::time::Duration) {
         self.ahead.fetch_add(span.as_nanos() as u64, Ordering::Relaxed);
     }
 }

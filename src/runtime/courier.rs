@@ -138,6 +138,8 @@ pub(crate) struct Carriage {
 struct Departed {
     /// Read before the first byte was written; 0 before that.
     sent: AtomicU64,
+    /// From when on the server refuses its claims as late.
+    late_after: AtomicU64,
     generation: AtomicU64,
 }
 
@@ -222,23 +224,20 @@ impl Courier {
             done: AtomicBool::new(false),
             waker: Mutex::new(None),
         });
+        // Held until there is something to poll: whoever gives the connection up in between waits for it.
+        let mut sending = lock(&carriage.sending);
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
-        observe::departed(load);
-        let sending: Sending = match link {
-            Some(link) => {
-                departed
-                    .sent
-                    .store(node.clock.now().as_nanos(), Ordering::Release);
-                link.apply(node.batch(self.route, deadline, requests))
-            }
+        *sending = Some(match link {
+            Some(link) => self.send(node, &departed, &*link, deadline, requests),
             None => Box::pin(
                 self.clone()
                     .connect_and_send(node.clone(), departed, deadline, requests),
             ),
-        };
-        *lock(&carriage.sending) = Some(sending);
+        });
+        drop(sending);
+        observe::departed(load);
         Some(carriage)
     }
 
@@ -254,10 +253,25 @@ impl Courier {
             error,
         })?;
         departed.generation.store(generation, Ordering::Release);
+        self.send(&node, &departed, &*link, deadline, requests).await
+    }
+
+    fn send(
+        &self,
+        node: &Node,
+        departed: &Departed,
+        link: &dyn Link,
+        deadline: Moment,
+        requests: Vec<Request>,
+    ) -> Sending {
+        let (batch, late_after) = node.batch(self.route, deadline, requests);
+        departed
+            .late_after
+            .store(late_after.as_nanos(), Ordering::Release);
         departed
             .sent
             .store(node.clock.now().as_nanos(), Ordering::Release);
-        link.apply(node.batch(self.route, deadline, requests)).await
+        link.apply(batch)
     }
 
     /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
@@ -300,6 +314,34 @@ impl Courier {
                 }
             }
         }
+    }
+
+    /// Asks for a sign of life. A connection that gives none is given up as after a batch: where nothing is locked
+    /// before the probe succeeds, nobody else would find out.
+    pub(crate) async fn ping(self: &Arc<Self>, node: &Arc<Node>) -> Result<(), StoreError> {
+        let patience = node.options.request_timeout;
+        let asked = AtomicU64::new(0);
+        let answer = tokio::time::timeout(patience, async {
+            let (link, generation) = self.link(node).await?;
+            asked.store(generation, Ordering::Relaxed);
+            let (batch, _) = node.batch(self.route, node.clock.now() + patience, Vec::new());
+            link.apply(batch).await.map_err(|failure| failure.error)
+        });
+        let error = match answer.await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(_) => StoreError::new(
+                StoreErrorKind::TimedOut,
+                format_args!("no answer within {patience:?}"),
+            ),
+        };
+        if is_broken(&error) {
+            match asked.into_inner() {
+                0 => self.open_anew(),
+                generation => finish_all(self.give_up(node, generation, &error)),
+            }
+        }
+        Err(error)
     }
 
     /// Begins to connect. `None`: it is open already.
@@ -507,9 +549,10 @@ impl Carriage {
 
     /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
         let future = lock(&self.sending).take();
         let Some(mut future) = future else { return };
+        // Asked when nobody polls it any more: the last one who did may have sent it.
+        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
         let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
         let mut result = None;
         if sent {
@@ -575,16 +618,11 @@ impl Carriage {
                     executed: Executed::Unknown,
                     error: StoreError::new(StoreErrorKind::Interrupted, "the answer does not fit the batch"),
                 });
-                let is_broken = match failure.error.kind() {
-                    StoreErrorKind::Refused(refusal) => {
-                        matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth)
-                    }
-                    _ => true,
-                };
-                if is_broken {
+                if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after = node.late_after(self.courier.route, self.deadline, now);
+                let late_after =
+                    Moment::from_nanos(self.departed.late_after.load(Ordering::Acquire)).max(now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(
@@ -605,8 +643,118 @@ impl Carriage {
     }
 
     fn abandon(&self, generation: u64, error: &StoreError) {
-        for other in self.courier.give_up(&self.node, generation, error) {
-            other.finish();
+        finish_all(self.courier.give_up(&self.node, generation, error));
+    }
+}
+
+fn finish_all(carriages: Vec<Arc<Carriage>>) {
+    carriages.iter().for_each(Carriage::finish);
+}
+
+/// After this a connection is of no more use.
+fn is_broken(error: &StoreError) -> bool {
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::thread::{park_timeout, spawn};
+
+    use super::*;
+    use crate::claim::{Batch, NodeId};
+    use crate::engine::Want;
+    use crate::key::Key;
+    use crate::options::Options;
+    use crate::runtime::clock::Clock;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Abilities, BoxFuture, Sink, Store, sealed};
+
+    /// Does what it is asked, and does not answer.
+    #[derive(Debug, Clone)]
+    struct Mute {
+        store: MemoryStore,
+    }
+
+    impl sealed::Sealed for Mute {}
+
+    impl Store for Mute {
+        fn abilities(&self) -> Abilities {
+            self.store.abilities()
         }
+
+        fn route(&self, name: &Name) -> Route {
+            self.store.route(name)
+        }
+
+        fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+            Box::pin(ready(Ok(Arc::new(self.clone()) as Arc<dyn Link>)))
+        }
+
+        fn inbox(&self, _: NodeId, _: Sink) -> BoxFuture<'static, StoreError> {
+            Box::pin(pending())
+        }
+    }
+
+    impl Link for Mute {
+        fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+            drop(self.store.apply(batch));
+            Box::pin(pending())
+        }
+
+        fn time(&self) -> u64 {
+            self.store.time()
+        }
+    }
+
+    fn node(store: &Mute) -> Arc<Node> {
+        Node::start(Arc::new(store.clone()), Options::default(), Clock::new()).unwrap()
+    }
+
+    /// A caller that tries to lock and has not sent anything yet.
+    fn enter(node: &Arc<Node>, key: &str) -> Arc<Courier> {
+        let name = Name::lock(Key::from(key));
+        let term = node.options.term(node.options.lease).unwrap();
+        let want = Want {
+            term,
+            wait: false,
+            fixed: false,
+            limit: 1,
+        };
+        node.enter(&name, want);
+        node.courier(&name, Side::Callers)
+    }
+
+    #[test]
+    fn what_is_sent_while_its_time_runs_out_is_not_taken_for_unsent() {
+        let store = Mute {
+            store: MemoryStore::new(),
+        };
+        let node = node(&store);
+        let courier = enter(&node, "a");
+        let carriage = courier.depart(&node).expect("a batch");
+        // It is about to connect when the keeper finds it overdue.
+        let stop = lock(&courier.state);
+        let caller = spawn({
+            let carriage = carriage.clone();
+            move || carriage.poll(&mut Context::from_waker(Waker::noop()))
+        });
+        while carriage.sending.try_lock().is_ok() {
+            park_timeout(Duration::from_millis(1));
+        }
+        let keeper = spawn({
+            let carriage = carriage.clone();
+            move || carriage.finish()
+        });
+        park_timeout(Duration::from_millis(50));
+        drop(stop);
+        let _ = caller.join().unwrap();
+        keeper.join().unwrap();
+        assert_eq!(store.store.len(), 1, "the claim was executed");
+        assert_eq!(node.keys(), 1, "so its answer is asked for, and it is left");
+        node.abandon();
     }
 }

@@ -216,6 +216,8 @@ impl Node {
                 Effect::Granted(ticket, fence) => {
                     wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence))));
                     if let Some(name) = name {
+                        // Here, and not when a push arrives: only the engine knows a forged one.
+                        self.heard_number(name, fence.number());
                         observe::granted(name, fence);
                     }
                 }
@@ -282,7 +284,10 @@ impl Node {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
-            cell.shard.opened(self.clock.now(), &mut effects);
+            cell.shard
+                .opened(self.clock.now(), &mut effects, |name, effects| {
+                    effects.iter().for_each(|effect| tell(name, effect));
+                });
             self.carry_out(cell, effects, None, Side::Keeper);
         }
         self.inbox.send_replace(true);
@@ -293,6 +298,7 @@ impl Node {
     }
 
     /// Tells whether grants are pushed to this node.
+    #[cfg(feature = "redis")]
     pub(crate) fn inbox(&self) -> watch::Receiver<bool> {
         self.inbox.subscribe()
     }
@@ -322,11 +328,7 @@ impl Node {
 
     /// A batch of what waits on that side, if there is any.
     pub(crate) fn depart(self: &Arc<Self>, side: Side) -> Option<Arc<Carriage>> {
-        let lanes = self
-            .lanes
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        lanes.iter().find_map(|lane| match side {
+        self.lanes().iter().find_map(|lane| match side {
             Side::Callers => lane.callers.depart(self),
             Side::Keeper => lane.keeper.depart(self),
         })
@@ -377,33 +379,36 @@ impl Node {
         }
     }
 
-    pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> Batch {
+    /// A batch, and from when on the server refuses its claims as late, for sure.
+    pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> (Batch, Moment) {
         let lane = self.lane(route);
-        // The latest that the server's clock can show when we give up.
-        let not_after = lock(&lane.time).map_or(u64::MAX, |known| {
-            known.time.saturating_add(micros(deadline.since(known.asked)))
-        });
-        Batch {
-            highest: lane.highest.load(Ordering::Relaxed),
-            not_after,
-            requests,
-        }
-    }
-
-    /// From when on the server refuses a claim of a batch with that deadline, for sure.
-    pub(crate) fn late_after(&self, route: Route, deadline: Moment, now: Moment) -> Moment {
-        match *lock(&self.lane(route).time) {
-            // What we do not know of its clock, and what its rate may differ from ours.
+        let (not_after, late_after) = match *lock(&lane.time) {
             Some(known) => {
                 let age = deadline.since(known.asked);
-                deadline.max(now) + known.heard.since(known.asked) + age / 100 + Duration::from_millis(10)
+                // The latest that the server's clock can show when we give up.
+                let not_after = known.time.saturating_add(micros(age));
+                // And the earliest, with what its rate may differ from ours.
+                let unknown = known.heard.since(known.asked) + age / 100 + Duration::from_millis(10);
+                (not_after, deadline + unknown)
             }
-            None => deadline.max(now) + self.options.request_timeout,
-        }
+            None => (u64::MAX, deadline + self.options.request_timeout),
+        };
+        let highest = lane.highest.load(Ordering::Relaxed);
+        let batch = Batch {
+            highest,
+            not_after,
+            requests,
+        };
+        (batch, late_after)
     }
 
+    /// The server's clock showed `time` between two moments of ours. The younger of two is kept.
     pub(crate) fn heard_time(&self, route: Route, time: u64, asked: Moment, heard: Moment) {
-        *lock(&self.lane(route).time) = Some(ServerTime { time, asked, heard });
+        let lane = self.lane(route);
+        let mut known = lock(&lane.time);
+        if known.is_none_or(|known| known.asked <= asked) {
+            *known = Some(ServerTime { time, asked, heard });
+        }
     }
 
     pub(crate) fn heard_reply(&self, route: Route, reply: &Reply) {

@@ -435,7 +435,7 @@ fn shrink_lease_in_flight() {
     stage.feed(N, Input::Cancel(short));
     stage.pass(400);
     let t0 = stage.now();
-    stage.actors[N].shard.opened(t0, &mut Vec::new());
+    stage.actors[N].shard.opened(t0, &mut Vec::new(), |_, _| {});
     stage.feed(M, Input::Release(m));
     stage.settle(M);
     let lease_ms = stage.pushes.front().expect("a push").lease_ms;

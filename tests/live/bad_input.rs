@@ -9,7 +9,7 @@ use tenure::{Error, Key, Locks};
 use crate::help::{Eyes, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{Direction, Flow, Proxy};
 
 /// Every word stands in the text.
 #[track_caller]
@@ -161,7 +161,7 @@ async fn options_that_make_no_sense() {
         let error = options(Locks::builder().lease(lease).redis(nowhere).await);
         tells(&error, &["lease", "50ms", "30 days", &format!("{lease:?}")]);
     }
-    for prefix in ["", "tenure", "tenure1:q:", &"x".repeat(129)] {
+    for prefix in ["", "t", "tenur", "tenure", "tenure1:q:", &"x".repeat(129)] {
         let error = options(Locks::builder().prefix(prefix).redis(nowhere).await);
         tells(&error, &["prefix", "tenure"]);
     }
@@ -452,6 +452,28 @@ async fn a_restart_in_between_goes_unnoticed() {
     }
     soon(locks.idle()).await;
     assert!(Eyes::on(&server).left_behind().is_empty());
+}
+
+/// A probe that fails once must not fail for ever: nobody may send a lock to a service that is not ready.
+#[tokio::test]
+async fn a_probe_finds_a_server_again() {
+    let mut server = RedisServer::start();
+    let locks = locks(&server.url(), ms(5000)).await;
+    locks.ping().await.unwrap();
+    server.restart();
+    let _ = locks.ping().await;
+    locks.ping().await.expect("a probe after a restart");
+    // Not broken but silent, as behind a firewall that forgot the connection.
+    let proxy = Proxy::start(addr(&server));
+    let locks = Locks::builder()
+        .request_timeout(ms(300))
+        .redis(&url(proxy.addr()))
+        .await
+        .unwrap();
+    proxy.set_existing(Direction::Both, Flow::Hold);
+    assert_eq!(*locks.ping().await.unwrap_err().kind(), StoreErrorKind::TimedOut);
+    locks.ping().await.expect("a probe on a connection of its own");
+    soon(locks.idle()).await;
 }
 
 /// Restarted under a guard: without its data the lease is lost, and told so; with its data it goes on.

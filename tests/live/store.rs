@@ -301,6 +301,24 @@ async fn every_byte_makes_a_key() {
     assert_eq!(left, ["tenure1:clock"]);
 }
 
+/// Above 2^53 a Lua number plus one is the same number. Whoever says so spoils its own batch, not the clock.
+#[tokio::test]
+async fn a_number_beyond_reason_does_not_reach_the_clock() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    for keys in [&[&b"b"[..]][..], &[b"b", b"c"]] {
+        for highest in [(1 << 53) - 2, 1 << 53, 1 << 62, u64::MAX] {
+            let requests = keys.iter().map(|key| request(key, holder(1, 2), CLAIM)).collect();
+            let mut batch = batch(requests);
+            batch.highest = highest;
+            let failure = link.apply(batch).await.unwrap_err();
+            assert_eq!(failure.executed, Executed::No, "{highest}");
+        }
+    }
+    granted(&ask(&link, b"b", holder(1, 3), CLAIM).await);
+}
+
 #[tokio::test]
 async fn a_clock_that_is_no_number_restarts_no_fences() {
     let server = RedisServer::start();

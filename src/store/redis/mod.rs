@@ -11,6 +11,7 @@ use redis::{Client, ConnectionAddr};
 
 use crate::claim::{Name, NodeId};
 use crate::error::{OptionsError, StoreError};
+use crate::options::is_prefix;
 use crate::store::redis::link::{RedisLink, Said};
 use crate::store::redis::script::Names;
 use crate::store::{Abilities, BoxFuture, Link, Route, Sink, Store, sealed};
@@ -122,12 +123,13 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When it is empty or begins with `tenure`, which is where the queues and the clock are.
+    /// When it is empty, begins with `tenure`, which is where the queues and the clock are, or is the beginning of
+    /// that: a key could be the rest.
     pub fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
         let prefix = prefix.as_ref();
-        if prefix.is_empty() || prefix.starts_with(b"tenure") {
+        if !is_prefix(prefix) {
             return Err(OptionsError(format!(
-                "the prefix of records may not be empty or begin with `tenure`, this one is `{}`",
+                "the prefix of records may not be empty, begin with `tenure` or be the beginning of it, this one is `{}`",
                 prefix.escape_ascii()
             )));
         }
@@ -243,7 +245,7 @@ mod tests {
     #[test]
     fn a_prefix_keeps_out_of_our_own_names() {
         let store = || RedisStore::open("redis://host/").unwrap();
-        for prefix in ["", "tenure", "tenure1:q:"] {
+        for prefix in ["", "t", "tenur", "tenure", "tenure1:q:"] {
             store().with_prefix(prefix).unwrap_err();
         }
         store().with_prefix("my:").unwrap();

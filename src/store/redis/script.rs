@@ -11,6 +11,7 @@ use crate::claim::{
 };
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::options::LONGEST_LEASE;
 
 const LONE: &str = include_str!("lua/lone.lua");
 const OPEN: &str = include_str!("lua/open.lua");
@@ -294,7 +295,10 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
     let number = word()?.parse().ok()?;
-    let lease_ms = word()?.parse().ok()?;
+    let lease_ms = word()?
+        .parse()
+        .ok()
+        .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
     let name = Name::lock(names.key(parts.next()?)?);
     Some(Grant {
         name,
@@ -422,6 +426,7 @@ mod tests {
             "1 lock 3 ff 17 1000 other:a",
             "1 lock x ff 17 1000 lock:a",
             "1 lock 3 ff 17 -1 lock:a",
+            "1 lock 3 ff 17 18446744073709551615 lock:a",
         ] {
             assert_eq!(push(other), None, "{other}");
         }

@@ -501,7 +501,7 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- inbox open".into());
-        self.nodes[slot].shard.opened(local, &mut effects);
+        self.nodes[slot].shard.opened(local, &mut effects, |_, _| {});
         self.effects(slot, effects);
         self.check_all();
     }

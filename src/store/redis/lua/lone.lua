@@ -18,7 +18,9 @@ if #KEYS == 3 then
       local gone = redis.pcall('DEL', KEYS[1])
       return { 0, gone == 1 and 'D' or 'E' .. gone.err }
     end
-  elseif (verb == 'w' or verb == 'c') and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  -- Above 2^53 a Lua number plus one is the same number: what follows refuses it.
+  elseif (verb == 'w' or verb == 'c') and tonumber(ARGV[1]) < 9007199254740990
+    and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
     local time = redis.call('TIME')
     local us = time[1] * 1000000 + time[2]
     local number, late = us, tonumber(ARGV[2])
