@@ -17,6 +17,7 @@ mod cancellation;
 mod child;
 mod differential;
 mod help;
+mod interop;
 mod loss;
 mod quiet;
 mod runtimes;
