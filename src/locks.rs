@@ -123,6 +123,11 @@ impl Locks {
         self.handle.node().keys()
     }
 
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// How many callers wait in this process.
     pub fn waiting(&self) -> usize {
         self.handle.node().waiting()

@@ -32,7 +32,14 @@
 //! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
+//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
+//! | `tick_starts` | debug | a tick of a job is run here |
+//! | `tick` | info | a tick is over for this node; `outcome` says how. Debug when another node ran it |
+//! | `tick_failed` | warn | a job failed or panicked; its tick has ended |
+//! | `tick_waits` | warn | the store cannot be reached, so nobody runs the tick; trying again |
+//! | `tick_untold` | warn | a tick has ended, and the store could not be told |
+//! | `job_refused` | error | a job cannot be run as it is scheduled |
 //!
 //! # Metrics
 //!
@@ -41,29 +48,35 @@
 //!
 //! | metric | kind | what it says |
 //! |---|---|---|
-//! | `tenure_grants_total` | counter | callers that got a lock |
-//! | `tenure_wait_seconds` | histogram | from asking for a lock to the answer. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), or `gave_up`: the future was dropped, as `lock_timeout` does when the time is over |
-//! | `tenure_hold_seconds` | histogram | from getting a lock to giving it back or dropping the guard. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost |
-//! | `tenure_handoffs_total` | counter | leases that passed from one holder to the next who waited. `from`: `local`, a caller of this process; `remote`, the store's queue |
-//! | `tenure_losses_total` | counter | leases that ended before their guard did. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not |
+//! | `tenure_grants_total` | counter | callers that got a lock. `kind`: `lock`, or `job` for the ticks of a job |
+//! | `tenure_wait_seconds` | histogram | from asking for a lock to the answer. `kind`: as above. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up`: the future was dropped, as `lock_timeout` does when the time is over |
+//! | `tenure_hold_seconds` | histogram | from getting a lock to giving it back or dropping the guard. `kind`: as above. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost |
+//! | `tenure_handoffs_total` | counter | leases that passed from one holder to the next who waited. `kind`: as above. `from`: `local`, a caller of this process; `remote`, the store's queue |
+//! | `tenure_losses_total` | counter | leases that ended before their guard did. `kind`: as above. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not |
 //! | `tenure_renewal_slack_seconds` | histogram | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests that travelled to the store together |
-//! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `kind`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
-//! | `tenure_ticks_total` | counter | ticks of jobs, as this process saw them. `outcome`: `done`, `failed`, `lost`, `elsewhere`, `overlapped`, `missed`, `store` |
+//! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
+//! | `tenure_ticks_total` | counter | ticks that are over for this process. `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused`, as in `scheduler::TickOutcome` |
 
 use std::time::Duration;
 
+#[cfg(feature = "scheduler")]
+use tracing::info;
 use tracing::{debug, error, trace, warn};
 
+#[cfg(feature = "scheduler")]
+use crate::claim::Mark;
 use crate::claim::{Fence, Name, NodeId};
+#[cfg(feature = "scheduler")]
+use crate::error::Error;
 use crate::error::{LostCause, StoreError};
+#[cfg(feature = "scheduler")]
+use crate::key::Key;
 
 mod metrics;
 
 pub(crate) use metrics::{Began, answered, departed, describe, gave_up, held};
 pub use metrics::{METRICS, Metric, MetricKind};
-#[allow(unused_imports, reason = "the scheduler tells them")]
-pub(crate) use metrics::{TickOutcome, ticked};
 
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
@@ -90,7 +103,14 @@ pub const EVENTS: &[&str] = &[
     "server_warning",
     "refused",
     "lease_missing",
+    "parameter_missing",
     "leave_failed",
+    "tick_starts",
+    "tick",
+    "tick_failed",
+    "tick_waits",
+    "tick_untold",
+    "job_refused",
     "keeper_failed",
 ];
 
@@ -108,12 +128,12 @@ pub(crate) fn denied_by_store(name: &Name, error: &StoreError) {
 }
 
 pub(crate) fn handed_on(name: &Name) {
-    metrics::handed("local");
+    metrics::handed(name, "local");
     trace!(target: "tenure", event = "handed_on", key = %name.key, "handed on within the process");
 }
 
 pub(crate) fn taken_over(name: &Name) {
-    metrics::handed("remote");
+    metrics::handed(name, "remote");
     trace!(target: "tenure", event = "taken_over", key = %name.key, "handed over by another process");
 }
 
@@ -130,7 +150,7 @@ pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
 }
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {
-    metrics::lost(cause);
+    metrics::lost(name, cause);
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
@@ -232,4 +252,44 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
 #[cfg(feature = "axum")]
 pub(crate) fn lease_missing(path: &str) {
     error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_starts(job: &Key, mark: Mark, attempt: u32) {
+    debug!(target: "tenure", event = "tick_starts", %job, tick_ms = mark, attempt, "running a tick");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
+    metrics::ticked(outcome);
+    if outcome == "elsewhere" {
+        debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+    } else {
+        info!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+    }
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_failed(job: &Key, mark: Mark, why: &str) {
+    warn!(target: "tenure", event = "tick_failed", %job, tick_ms = mark, why, "a job failed");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_waits(job: &Key, mark: Mark, error: &Error) {
+    warn!(target: "tenure", event = "tick_waits", %job, tick_ms = mark, %error, "nobody runs the tick, trying again");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_untold(job: &Key, mark: Mark, error: &Error) {
+    warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark, %error, "the store could not be told of the end");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn job_refused(job: &Key, why: &dyn std::fmt::Display) {
+    error!(target: "tenure", event = "job_refused", %job, %why, "the job cannot be run");
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn parameter_missing(parameter: &str, path: &str) {
+    error!(target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
 }

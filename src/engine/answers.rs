@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::claim::{Executed, Grant, Number, Reply, Term};
+use crate::claim::{Executed, Grant, NO_TICK, Number, Reply, Term};
 use crate::engine::desk::{Desk, Phase, What, Whose, Yielded};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Cx;
@@ -34,6 +34,14 @@ impl Desk {
         match (asking.what, reply) {
             (What::Leave, reply) => self.left(cx, at, reply),
             (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
+            (what, Reply::Won(number, attempt)) => {
+                self.claims[at].attempt = attempt;
+                self.granted(cx, at, what, sent, number);
+            }
+            (What::Claim { .. } | What::Renew, Reply::Over) => self.refused_tick(cx, at, Denial::Over),
+            (What::Claim { .. } | What::Renew, Reply::Early(left)) => {
+                self.refused_tick(cx, at, Denial::Early(ms(left)));
+            }
             (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
             (What::Yield, reply) => self.yield_refused(cx, at, reply),
             (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
@@ -41,11 +49,11 @@ impl Desk {
                 let claim = self.claims.swap_remove(at);
                 self.deny_all(cx, claim.whose, StoreError::refused(refusal));
             }
-            (What::Claim { wait }, _) => {
+            (What::Claim { .. }, _) => {
                 cx.effects.push(Effect::Notice(Notice::Late));
                 let whose = self.claims[at].whose;
                 self.fails += 1;
-                self.anew(cx, at, whose, wait);
+                self.anew(cx, at, whose);
             }
             (What::Renew, Reply::Refused(refusal)) => {
                 self.renew_failed(cx, at, StoreError::refused(refusal));
@@ -128,15 +136,33 @@ impl Desk {
         }
     }
 
+    /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
+    fn refused_tick(&mut self, cx: &mut Cx<'_>, at: usize, denial: Denial) {
+        match (&self.claims[at].phase, self.claims[at].whose) {
+            (Phase::Held(_), _) => self.lose(cx, at, LostCause::Gone),
+            (Phase::Leaving { .. }, _) => {}
+            (_, whose) => {
+                self.claims.swap_remove(at);
+                if let Whose::Solo(ticket) = whose {
+                    cx.effects.push(Effect::Denied(ticket, denial));
+                }
+            }
+        }
+    }
+
     fn busy(&mut self, cx: &mut Cx<'_>, at: usize, waited: bool, left: Option<u64>) {
         let claim = self.claims.swap_remove(at);
         match claim.whose {
-            Whose::Fixed(ticket) if waited => self.fixed.push((ticket, claim.term, true)),
-            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
+            // A tick that comes while an earlier one runs is skipped, however patient.
+            Whose::Solo(ticket) if claim.want.mark != NO_TICK => {
+                return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
+            }
+            Whose::Solo(ticket) if waited => self.solos.push((ticket, claim.want)),
+            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
             Whose::Cohort => self.deny_the_impatient(cx),
             Whose::Nobody => {}
         }
-        if waited {
+        if waited && claim.want.mark == NO_TICK {
             // Only a store that cannot queue says so to a claim that would wait.
             let third = ms(claim.term.lease_ms) / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
@@ -156,8 +182,9 @@ impl Desk {
             return;
         };
         if let Some(ticket) = release.take() {
-            // "Not there" on a repeat may be our own first try: the lease was good when that was sent.
-            let kept = reply == Reply::Done || claim.fails > 0;
+            // "Not there" on a repeat may be our own first try: the lease was good when that was sent. Not so for a
+            // tick: the store knows its latest winner after it has left, so another has it, or had it.
+            let kept = reply == Reply::Done || (claim.fails > 0 && !claim.finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -204,16 +231,16 @@ impl Desk {
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
                 cx.effects.push(Effect::Notice(Notice::Requeued));
-                let (whose, wait) = (claim.whose, claim.wait);
-                self.anew(cx, at, whose, wait);
+                let whose = claim.whose;
+                self.anew(cx, at, whose);
             }
         }
     }
 
     /// Ends a number for which somebody still waits; they are claimed for under the next.
-    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose, wait: bool) {
+    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose) {
         let claim = &mut self.claims[at];
-        let term = claim.term;
+        let want = claim.want;
         match claim.ghost_until.take() {
             Some(until) => {
                 cx.effects.push(Effect::Notice(Notice::GhostLeft));
@@ -233,8 +260,8 @@ impl Desk {
             let error = StoreError::new(StoreErrorKind::TimedOut, "claims reach the store too late");
             return self.deny_all(cx, whose, error);
         }
-        if let Whose::Fixed(ticket) = whose {
-            self.fixed.push((ticket, term, wait));
+        if let Whose::Solo(ticket) = whose {
+            self.solos.push((ticket, want));
         }
     }
 
@@ -301,7 +328,7 @@ impl Desk {
                 let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
                 match whose {
                     _ if !again => self.deny_or_wait(cx, whose, claim.lease(), error),
-                    Whose::Fixed(ticket) => self.fixed.push((ticket, claim.term, claim.wait)),
+                    Whose::Solo(ticket) => self.solos.push((ticket, claim.want)),
                     // A line is claimed for anew by itself.
                     Whose::Cohort | Whose::Nobody => {}
                 }
@@ -395,7 +422,7 @@ impl Desk {
                         .push(Effect::Denied(ticket, Denial::Store(error.clone())));
                 }
             }
-            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
+            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
             Whose::Nobody => {}
         }
     }
@@ -422,10 +449,11 @@ impl Desk {
             Phase::Leaving { .. } => return cx.effects.push(Effect::Notice(Notice::PushStale)),
         };
         claim.ghost_until = None;
+        claim.attempt = grant.attempt;
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.
-        let confirm = matches!(claim.whose, Whose::Fixed(_)) || !cx.source.rules.final_push;
+        let confirm = claim.want.fixed || !cx.source.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.effects.push(Effect::Notice(Notice::PushConfirming));
             claim.phase = Phase::Confirming;
@@ -490,6 +518,7 @@ mod tests {
             term,
             wait: true,
             fixed: false,
+            mark: NO_TICK,
             limit: 10,
         };
         let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();

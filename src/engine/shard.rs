@@ -90,7 +90,9 @@ impl Shard {
                 }
                 // Only these begin anything. All else is about what is over.
                 (Input::Lock(..) | Input::Pushed(_), _) => self.desks.entry(name.clone()).or_default(),
-                (Input::Release(ticket), _) => return effects.push(Desk::released_too_late(*ticket)),
+                (Input::Release(ticket) | Input::Finish(ticket), _) => {
+                    return effects.push(Desk::released_too_late(*ticket));
+                }
                 _ => return,
             },
         };
@@ -153,6 +155,11 @@ impl Shard {
     /// What is left of a holder's lease, if it still holds.
     pub fn remaining(&self, now: Moment, name: &Name, ticket: Ticket) -> Option<Duration> {
         self.desks.get(name)?.remaining(now, ticket)
+    }
+
+    /// The how-manieth attempt at its tick a holder makes.
+    pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        self.desks.get(name).map_or(0, |desk| desk.attempt(ticket))
     }
 
     /// The fence of a holder, if it still holds.

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::claim::Name;
 use crate::error::{Error, LostCause, Refusal, StoreError, StoreErrorKind};
 
 /// Something that is counted or measured.
@@ -35,31 +36,31 @@ pub const METRICS: &[Metric] = &[GRANTS, WAIT, HOLD, HANDOFFS, LOSSES, SLACK, BA
 const GRANTS: Metric = Metric {
     name: "tenure_grants_total",
     kind: MetricKind::Counter,
-    labels: &[],
+    labels: &["kind"],
     text: "Callers that got a lock",
 };
 const WAIT: Metric = Metric {
     name: "tenure_wait_seconds",
     kind: MetricKind::Histogram,
-    labels: &["outcome"],
+    labels: &["kind", "outcome"],
     text: "From asking for a lock to the answer",
 };
 const HOLD: Metric = Metric {
     name: "tenure_hold_seconds",
     kind: MetricKind::Histogram,
-    labels: &["outcome"],
+    labels: &["kind", "outcome"],
     text: "From getting a lock to giving it back",
 };
 const HANDOFFS: Metric = Metric {
     name: "tenure_handoffs_total",
     kind: MetricKind::Counter,
-    labels: &["from"],
+    labels: &["kind", "from"],
     text: "Leases that passed from one holder to the next who waited",
 };
 const LOSSES: Metric = Metric {
     name: "tenure_losses_total",
     kind: MetricKind::Counter,
-    labels: &["cause"],
+    labels: &["kind", "cause"],
     text: "Leases that ended before their guard did",
 };
 const SLACK: Metric = Metric {
@@ -77,14 +78,14 @@ const BATCH: Metric = Metric {
 const ERRORS: Metric = Metric {
     name: "tenure_store_errors_total",
     kind: MetricKind::Counter,
-    labels: &["during", "kind"],
+    labels: &["during", "error"],
     text: "Errors of the store",
 };
 const TICKS: Metric = Metric {
     name: "tenure_ticks_total",
     kind: MetricKind::Counter,
     labels: &["outcome"],
-    text: "Ticks of jobs, as this process saw them",
+    text: "Ticks of jobs that are over for this process",
 };
 
 type Labels<'a> = &'a [(&'static str, &'static str)];
@@ -146,43 +147,57 @@ impl Began {
     }
 }
 
-/// A caller that asked for a lock has its answer.
-pub(crate) fn answered(waited: Duration, error: Option<&Error>) {
-    let outcome = match error {
-        None => "granted",
-        Some(Error::Busy { .. }) => "busy",
-        Some(Error::QueueFull { .. }) => "queue_full",
-        Some(Error::Store { .. }) => "store",
-        Some(Error::Closed { .. }) => "closed",
-        Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. }) => "invalid",
+fn kind(name: &Name) -> (&'static str, &'static str) {
+    ("kind", name.kind.word())
+}
+
+/// A caller that asked for a lock has its answer. A tick that is not due is refused without an error.
+pub(crate) fn answered(name: &Name, waited: Duration, answer: Result<(), Option<&Error>>) {
+    let outcome = match answer {
+        Ok(()) => "granted",
+        Err(None) => "not_due",
+        Err(Some(Error::Busy { .. })) => "busy",
+        Err(Some(Error::QueueFull { .. })) => "queue_full",
+        Err(Some(Error::Store { .. })) => "store",
+        Err(Some(Error::Closed { .. })) => "closed",
+        Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
     };
-    record(&WAIT, &[("outcome", outcome)], || waited.as_secs_f64());
-    if error.is_none() {
-        count(&GRANTS, &[]);
+    record(&WAIT, &[kind(name), ("outcome", outcome)], || {
+        waited.as_secs_f64()
+    });
+    if answer.is_ok() {
+        count(&GRANTS, &[kind(name)]);
     }
 }
 
 /// A caller that asked for a lock waits no more.
-pub(crate) fn gave_up(since: Option<Instant>) {
-    record(&WAIT, &[("outcome", "gave_up")], || {
+pub(crate) fn gave_up(name: &Name, since: Option<Instant>) {
+    record(&WAIT, &[kind(name), ("outcome", "gave_up")], || {
         since.map_or(0.0, |since| since.elapsed().as_secs_f64())
     });
 }
 
 /// A guard gives its lock back. `now` is as for [`Began::at`], and `over` tells whether it had been lost.
-pub(crate) fn held(began: Began, now: impl FnOnce() -> u64, over: impl FnOnce() -> Option<LostCause>) {
+pub(crate) fn held(
+    name: &Name,
+    began: Began,
+    now: impl FnOnce() -> u64,
+    over: impl FnOnce() -> Option<LostCause>,
+) {
     if cfg!(feature = "metrics") {
         let outcome = if over().is_some() { "lost" } else { "released" };
-        record(&HOLD, &[("outcome", outcome)], || began.span(now()).as_secs_f64());
+        record(&HOLD, &[kind(name), ("outcome", outcome)], || {
+            began.span(now()).as_secs_f64()
+        });
     }
 }
 
 /// A lease passed to the next holder, within the process or from another one.
-pub(super) fn handed(from: &'static str) {
-    count(&HANDOFFS, &[("from", from)]);
+pub(super) fn handed(name: &Name, from: &'static str) {
+    count(&HANDOFFS, &[kind(name), ("from", from)]);
 }
 
-pub(super) fn lost(cause: LostCause) {
+pub(super) fn lost(name: &Name, cause: LostCause) {
     let cause = match cause {
         LostCause::Deadline => "deadline",
         LostCause::Gone => "gone",
@@ -190,7 +205,7 @@ pub(super) fn lost(cause: LostCause) {
         LostCause::Shutdown => "shutdown",
         LostCause::Released => "released",
     };
-    count(&LOSSES, &[("cause", cause)]);
+    count(&LOSSES, &[kind(name), ("cause", cause)]);
 }
 
 pub(super) fn renewed(slack: Duration) {
@@ -203,16 +218,16 @@ pub(crate) fn departed(requests: usize) {
 }
 
 pub(super) fn store_failed(during: &'static str, error: &StoreError) {
-    count(&ERRORS, &[("during", during), ("kind", kind(error.kind()))]);
+    count(&ERRORS, &[("during", during), ("error", word(error.kind()))]);
 }
 
 /// A dead claim could not be withdrawn before it ended by itself. Without an error the last try got no answer.
 pub(super) fn leave_failed(error: Option<&StoreError>) {
-    let kind = kind(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
-    count(&ERRORS, &[("during", "withdraw"), ("kind", kind)]);
+    let error = word(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
+    count(&ERRORS, &[("during", "withdraw"), ("error", error)]);
 }
 
-fn kind(kind: &StoreErrorKind) -> &'static str {
+fn word(kind: &StoreErrorKind) -> &'static str {
     match kind {
         StoreErrorKind::Unreachable => "unreachable",
         StoreErrorKind::TimedOut => "timed_out",
@@ -234,36 +249,7 @@ fn kind(kind: &StoreErrorKind) -> &'static str {
     }
 }
 
-/// What this process saw of a tick.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "the scheduler tells it")]
-pub(crate) enum TickOutcome {
-    /// Run here, to its end.
-    Done,
-    /// Run here, and it failed or panicked.
-    Failed,
-    /// Run here, and the lease was lost meanwhile.
-    Lost,
-    /// Run, or to be run, by somebody else.
-    Elsewhere,
-    /// Not run, because an earlier tick still is.
-    Overlapped,
-    /// Not run, because it came too late.
-    Missed,
-    /// Not run, because the store could not be asked.
-    Store,
-}
-
-#[allow(dead_code, reason = "the scheduler tells it")]
-pub(crate) fn ticked(outcome: TickOutcome) {
-    let outcome = match outcome {
-        TickOutcome::Done => "done",
-        TickOutcome::Failed => "failed",
-        TickOutcome::Lost => "lost",
-        TickOutcome::Elsewhere => "elsewhere",
-        TickOutcome::Overlapped => "overlapped",
-        TickOutcome::Missed => "missed",
-        TickOutcome::Store => "store",
-    };
+#[cfg_attr(not(feature = "scheduler"), allow(dead_code, reason = "only jobs have ticks"))]
+pub(super) fn ticked(outcome: &'static str) {
     count(&TICKS, &[("outcome", outcome)]);
 }

@@ -193,6 +193,7 @@ impl Guard {
         self.done = true;
         let held = &self.lease.held;
         observe::held(
+            &held.name,
             held.began,
             || held.handle.node().clock.now().as_nanos(),
             || held.slot.over(),
@@ -207,7 +208,24 @@ impl Guard {
     ///
     /// # Cancel safety
     /// The lock counts as given back from the first poll; dropping the future only loses the answer.
-    pub async fn release(mut self) -> Result<(), Error> {
+    pub async fn release(self) -> Result<(), Error> {
+        self.give_back(false).await
+    }
+
+    /// Gives a job back whose tick was run to its end.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) async fn finish(self) -> Result<(), Error> {
+        self.give_back(true).await
+    }
+
+    /// The how-manieth attempt at its tick this is.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn attempt(&self) -> u32 {
+        let held = &self.lease.held;
+        held.handle.node().attempt(&held.name, held.ticket)
+    }
+
+    async fn give_back(mut self, finished: bool) -> Result<(), Error> {
         let held = self.lease.held.clone();
         let lost = held.slot.over();
         let node = held.handle.node();
@@ -222,7 +240,7 @@ impl Guard {
         }
         let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
         self.end();
-        node.release(&held.name, held.ticket);
+        node.release(&held.name, held.ticket, finished);
         let outcome = poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await;
         let key = held.name.key.clone();
         match outcome {

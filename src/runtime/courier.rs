@@ -182,14 +182,19 @@ impl Courier {
         }
         let now = node.clock.now();
         let mut load = state.waiting.len().min(CAP);
-        // A batch names a key once: a store may read all of its keys before it treats the first.
+        // A batch names a key once: a store may read all of its keys before it treats the first. And its keys are of
+        // one kind: a store may have other rules for another.
         if load > 1 {
             let mut names = HashSet::with_capacity(load);
+            let kind = state.waiting.front().map(|item| item.parcel.request.name.kind);
             load = state
                 .waiting
                 .iter()
                 .take(load)
-                .take_while(|item| names.insert(&item.parcel.request.name))
+                .take_while(|item| {
+                    let name = &item.parcel.request.name;
+                    Some(name.kind) == kind && names.insert(name)
+                })
                 .count();
         }
         let mut requests = Vec::with_capacity(load);
@@ -722,6 +727,7 @@ mod tests {
             term,
             wait: false,
             fixed: false,
+            mark: crate::claim::NO_TICK,
             limit: 1,
         };
         node.enter(&name, want);

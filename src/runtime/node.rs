@@ -161,8 +161,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn release(&self, name: &Name, ticket: Ticket) {
-        self.drive(name, Input::Release(ticket), Side::Callers);
+    pub(crate) fn release(&self, name: &Name, ticket: Ticket, finished: bool) {
+        let input = if finished {
+            Input::Finish(ticket)
+        } else {
+            Input::Release(ticket)
+        };
+        self.drive(name, input, Side::Callers);
+    }
+
+    pub(crate) fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        lock(self.cell(name)).shard.attempt(name, ticket)
     }
 
     pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
@@ -412,7 +421,7 @@ impl Node {
     }
 
     pub(crate) fn heard_reply(&self, route: Route, reply: &Reply) {
-        if let Reply::Granted(number) = reply {
+        if let Reply::Granted(number) | Reply::Won(number, _) = reply {
             self.lane(route).highest.fetch_max(*number, Ordering::Relaxed);
         }
     }

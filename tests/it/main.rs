@@ -16,6 +16,12 @@ mod faults;
 mod metrics;
 #[cfg(feature = "axum")]
 mod middleware;
+#[cfg(feature = "axum")]
+mod middleware_keys;
+#[cfg(feature = "axum")]
+mod middleware_refusals;
 mod scenarios;
+#[cfg(feature = "scheduler")]
+mod scheduler;
 mod simulator;
 mod told;

@@ -15,19 +15,16 @@ const OBSERVE: &str = include_str!("../../src/observe.rs");
 
 /// Every name with its kind and labels, once more: whoever changes one breaks somebody's dashboard, and meets this.
 const ALL: &[(&str, &str, &[&str])] = &[
-    ("tenure_grants_total", "counter", &[]),
-    ("tenure_wait_seconds", "histogram", &["outcome"]),
-    ("tenure_hold_seconds", "histogram", &["outcome"]),
-    ("tenure_handoffs_total", "counter", &["from"]),
-    ("tenure_losses_total", "counter", &["cause"]),
+    ("tenure_grants_total", "counter", &["kind"]),
+    ("tenure_wait_seconds", "histogram", &["kind", "outcome"]),
+    ("tenure_hold_seconds", "histogram", &["kind", "outcome"]),
+    ("tenure_handoffs_total", "counter", &["kind", "from"]),
+    ("tenure_losses_total", "counter", &["kind", "cause"]),
     ("tenure_renewal_slack_seconds", "histogram", &[]),
     ("tenure_batch_requests", "histogram", &[]),
-    ("tenure_store_errors_total", "counter", &["during", "kind"]),
+    ("tenure_store_errors_total", "counter", &["during", "error"]),
     ("tenure_ticks_total", "counter", &["outcome"]),
 ];
-
-/// Nothing feeds these yet.
-const UNFED: &[&str] = &["tenure_ticks_total"];
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -79,7 +76,11 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     }
 
     let store = MemoryStore::new();
-    let locks = Locks::builder().lease(ms(300)).memory_shared(&store).unwrap();
+    let locks = Locks::builder()
+        .lease(ms(300))
+        .burst(64, ms(600_000))
+        .memory_shared(&store)
+        .unwrap();
     for (name, kind, _) in ALL {
         let (described, unit, text) = meter.described(name).expect(name);
         assert_eq!(described, *kind, "{name}");
@@ -94,18 +95,37 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     // As if it were flushed.
     store.with_ledger(|ledger, _| ledger.forget());
     soon(guard.lost()).await;
-    meter.until("tenure_losses_total{cause=gone}").await;
+    meter.until("tenure_losses_total{kind=lock,cause=gone}").await;
     drop(guard);
     soon(handed_on(&locks)).await;
-    let nowhere = Locks::builder().lazy();
     #[cfg(feature = "redis")]
     {
-        let nowhere = nowhere.redis("redis://127.0.0.1:1/").await.unwrap();
+        let nowhere = Locks::builder()
+            .lazy()
+            .redis("redis://127.0.0.1:1/")
+            .await
+            .unwrap();
         assert!(soon(nowhere.mutex("metered").lock()).await.is_err());
         for during in ["lock", "connection"] {
-            let series = format!("tenure_store_errors_total{{during={during},kind=unreachable}}");
+            let series = format!("tenure_store_errors_total{{during={during},error=unreachable}}");
             meter.until(&series).await;
         }
+    }
+
+    #[cfg(feature = "scheduler")]
+    {
+        use tokio_cron_scheduler::{Job, JobScheduler};
+        let mut scheduler = JobScheduler::new().await.unwrap();
+        let leased = locks.job("metered", |_: tenure::Tick| async {}).unwrap();
+        let job = Job::new_async("* * * * * *", leased).unwrap();
+        scheduler.add(job).await.unwrap();
+        scheduler.start().await.unwrap();
+        meter.until("tenure_ticks_total{outcome=done}").await;
+        meter.until("tenure_grants_total{kind=job}").await;
+        meter
+            .until("tenure_hold_seconds{kind=job,outcome=released}")
+            .await;
+        scheduler.shutdown().await.unwrap();
     }
 
     let mut fed = BTreeSet::new();
@@ -124,7 +144,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     }
     let expected = ALL.iter().map(|(name, ..)| *name);
     let expected: BTreeSet<_> = expected
-        .filter(|name| !UNFED.contains(name))
+        .filter(|name| cfg!(feature = "scheduler") || *name != "tenure_ticks_total")
         .filter(|name| cfg!(feature = "redis") || *name != "tenure_store_errors_total")
         .map(str::to_owned)
         .collect();
@@ -166,12 +186,15 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     })
     .await;
     let granted = |meter: &Meter| {
-        let waits = meter.values("tenure_wait_seconds{outcome=granted}").len() as u64;
-        assert_eq!(waits, meter.count("tenure_grants_total"));
+        let waits = meter
+            .values("tenure_wait_seconds{kind=lock,outcome=granted}")
+            .len() as u64;
+        assert_eq!(waits, meter.count("tenure_grants_total{kind=lock}"));
         waits
     };
     let handed = |meter: &Meter| {
-        ["local", "remote"].map(|from| meter.count(&format!("tenure_handoffs_total{{from={from}}}")))
+        ["local", "remote"]
+            .map(|from| meter.count(&format!("tenure_handoffs_total{{kind=lock,from={from}}}")))
     };
 
     // Free.
@@ -181,15 +204,28 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
 
     // Not free, for one who does not wait and for one who gives up.
     assert!(soon(one.mutex("a").try_lock()).await.unwrap().is_none());
-    assert_eq!(meter.values("tenure_wait_seconds{outcome=busy}").len(), 1);
+    assert_eq!(
+        meter.values("tenure_wait_seconds{kind=lock,outcome=busy}").len(),
+        1
+    );
     assert!(one.mutex("a").lock_timeout(ms(5)).await.is_err());
-    let gave_up = meter.values("tenure_wait_seconds{outcome=gave_up}");
+    let gave_up = meter.values("tenure_wait_seconds{kind=lock,outcome=gave_up}");
     assert!(gave_up.len() == 1 && gave_up[0] >= 0.004, "{gave_up:?}");
     let nobody = one.mutex("a").max_waiters(0);
     assert!(soon(nobody.lock()).await.unwrap_err().is_busy());
-    assert_eq!(meter.values("tenure_wait_seconds{outcome=queue_full}").len(), 1);
+    assert_eq!(
+        meter
+            .values("tenure_wait_seconds{kind=lock,outcome=queue_full}")
+            .len(),
+        1
+    );
     assert!(soon(one.mutex("").lock()).await.is_err());
-    assert_eq!(meter.values("tenure_wait_seconds{outcome=invalid}").len(), 1);
+    assert_eq!(
+        meter
+            .values("tenure_wait_seconds{kind=lock,outcome=invalid}")
+            .len(),
+        1
+    );
     assert_eq!(granted(&meter), 1);
 
     // To the next of this process, after ten seconds of work.
@@ -199,7 +235,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     soon(guard.release()).await.unwrap();
     let guard = soon(next).await.unwrap().unwrap();
     assert_eq!((granted(&meter), handed(&meter)), (2, [1, 0]));
-    let held = meter.values("tenure_hold_seconds{outcome=released}");
+    let held = meter.values("tenure_hold_seconds{kind=lock,outcome=released}");
     assert!(held.len() == 1 && (10.0..11.0).contains(&held[0]), "{held:?}");
 
     // To another process.
@@ -215,7 +251,12 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     let guard = soon(next).await.unwrap().unwrap();
     assert_eq!((granted(&meter), handed(&meter)), (3, [1, 1]));
     soon(guard.release()).await.unwrap();
-    assert_eq!(meter.values("tenure_hold_seconds{outcome=released}").len(), 3);
+    assert_eq!(
+        meter
+            .values("tenure_hold_seconds{kind=lock,outcome=released}")
+            .len(),
+        3
+    );
     // Free again: nobody handed it on.
     soon(other.mutex("a").lock())
         .await
@@ -229,11 +270,21 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     let guard = soon(one.mutex("a").lock()).await.unwrap();
     clock.jump(ms(60_001));
     assert!(soon(guard.release()).await.unwrap_err().is_lost());
-    assert_eq!(meter.values("tenure_hold_seconds{outcome=released}").len(), 5);
+    assert_eq!(
+        meter
+            .values("tenure_hold_seconds{kind=lock,outcome=released}")
+            .len(),
+        5
+    );
 
     // After the end.
     soon(other.shutdown()).await;
     assert!(soon(other.mutex("a").lock()).await.is_err());
-    assert_eq!(meter.values("tenure_wait_seconds{outcome=closed}").len(), 1);
+    assert_eq!(
+        meter
+            .values("tenure_wait_seconds{kind=lock,outcome=closed}")
+            .len(),
+        1
+    );
     assert_eq!(granted(&meter), 5);
 }

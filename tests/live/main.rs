@@ -18,6 +18,8 @@ mod child;
 mod differential;
 mod help;
 mod interop;
+#[cfg(feature = "scheduler")]
+mod jobs;
 mod loss;
 mod quiet;
 mod runtimes;
