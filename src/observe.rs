@@ -1,4 +1,7 @@
-//! Every event that this crate emits through [`tracing`]: names, fields and levels are here and nowhere else.
+//! Everything that this crate tells: events through [`tracing`], and with the feature `metrics` numbers through the
+//! `metrics` facade. Names, fields, levels and labels are here and nowhere else.
+//!
+//! # Events
 //!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
 //! events about one key, and are no label of anything that is counted.
@@ -8,7 +11,8 @@
 //! | `granted` | trace | a caller holds the lock now |
 //! | `denied` | debug | a caller gets no lock |
 //! | `handed_on` | trace | a lease went to the next caller of this process |
-//! | `renewed` | trace | a lease was renewed; `slack_ms` of it were left |
+//! | `taken_over` | trace | the lease came to this process from another one, after waiting in the store's queue |
+//! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | warn | a renewal failed and is tried again while something is left |
 //! | `lost` | error | a lease ended while it was held |
 //! | `released` | trace | a lock was given back |
@@ -36,6 +40,23 @@
 //! | `tick_waits` | warn | the store cannot be reached, so nobody runs the tick; trying again |
 //! | `tick_untold` | warn | a tick has ended, and the store could not be told |
 //! | `job_refused` | error | a job cannot be run as it is scheduled |
+//!
+//! # Metrics
+//!
+//! Whatever recorder you install receives them; install it before `Locks` are built, so that it also learns units and
+//! texts. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with `_seconds`.
+//!
+//! | metric | kind | what it says |
+//! |---|---|---|
+//! | `tenure_grants_total` | counter | callers that got a lock. `kind`: `lock`, or `job` for the ticks of a job |
+//! | `tenure_wait_seconds` | histogram | from asking for a lock to the answer. `kind`: as above. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up`: the future was dropped, as `lock_timeout` does when the time is over |
+//! | `tenure_hold_seconds` | histogram | from getting a lock to giving it back or dropping the guard. `kind`: as above. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost |
+//! | `tenure_handoffs_total` | counter | leases that passed from one holder to the next who waited. `kind`: as above. `from`: `local`, a caller of this process; `remote`, the store's queue |
+//! | `tenure_losses_total` | counter | leases that ended before their guard did. `kind`: as above. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not |
+//! | `tenure_renewal_slack_seconds` | histogram | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
+//! | `tenure_batch_requests` | histogram | requests that travelled to the store together |
+//! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
+//! | `tenure_ticks_total` | counter | ticks that are over for this process. `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused`, as in `scheduler::TickOutcome` |
 
 use std::time::Duration;
 
@@ -52,11 +73,17 @@ use crate::error::{LostCause, StoreError};
 #[cfg(feature = "scheduler")]
 use crate::key::Key;
 
+mod metrics;
+
+pub(crate) use metrics::{Began, answered, departed, describe, gave_up, held};
+pub use metrics::{METRICS, Metric, MetricKind};
+
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
     "granted",
     "denied",
     "handed_on",
+    "taken_over",
     "renewed",
     "renew_failed",
     "lost",
@@ -95,21 +122,35 @@ pub(crate) fn denied(name: &Name, why: &dyn std::fmt::Debug) {
     debug!(target: "tenure", event = "denied", key = %name.key, ?why, "denied");
 }
 
+pub(crate) fn denied_by_store(name: &Name, error: &StoreError) {
+    metrics::store_failed("lock", error);
+    debug!(target: "tenure", event = "denied", key = %name.key, %error, "denied");
+}
+
 pub(crate) fn handed_on(name: &Name) {
+    metrics::handed(name, "local");
     trace!(target: "tenure", event = "handed_on", key = %name.key, "handed on within the process");
 }
 
+pub(crate) fn taken_over(name: &Name) {
+    metrics::handed(name, "remote");
+    trace!(target: "tenure", event = "taken_over", key = %name.key, "handed over by another process");
+}
+
 pub(crate) fn renewed(name: &Name, slack: Duration) {
+    metrics::renewed(slack);
     let slack_ms = slack.as_millis() as u64;
     trace!(target: "tenure", event = "renewed", key = %name.key, slack_ms, "renewed");
 }
 
 pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
+    metrics::store_failed("renew", error);
     let left_ms = left.as_millis() as u64;
     warn!(target: "tenure", event = "renew_failed", key = %name.key, left_ms, %error, "renewal failed, trying again");
 }
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {
+    metrics::lost(name, cause);
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
@@ -125,15 +166,18 @@ pub(crate) fn released(name: &Name) {
 }
 
 pub(crate) fn release_failed(name: &Name, error: &StoreError) {
+    metrics::store_failed("release", error);
     warn!(target: "tenure", event = "release_failed", key = %name.key, %error, "release failed, the lease ends by itself");
 }
 
 pub(crate) fn leave_failed(name: &Name, error: Option<&StoreError>) {
+    metrics::leave_failed(error);
     let error = error.map(tracing::field::display);
     warn!(target: "tenure", event = "leave_failed", key = %name.key, error, "could not withdraw, the claim ends by itself");
 }
 
 pub(crate) fn wait_failed(name: &Name, error: &StoreError) {
+    metrics::store_failed("wait", error);
     warn!(target: "tenure", event = "wait_failed", key = %name.key, %error, "a waiter's heartbeat failed, trying again");
 }
 
@@ -167,6 +211,7 @@ pub(crate) fn connected(node: NodeId, took: Duration) {
 }
 
 pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
+    metrics::store_failed("connection", error);
     warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
 }
 
@@ -179,6 +224,7 @@ pub(crate) fn inbox_open(node: NodeId) {
 }
 
 pub(crate) fn inbox_lost(node: NodeId, error: &StoreError) {
+    metrics::store_failed("inbox", error);
     warn!(target: "tenure", event = "inbox_lost", %node, %error, "grants are not pushed, waiting goes by timers");
 }
 
@@ -215,6 +261,7 @@ pub(crate) fn tick_starts(job: &Key, mark: Mark, attempt: u32) {
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
+    metrics::ticked(outcome);
     if outcome == "elsewhere" {
         debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
     } else {

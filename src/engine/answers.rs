@@ -85,8 +85,8 @@ impl Desk {
         match &mut claim.phase {
             Phase::Held(held) if held.number == number => {
                 // Past the deadline it was lost before we got here: nothing revives it.
-                held.deadline = held.deadline.max(deadline);
                 let slack = held.deadline.since(cx.now);
+                held.deadline = held.deadline.max(deadline);
                 claim.fails = 0;
                 cx.effects.push(Effect::Notice(Notice::Renewed { slack }));
                 self.schedule(cx, at);
@@ -94,6 +94,9 @@ impl Desk {
             Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
             Phase::Leaving { .. } => {}
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+                if matches!(claim.phase, Phase::Queued { .. }) {
+                    cx.effects.push(Effect::Notice(Notice::FoundGranted));
+                }
                 claim.ghost_until = None;
                 if deadline.since(cx.now) < lease / 3 {
                     cx.effects.push(Effect::Notice(Notice::AnswerStale));

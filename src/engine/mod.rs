@@ -165,9 +165,12 @@ pub enum Notice {
     UnknownLeft,
     /// A push with a nonce that is not ours: somebody forges grants.
     PushForged,
+    /// A waiting claim asked and was told that it is the owner now: its push was lost or is still to come, or the
+    /// lease before it ran out.
+    FoundGranted,
     /// The lease was renewed with so much of it left.
     Renewed {
-        /// What was left of the lease when the answer came.
+        /// What had been left of the lease when the answer came.
         slack: Duration,
     },
     /// A renewal failed; it is tried again while something is left.

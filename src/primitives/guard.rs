@@ -13,6 +13,7 @@ use crate::claim::{Fence, Name};
 use crate::engine::{Outcome, Ticket};
 use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
+use crate::observe::{self, Began};
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
 use crate::runtime::node::Side;
@@ -40,6 +41,7 @@ struct Held {
     ticket: Ticket,
     slot: Arc<Slot>,
     fence: Fence,
+    began: Began,
 }
 
 impl Lease {
@@ -131,6 +133,7 @@ impl Guard {
         Guard {
             lease: Lease {
                 held: Arc::new(Held {
+                    began: Began::at(|| handle.node().clock.now().as_nanos()),
                     handle,
                     name,
                     ticket,
@@ -185,6 +188,18 @@ impl Guard {
         self.lease.run(work).await
     }
 
+    /// The holding ends here, however its release goes on.
+    fn end(&mut self) {
+        self.done = true;
+        let held = &self.lease.held;
+        observe::held(
+            &held.name,
+            held.began,
+            || held.handle.node().clock.now().as_nanos(),
+            || held.slot.over(),
+        );
+    }
+
     /// Gives the lock back, and says whether exclusivity held to this call.
     ///
     /// # Errors
@@ -224,7 +239,7 @@ impl Guard {
             });
         }
         let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
-        self.done = true;
+        self.end();
         node.release(&held.name, held.ticket, finished);
         let outcome = poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await;
         let key = held.name.key.clone();
@@ -241,8 +256,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let held = &self.lease.held;
-        if !self.done && !held.handle.node().is_forked() {
+        if !self.done && !self.lease.held.handle.node().is_forked() {
+            self.end();
+            let held = &self.lease.held;
             held.handle.node().cancel(&held.name, held.ticket);
         }
     }

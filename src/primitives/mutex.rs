@@ -10,6 +10,7 @@ use crate::claim::{Fence, Mark, NO_TICK, Name};
 use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
+use crate::observe;
 use crate::primitives::guard::{Guard, Lease};
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
@@ -279,6 +280,7 @@ impl Future for Enter {
                 },
                 Err(error) => {
                     this.state = State::Done;
+                    observe::answered(&this.mutex.name, Duration::ZERO, Err(Some(&error)));
                     return Poll::Ready(Err(Refusal::Error(error)));
                 }
             };
@@ -303,12 +305,19 @@ impl Future for Enter {
         let waited = waiting.since.map(|since| since.elapsed()).unwrap_or_default();
         this.state = State::Done;
         this.mutex.handle.node().answered();
-        Poll::Ready(match decision {
+        let answer = match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
             Err(Denial::Over) => Err(Refusal::Over),
             Err(Denial::Early(left)) => Err(Refusal::Early(left)),
             Err(denial) => Err(Refusal::Error(this.error(denial, waited))),
-        })
+        };
+        let told = match &answer {
+            Ok(_) => Ok(()),
+            Err(Refusal::Error(error)) => Err(Some(error)),
+            Err(Refusal::Over | Refusal::Early(_)) => Err(None),
+        };
+        observe::answered(&this.mutex.name, waited, told);
+        Poll::Ready(answer)
     }
 }
 
@@ -361,6 +370,7 @@ impl Drop for Enter {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();
+            observe::gave_up(&self.mutex.name, waiting.since);
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.mutex.name, waiting.ticket);

@@ -242,6 +242,7 @@ impl Courier {
             ),
         });
         drop(sending);
+        observe::departed(load);
         Some(carriage)
     }
 

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use crate::claim::{Batch, Fence, Name, NodeId, Number, Reply, Request};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Shard;
-use crate::engine::{Effect, Input, Notice, Outcome, Rules, Ticket, Want};
+use crate::engine::{Denial, Effect, Input, Notice, Outcome, Rules, Ticket, Want};
 use crate::error::{LostCause, OptionsError};
 use crate::observe;
 use crate::options::Options;
@@ -118,6 +118,7 @@ impl Node {
             options,
         });
         keeper::start(node.clone())?;
+        observe::describe();
         Ok(node)
     }
 
@@ -503,13 +504,17 @@ fn micros(span: Duration) -> u64 {
 
 fn tell(name: &Name, effect: &Effect) {
     match effect {
+        Effect::Denied(_, Denial::Store(error)) => observe::denied_by_store(name, error),
         Effect::Denied(_, denial) => observe::denied(name, denial),
         Effect::Lost(_, cause) => observe::lost(name, *cause),
         Effect::Released(_, Outcome::Kept) => observe::released(name),
+        // Found only now. Any other loss was told when it happened.
+        Effect::Released(_, Outcome::Lost(LostCause::Gone)) => observe::lost(name, LostCause::Gone),
         Effect::Released(_, Outcome::Lost(_)) => {}
         Effect::Released(_, Outcome::Failed(error)) => observe::release_failed(name, error),
         Effect::Notice(notice) => match notice {
             Notice::HandedOn => observe::handed_on(name),
+            Notice::PushUsed | Notice::PushConfirming | Notice::FoundGranted => observe::taken_over(name),
             Notice::Renewed { slack } => observe::renewed(name, *slack),
             Notice::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
             Notice::WaitFailed { error } => observe::wait_failed(name, error),

@@ -12,6 +12,8 @@ mod cancellation;
 mod core;
 mod engine;
 mod faults;
+#[cfg(feature = "metrics")]
+mod metrics;
 #[cfg(feature = "axum")]
 mod middleware;
 #[cfg(feature = "axum")]

@@ -19,7 +19,8 @@ fn ms(ms: u64) -> Duration {
 fn every_event_is_documented_listed_and_emitted() {
     let listed: BTreeSet<&str> = EVENTS.iter().copied().collect();
     assert_eq!(listed.len(), EVENTS.len(), "listed twice");
-    let documented: BTreeSet<&str> = OBSERVE
+    let (events, _metrics) = OBSERVE.split_once("//! # Metrics").unwrap();
+    let documented: BTreeSet<&str> = events
         .lines()
         .filter_map(|line| line.strip_prefix("//! | `")?.split_once('`'))
         .map(|(name, _)| name)
@@ -88,7 +89,11 @@ async fn the_life_of_a_key_is_told() {
     watch.until("granted").await;
     assert!(one.mutex("told").try_lock().await.unwrap().is_none());
     watch.until("denied").await;
-    watch.until("renewed").await;
+    let renewed = watch.until("renewed").await;
+    // When a third of the lease was over, and so of the old one: the new one has all of its time left.
+    let (_, slack) = renewed.text.split_once("slack_ms=").unwrap();
+    let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
+    assert!(slack <= 200, "{slack}");
     let waiting = tokio::spawn(one.mutex("told").lock());
     while one.waiting() == 0 {
         tokio::task::yield_now().await;
@@ -111,4 +116,18 @@ async fn the_life_of_a_key_is_told() {
             );
         }
     }
+}
+
+/// Whose lease was taken away without a word hears of it at the latest when it lets go, and so does the operator.
+#[tokio::test]
+async fn a_loss_that_a_release_finds_is_told_once() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let watch = Watch::of("key=taken away ");
+    let guard = locks.mutex("taken away").lock().await.unwrap();
+    store.with_ledger(|ledger, _| ledger.forget());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    watch.until("lost").await;
+    assert_eq!(watch.count("lost"), 1);
+    assert_eq!(watch.count("released"), 0);
 }

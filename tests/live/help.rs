@@ -152,7 +152,8 @@ pub struct Other {
 
 impl Other {
     pub fn plays(role: &str, url: &str, key: &str, lease: Duration) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args([
                 "child::plays_a_role",
                 "--exact",
@@ -162,11 +163,16 @@ impl Other {
             .env("TENURE_ROLE", role)
             .env("TENURE_URL", url)
             .env("TENURE_KEY", key)
-            .env("TENURE_LEASE_MS", lease.as_millis().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .env("TENURE_LEASE_MS", lease.as_millis().to_string());
+        Other::runs(command)
+    }
+
+    /// Any other program that talks as those of `child.rs` do.
+    pub fn runs(mut command: Command) -> Other {
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped
             .spawn()
-            .unwrap();
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let tell = child.stdin.take();
         let hear = BufReader::new(child.stdout.take().unwrap());
         Other { child, tell, hear }
@@ -190,7 +196,12 @@ impl Other {
 
     /// Says "go on".
     pub fn nod(&mut self) {
-        self.tell.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.tells("");
+    }
+
+    pub fn tells(&mut self, line: &str) {
+        let mut tell = self.tell.as_ref().unwrap();
+        tell.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     pub fn signal(&self, signal: &str) {

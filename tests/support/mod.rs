@@ -4,4 +4,6 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod events;
+#[cfg(feature = "metrics")]
+pub mod meter;
 pub mod proxy;

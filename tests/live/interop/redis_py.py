@@ -1,0 +1,51 @@
+"""redis-py's own Lock for interop.rs, which says on stdin what to do with it: one line of words each, one answer each.
+
+acquire NAME SECONDS|endless PATIENCE    yes, or no when PATIENCE seconds were not enough
+extend NAME SECONDS                      yes, or the name of what was raised
+release NAME                             the same
+owned NAME                               yes or no
+count NAME TIMES                         adds one to what stands in the key `counted`, in two steps under the lock
+"""
+
+import sys
+
+import redis
+
+
+def acquire(name, length, patience):
+    lock = client.lock(name, timeout=None if length == "endless" else float(length), sleep=0.005)
+    locks[name] = lock
+    return lock.acquire(blocking_timeout=float(patience))
+
+
+def count(name, times):
+    for _ in range(int(times)):
+        with client.lock(name, timeout=60, sleep=0.001, blocking_timeout=20):
+            client.set("counted", int(client.get("counted") or 0) + 1)
+    return True
+
+
+def obey(verb, name, *words):
+    try:
+        if verb == "acquire":
+            return acquire(name, *words)
+        if verb == "count":
+            return count(name, *words)
+        if verb == "extend":
+            return locks[name].extend(float(*words), replace_ttl=True)
+        if verb == "release":
+            locks[name].release()
+            return True
+        if verb == "owned":
+            return locks[name].owned()
+    except redis.exceptions.LockError as error:
+        return type(error).__name__
+    sys.exit(f"what is {verb}?")
+
+
+client = redis.Redis.from_url(sys.argv[1])
+locks = {}
+print("@redis-py", redis.__version__, flush=True)
+for line in sys.stdin:
+    done = obey(*line.split())
+    print("@said", {True: "yes", False: "no"}.get(done, done), flush=True)

@@ -1,0 +1,146 @@
+//! Keeps what the crate counts and measures, name by name and label by label.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics::{
+    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+
+/// A metric with its labels: `tenure_losses_total{cause=gone}`.
+type Series = String;
+
+/// A recorder. Clones keep the same.
+#[derive(Debug, Clone, Default)]
+pub struct Meter(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    counters: BTreeMap<Series, u64>,
+    values: BTreeMap<Series, Vec<f64>>,
+    described: BTreeMap<String, (&'static str, Option<Unit>, String)>,
+}
+
+impl Meter {
+    /// The one that hears every thread of this binary, those of other tests too.
+    pub fn global() -> Meter {
+        static GLOBAL: std::sync::LazyLock<Meter> = std::sync::LazyLock::new(|| {
+            let meter = Meter::default();
+            metrics::set_global_recorder(meter.clone()).expect("nobody else records");
+            meter
+        });
+        GLOBAL.clone()
+    }
+
+    pub fn count(&self, series: &str) -> u64 {
+        self.0.lock().unwrap().counters.get(series).copied().unwrap_or(0)
+    }
+
+    pub fn values(&self, series: &str) -> Vec<f64> {
+        let kept = self.0.lock().unwrap();
+        kept.values.get(series).cloned().unwrap_or_default()
+    }
+
+    /// Every series that was ever fed, and whether it is a counter or a histogram.
+    pub fn series(&self) -> Vec<(&'static str, Series)> {
+        let kept = self.0.lock().unwrap();
+        let counters = kept.counters.keys().map(|series| ("counter", series.clone()));
+        let values = kept.values.keys().map(|series| ("histogram", series.clone()));
+        counters.chain(values).collect()
+    }
+
+    /// Kind, unit and text of a metric.
+    pub fn described(&self, name: &str) -> Option<(&'static str, Option<Unit>, String)> {
+        self.0.lock().unwrap().described.get(name).cloned()
+    }
+
+    /// Waits until a series was fed.
+    pub async fn until(&self, series: &str) {
+        let fed = async {
+            while self.count(series) == 0 && self.values(series).is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_secs(20), fed).await;
+        assert!(
+            in_time.is_ok(),
+            "waited in vain for {series}: {:?}",
+            self.series()
+        );
+    }
+}
+
+struct Cell {
+    series: Series,
+    meter: Meter,
+}
+
+impl Cell {
+    fn new(meter: &Meter, key: &Key) -> Arc<Cell> {
+        let labels: Vec<_> = key
+            .labels()
+            .map(|label| format!("{}={}", label.key(), label.value()))
+            .collect();
+        let series = match labels.is_empty() {
+            true => key.name().to_owned(),
+            false => format!("{}{{{}}}", key.name(), labels.join(",")),
+        };
+        let meter = meter.clone();
+        Arc::new(Cell { series, meter })
+    }
+}
+
+impl CounterFn for Cell {
+    fn increment(&self, value: u64) {
+        *self
+            .meter
+            .0
+            .lock()
+            .unwrap()
+            .counters
+            .entry(self.series.clone())
+            .or_default() += value;
+    }
+
+    fn absolute(&self, _: u64) {
+        panic!("{} is set", self.series);
+    }
+}
+
+impl HistogramFn for Cell {
+    fn record(&self, value: f64) {
+        let mut kept = self.meter.0.lock().unwrap();
+        kept.values.entry(self.series.clone()).or_default().push(value);
+    }
+}
+
+impl Recorder for Meter {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        let described = ("counter", unit, text.into_owned());
+        let mut kept = self.0.lock().unwrap();
+        kept.described.insert(name.as_str().to_owned(), described);
+    }
+
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        panic!("{} is a gauge", name.as_str());
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        let described = ("histogram", unit, text.into_owned());
+        let mut kept = self.0.lock().unwrap();
+        kept.described.insert(name.as_str().to_owned(), described);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Cell::new(self, key))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        panic!("{} is a gauge", key.name());
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Cell::new(self, key))
+    }
+}
