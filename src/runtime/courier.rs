@@ -23,6 +23,7 @@ use crate::engine::{Input, Parcel, Tag};
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::runtime::node::{Node, Side};
+use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
 use crate::store::{Link, Route};
 
@@ -49,6 +50,7 @@ type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
 pub(crate) struct Courier {
     pub(crate) side: Side,
     pub(crate) route: Route,
+    server: Arc<Server>,
     state: Mutex<State>,
 }
 
@@ -150,10 +152,11 @@ impl std::fmt::Debug for Carriage {
 }
 
 impl Courier {
-    pub(crate) fn new(side: Side, route: Route) -> Self {
+    pub(crate) fn new(side: Side, route: Route, server: Arc<Server>) -> Self {
         Courier {
             side,
             route,
+            server,
             state: Mutex::default(),
         }
     }
@@ -230,7 +233,7 @@ impl Courier {
                 departed
                     .sent
                     .store(node.clock.now().as_nanos(), Ordering::Release);
-                link.apply(node.batch(self.route, deadline, requests))
+                link.apply(self.server.batch(deadline, requests))
             }
             None => Box::pin(
                 self.clone()
@@ -256,7 +259,7 @@ impl Courier {
         departed
             .sent
             .store(node.clock.now().as_nanos(), Ordering::Release);
-        link.apply(node.batch(self.route, deadline, requests)).await
+        link.apply(self.server.batch(deadline, requests)).await
     }
 
     /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
@@ -309,7 +312,7 @@ impl Courier {
         let answer = tokio::time::timeout(patience, async {
             let (link, generation) = self.link(node).await?;
             asked.store(generation, Ordering::Relaxed);
-            let batch = node.batch(self.route, node.clock.now() + patience, Vec::new());
+            let batch = self.server.batch(node.clock.now() + patience, Vec::new());
             link.apply(batch).await.map_err(|failure| failure.error)
         });
         let error = match answer.await {
@@ -380,7 +383,7 @@ impl Courier {
         let now = node.clock.now();
         match open {
             Ok(open) => {
-                node.heard_time(self.route, open.link.time(), began, now);
+                self.server.heard_time(open.link.time(), began, now);
                 observe::connected(node.id, now.since(began));
                 state.generation += 1;
                 state.refused = None;
@@ -586,11 +589,13 @@ impl Carriage {
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
                 if answer.time > 0 {
-                    node.heard_time(self.courier.route, answer.time, sent, now);
+                    self.courier.server.heard_time(answer.time, sent, now);
                 }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
-                    node.heard_reply(self.courier.route, &reply);
+                    if let Reply::Granted(number) = reply {
+                        self.courier.server.heard_number(number);
+                    }
                     node.drive(&name, Input::Answered { tag, sent, reply }, on);
                 }
                 if demoted {
@@ -605,7 +610,10 @@ impl Carriage {
                 if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after = node.late_after(self.courier.route, self.deadline, now);
+                let late_after =
+                    self.courier
+                        .server
+                        .late_after(self.deadline, now, node.options.request_timeout);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(

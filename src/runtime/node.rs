@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::claim::{Batch, Fence, Name, NodeId, Number, Reply, Request};
+use crate::claim::{Fence, Name, NodeId};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Shard;
 use crate::engine::{Effect, Input, Notice, Outcome, Rules, Ticket, Want};
@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::runtime::clock::Clock;
 use crate::runtime::courier::{Carriage, Courier};
 use crate::runtime::keeper::{self, Keeper};
+use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, Wake, lock};
 use crate::store::{Route, Store};
 
@@ -63,16 +64,27 @@ struct Lane {
     route: Route,
     callers: Arc<Courier>,
     keeper: Arc<Courier>,
-    highest: AtomicU64,
-    time: Mutex<Option<ServerTime>>,
+    server: Arc<Server>,
 }
 
-/// The server said `time` somewhere between two moments of ours.
-#[derive(Debug, Clone, Copy)]
-struct ServerTime {
-    time: u64,
-    asked: Moment,
-    heard: Moment,
+impl Lane {
+    fn new(route: Route) -> Self {
+        let server = Arc::<Server>::default();
+        let courier = |side| Arc::new(Courier::new(side, route, server.clone()));
+        Lane {
+            route,
+            callers: courier(Side::Callers),
+            keeper: courier(Side::Keeper),
+            server,
+        }
+    }
+
+    fn courier(&self, side: Side) -> &Arc<Courier> {
+        match side {
+            Side::Callers => &self.callers,
+            Side::Keeper => &self.keeper,
+        }
+    }
 }
 
 impl Node {
@@ -205,18 +217,20 @@ impl Node {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(parcel) => {
-                    let lane = self.lane(self.store.route(&parcel.request.name));
+                    let route = self.store.route(&parcel.request.name);
                     let caller = parcel.caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
                     let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
-                    let courier = if by_callers { &lane.callers } else { &lane.keeper };
-                    courier.take(parcel, now, caller);
+                    let side = if by_callers { Side::Callers } else { Side::Keeper };
+                    self.lane(route, |lane| lane.courier(side).take(parcel, now, caller));
                 }
                 Effect::Granted(ticket, fence) => {
                     wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence))));
                     if let Some(name) = name {
                         // Here, and not when a push arrives: only the engine knows a forged one.
-                        self.heard_number(name, fence.number());
+                        self.lane(self.store.route(name), |lane| {
+                            lane.server.heard_number(fence.number());
+                        });
                         observe::granted(name, fence);
                     }
                 }
@@ -328,10 +342,7 @@ impl Node {
             .lanes
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        lanes.iter().find_map(|lane| match side {
-            Side::Callers => lane.callers.depart(self),
-            Side::Keeper => lane.keeper.depart(self),
-        })
+        lanes.iter().find_map(|lane| lane.courier(side).depart(self))
     }
 
     // Per server.
@@ -343,81 +354,36 @@ impl Node {
             .clone()
     }
 
-    fn lane(&self, route: Route) -> Arc<Lane> {
-        let known = |lanes: &[Arc<Lane>]| lanes.iter().find(|lane| lane.route == route).cloned();
-        if let Some(lane) = known(
-            &self
-                .lanes
-                .read()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        ) {
-            return lane;
-        }
-        let mut lanes = self
+    /// Looks at what there is for a server.
+    fn lane<T>(&self, route: Route, look: impl FnOnce(&Lane) -> T) -> T {
+        let of_route = |lane: &&Arc<Lane>| lane.route == route;
+        if let Some(lane) = self
             .lanes
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        known(&lanes).unwrap_or_else(|| {
-            let lane = Arc::new(Lane {
-                route,
-                callers: Arc::new(Courier::new(Side::Callers, route)),
-                keeper: Arc::new(Courier::new(Side::Keeper, route)),
-                highest: AtomicU64::new(0),
-                time: Mutex::new(None),
-            });
-            lanes.push(lane.clone());
-            lane
-        })
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .iter()
+            .find(of_route)
+        {
+            return look(lane);
+        }
+        let lane = {
+            let mut lanes = self
+                .lanes
+                .write()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let known = lanes.iter().find(of_route).cloned();
+            known.unwrap_or_else(|| {
+                let lane = Arc::new(Lane::new(route));
+                lanes.push(lane.clone());
+                lane
+            })
+        };
+        look(&lane)
     }
 
     /// The courier of a side of the server that answers for `name`.
     pub(crate) fn courier(&self, name: &Name, side: Side) -> Arc<Courier> {
-        let lane = self.lane(self.store.route(name));
-        match side {
-            Side::Callers => lane.callers.clone(),
-            Side::Keeper => lane.keeper.clone(),
-        }
-    }
-
-    pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> Batch {
-        let lane = self.lane(route);
-        // The latest that the server's clock can show when we give up.
-        let not_after = lock(&lane.time).map_or(u64::MAX, |known| {
-            known.time.saturating_add(micros(deadline.since(known.asked)))
-        });
-        Batch {
-            highest: lane.highest.load(Ordering::Relaxed),
-            not_after,
-            requests,
-        }
-    }
-
-    /// From when on the server refuses a claim of a batch with that deadline, for sure.
-    pub(crate) fn late_after(&self, route: Route, deadline: Moment, now: Moment) -> Moment {
-        match *lock(&self.lane(route).time) {
-            // What we do not know of its clock, and what its rate may differ from ours.
-            Some(known) => {
-                let age = deadline.since(known.asked);
-                deadline.max(now) + known.heard.since(known.asked) + age / 100 + Duration::from_millis(10)
-            }
-            None => deadline.max(now) + self.options.request_timeout,
-        }
-    }
-
-    pub(crate) fn heard_time(&self, route: Route, time: u64, asked: Moment, heard: Moment) {
-        *lock(&self.lane(route).time) = Some(ServerTime { time, asked, heard });
-    }
-
-    pub(crate) fn heard_reply(&self, route: Route, reply: &Reply) {
-        if let Reply::Granted(number) = reply {
-            self.lane(route).highest.fetch_max(*number, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn heard_number(&self, name: &Name, number: Number) {
-        self.lane(self.store.route(name))
-            .highest
-            .fetch_max(number, Ordering::Relaxed);
+        self.lane(self.store.route(name), |lane| lane.courier(side).clone())
     }
 
     // The end.
@@ -484,10 +450,6 @@ impl Node {
     pub(crate) fn fence(&self, name: &Name, ticket: Ticket) -> Option<Fence> {
         lock(self.cell(name)).shard.fence(self.clock.now(), name, ticket)
     }
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn tell(name: &Name, effect: &Effect) {
