@@ -197,14 +197,17 @@ impl Node {
     }
 
     fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) {
+        // Read behind the lock: a step is never earlier than the one before it.
+        let now = self.clock.now();
         let mut effects = std::mem::take(&mut cell.effects);
-        cell.shard.handle(self.clock.now(), name, input, &mut effects);
-        self.carry_out(cell, effects, Some(name), on);
+        cell.shard.handle(now, name, input, &mut effects);
+        self.carry_out(now, cell, effects, Some(name), on);
     }
 
     /// Carries effects out. What may run foreign code is done when the engine is unlocked.
     fn carry_out(
         &self,
+        now: Moment,
         mut cell: std::sync::MutexGuard<'_, Cell>,
         mut effects: Vec<Effect>,
         name: Option<&Name>,
@@ -213,7 +216,6 @@ impl Node {
         let mut wakes: Vec<Wake> = Vec::new();
         let mut notices: Vec<Effect> = Vec::new();
         let mut to_keeper = false;
-        let now = self.clock.now();
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(parcel) => {
@@ -288,7 +290,7 @@ impl Node {
                     cell.effects = effects;
                     break;
                 };
-                self.carry_out(cell, effects, Some(&name), Side::Keeper);
+                self.carry_out(now, cell, effects, Some(&name), Side::Keeper);
             }
         }
     }
@@ -297,8 +299,9 @@ impl Node {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
-            cell.shard.opened(self.clock.now(), &mut effects);
-            self.carry_out(cell, effects, None, Side::Keeper);
+            let now = self.clock.now();
+            cell.shard.opened(now, &mut effects);
+            self.carry_out(now, cell, effects, None, Side::Keeper);
         }
         self.inbox.send_replace(true);
     }
@@ -393,10 +396,11 @@ impl Node {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
-            cell.shard.close(self.clock.now(), &mut effects, |name, effects| {
+            let now = self.clock.now();
+            cell.shard.close(now, &mut effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(cell, effects, None, Side::Keeper);
+            self.carry_out(now, cell, effects, None, Side::Keeper);
         }
     }
 
