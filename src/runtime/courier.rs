@@ -10,7 +10,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -128,19 +128,14 @@ pub(crate) struct Carriage {
     node: Arc<Node>,
     sending: Mutex<Option<Sending>>,
     cargo: Mutex<Vec<(Tag, Name)>>,
-    departed: Arc<Departed>,
+    /// Read before the first byte was written; 0 before that.
+    sent: AtomicU64,
+    /// Of the connection that it was handed to.
+    generation: AtomicU64,
     since: Moment,
     deadline: Moment,
     done: AtomicBool,
     waker: Mutex<Option<Waker>>,
-}
-
-/// What is known once a batch was handed to its connection.
-#[derive(Debug, Default)]
-struct Departed {
-    /// Read before the first byte was written; 0 before that.
-    sent: AtomicU64,
-    generation: AtomicU64,
 }
 
 impl std::fmt::Debug for Carriage {
@@ -206,20 +201,18 @@ impl Courier {
             patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
         }
         let deadline = now + patience;
-        let departed = Arc::new(Departed::default());
         let link = match &state.link {
             LinkState::Open(open) if open.is_alive() => Some(open.link.clone()),
             _ => None,
         };
-        if link.is_some() {
-            departed.generation.store(state.generation, Ordering::Release);
-        }
+        let generation = if link.is_some() { state.generation } else { 0 };
         let carriage = Arc::new(Carriage {
             courier: self.clone(),
             node: node.clone(),
             sending: Mutex::new(None),
             cargo: Mutex::new(cargo),
-            departed: departed.clone(),
+            sent: AtomicU64::new(0),
+            generation: AtomicU64::new(generation),
             since: now,
             deadline,
             done: AtomicBool::new(false),
@@ -230,15 +223,17 @@ impl Courier {
         drop(state);
         let sending: Sending = match link {
             Some(link) => {
-                departed
-                    .sent
-                    .store(node.clock.now().as_nanos(), Ordering::Release);
+                carriage.departs_now();
                 link.apply(self.server.batch(deadline, requests))
             }
-            None => Box::pin(
-                self.clone()
-                    .connect_and_send(node.clone(), departed, deadline, requests),
-            ),
+            None => {
+                // The carriage holds the future, so the future must not hold the carriage.
+                let carriage = Arc::downgrade(&carriage);
+                Box::pin(
+                    self.clone()
+                        .connect_and_send(node.clone(), carriage, deadline, requests),
+                )
+            }
         };
         *lock(&carriage.sending) = Some(sending);
         Some(carriage)
@@ -247,7 +242,7 @@ impl Courier {
     async fn connect_and_send(
         self: Arc<Self>,
         node: Arc<Node>,
-        departed: Arc<Departed>,
+        carriage: Weak<Carriage>,
         deadline: Moment,
         requests: Vec<Request>,
     ) -> Result<Answer, Failure> {
@@ -255,10 +250,10 @@ impl Courier {
             executed: Executed::No,
             error,
         })?;
-        departed.generation.store(generation, Ordering::Release);
-        departed
-            .sent
-            .store(node.clock.now().as_nanos(), Ordering::Release);
+        if let Some(carriage) = carriage.upgrade() {
+            carriage.generation.store(generation, Ordering::Release);
+            carriage.departs_now();
+        }
         link.apply(self.server.batch(deadline, requests)).await
     }
 
@@ -415,7 +410,7 @@ impl Courier {
         }
         observe::connection_lost(node.id, error);
         state.link = LinkState::None;
-        let on_it = |c: &&Arc<Carriage>| c.departed.generation.load(Ordering::Acquire) == generation;
+        let on_it = |c: &&Arc<Carriage>| c.generation.load(Ordering::Acquire) == generation;
         state.under_way.iter().filter(on_it).cloned().collect()
     }
 
@@ -487,6 +482,12 @@ impl Drop for Canary {
 }
 
 impl Carriage {
+    /// To be called before the first byte is written.
+    fn departs_now(&self) {
+        let now = self.node.clock.now();
+        self.sent.store(now.as_nanos(), Ordering::Release);
+    }
+
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.done.load(Ordering::Acquire) {
             return Poll::Ready(());
@@ -537,7 +538,7 @@ impl Carriage {
 
     /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
+        let sent = self.sent.load(Ordering::Acquire) != 0;
         let future = lock(&self.sending).take();
         let Some(mut future) = future else { return };
         let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
@@ -574,8 +575,8 @@ impl Carriage {
     fn arrive(&self, result: Result<Answer, Failure>) {
         let node = &self.node;
         let now = node.clock.now();
-        let sent = Moment::from_nanos(self.departed.sent.load(Ordering::Acquire));
-        let generation = self.departed.generation.load(Ordering::Acquire);
+        let sent = Moment::from_nanos(self.sent.load(Ordering::Acquire));
+        let generation = self.generation.load(Ordering::Acquire);
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
         {
