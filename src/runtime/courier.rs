@@ -36,6 +36,8 @@ const COMPANY: Duration = Duration::from_micros(100);
 const AT_ONCE: Duration = Duration::from_micros(10);
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
+/// So many names are sooner compared with each other than hashed.
+const FEW: usize = 16;
 /// A batch is given this long at least; leases too short to save by then do not count.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// After a failed attempt to connect, others within this time share its error.
@@ -75,6 +77,24 @@ impl State {
             trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(1, SLOTS as u128) as usize,
         };
         self.under_way.len() < slots
+    }
+
+    /// How many of those that wait fit into one batch. It names a key once: a store may read all of its keys before it
+    /// treats the first.
+    fn load(&self) -> usize {
+        let most = self.waiting.len().min(CAP);
+        let names = || {
+            self.waiting
+                .iter()
+                .take(most)
+                .map(|item| &item.parcel.request.name)
+        };
+        if most <= FEW {
+            let is_new = |(at, name): &(usize, &Name)| names().take(*at).all(|before| before != *name);
+            return names().enumerate().take_while(is_new).count();
+        }
+        let mut seen = HashSet::with_capacity(most);
+        names().take_while(|name| seen.insert(*name)).count()
     }
 
     /// Takes the shorter at once and the longer slowly: what is looked for is the wire, not the queue.
@@ -177,17 +197,7 @@ impl Courier {
             return None;
         }
         let now = node.clock.now();
-        let mut load = state.waiting.len().min(CAP);
-        // A batch names a key once: a store may read all of its keys before it treats the first.
-        if load > 1 {
-            let mut names = HashSet::with_capacity(load);
-            load = state
-                .waiting
-                .iter()
-                .take(load)
-                .take_while(|item| names.insert(&item.parcel.request.name))
-                .count();
-        }
+        let load = state.load();
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
         let mut patience = node.options.request_timeout;
