@@ -4,7 +4,6 @@
 //! counting of allocations costs, some nanoseconds for each; differences of the same round are what is meant.
 #![allow(clippy::disallowed_methods)]
 
-#[allow(dead_code)]
 mod support;
 
 use std::alloc::System;

@@ -27,6 +27,8 @@ const BATCH: &str = include_str!("lua/batch.lua");
 
 /// The format of names and pushes.
 const FORMAT: &str = "tenure1";
+/// Where a server keeps the last grant number.
+const CLOCK: &str = "tenure1:clock";
 
 /// A script and the name by which a server knows it.
 #[derive(Debug)]
@@ -61,11 +63,11 @@ impl Names {
         }
     }
 
-    fn write_record(&self, name: &Name, mut out: impl Write) -> std::io::Result<()> {
+    fn append_record(&self, name: &Name, text: &mut Vec<u8>) {
         match name.kind {
             Kind::Lock => {
-                out.write_all(&self.prefix)?;
-                out.write_all(name.key.as_bytes())
+                text.extend_from_slice(&self.prefix);
+                text.extend_from_slice(name.key.as_bytes());
             }
         }
     }
@@ -137,58 +139,53 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .sum();
     let mut cmd = Cmd::with_capacity(7 * requests.len() + 8, bytes + 160);
     cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(2 * requests.len() + 1);
-    // Writing into a command's buffer cannot fail.
-    let mut put = |write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>| {
-        let _ = write(&mut cmd.writer_for_next_arg());
+    let mut word = Vec::with_capacity(128);
+    for request in requests {
+        word.clear();
+        names.append_record(&request.name, &mut word);
+        cmd.arg(&word);
+    }
+    cmd.arg(CLOCK);
+    for request in requests {
+        word.clear();
+        names.append_record(&request.name, &mut word);
+        // Writing into a command's buffer cannot fail.
+        let _ = names.write_queue(&word, cmd.writer_for_next_arg());
+    }
+    let not_after = match batch.not_after {
+        u64::MAX => 0,
+        not_after => not_after.max(1),
     };
-    for request in requests {
-        put(&mut |out| names.write_record(&request.name, out));
-    }
-    put(&mut |out| write!(out, "{FORMAT}:clock"));
-    let mut record = Vec::with_capacity(128);
-    for request in requests {
-        record.clear();
-        let _ = names.write_record(&request.name, &mut record);
-        put(&mut |out| names.write_queue(&record, out));
-    }
-    put(&mut |out| write!(out, "{}", batch.highest));
-    put(&mut |out| {
-        write!(
-            out,
-            "{}",
-            if batch.not_after == u64::MAX {
-                0
-            } else {
-                batch.not_after.max(1)
-            }
-        )
-    });
     let counts = requests.iter().any(|request| request.verb != Verb::Renew);
-    put(&mut |out| {
-        write!(
-            out,
-            "{}{}",
-            if probe { "p" } else { "" },
-            if counts { "q" } else { "" }
-        )
-    });
+    let flags = match (probe, counts) {
+        (false, false) => "",
+        (false, true) => "q",
+        (true, false) => "p",
+        (true, true) => "pq",
+    };
+    cmd.arg(batch.highest).arg(not_after).arg(flags);
     for Request {
         holder, term, verb, ..
     } in requests
     {
         let letter = match verb {
-            Verb::Claim { wait: false } => b"c",
-            Verb::Claim { wait: true } => b"w",
-            Verb::Renew => b"r",
-            Verb::Leave => b"l",
-            Verb::Yield { .. } => b"y",
+            Verb::Claim { wait: false } => "c",
+            Verb::Claim { wait: true } => "w",
+            Verb::Renew => "r",
+            Verb::Leave => "l",
+            Verb::Yield { .. } => "y",
         };
-        put(&mut |out| out.write_all(letter));
-        put(&mut |out| write!(out, "{holder}:"));
-        put(&mut |out| write!(out, "{}", term.lease_ms));
-        put(&mut |out| write!(out, "{}", term.hold_ms()));
+        let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
+            word.clear();
+            holder.append_to(&mut word);
+            word.push(b':');
+            cmd.arg(&word);
+        };
+        cmd.arg(letter);
+        put_holder(&mut cmd, holder);
+        cmd.arg(term.lease_ms).arg(term.hold_ms());
         if let Verb::Yield { to } = verb {
-            put(&mut |out| write!(out, "{to}:"));
+            put_holder(&mut cmd, to);
         }
     }
     cmd
