@@ -58,6 +58,13 @@ struct Cell {
     effects: Vec<Effect>,
 }
 
+/// What is done when the engine is unlocked, as it may run foreign code.
+#[derive(Debug)]
+enum After {
+    Tell(Effect),
+    Wake(Wake),
+}
+
 /// What there is per server.
 #[derive(Debug)]
 struct Lane {
@@ -213,8 +220,7 @@ impl Node {
         name: Option<&Name>,
         on: Side,
     ) {
-        let mut wakes: Vec<Wake> = Vec::new();
-        let mut notices: Vec<Effect> = Vec::new();
+        let mut after: Vec<After> = Vec::new();
         let mut to_keeper = false;
         for effect in effects.drain(..) {
             match effect {
@@ -227,46 +233,51 @@ impl Node {
                     self.lane(route, |lane| lane.courier(side).take(parcel, now, caller));
                 }
                 Effect::Granted(ticket, fence) => {
-                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence))));
+                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence)));
                     if let Some(name) = name {
                         // Here, and not when a push arrives: only the engine knows a forged one.
                         self.lane(self.store.route(name), |lane| {
                             lane.server.heard_number(fence.number());
                         });
-                        observe::granted(name, fence);
                     }
+                    after.push(After::Tell(Effect::Granted(ticket, fence)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Denied(ticket, denial) => {
-                    notices.push(Effect::Denied(ticket, denial.clone()));
-                    wakes.extend(
-                        cell.slots
-                            .remove(&ticket)
-                            .and_then(|slot| slot.decide(Err(denial))),
-                    );
+                    let slot = cell.slots.remove(&ticket);
+                    let wake = slot.and_then(|slot| slot.decide(Err(denial.clone())));
+                    after.push(After::Tell(Effect::Denied(ticket, denial)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Lost(ticket, cause) => {
-                    notices.push(Effect::Lost(ticket, cause));
-                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.end(cause)));
+                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.end(cause));
+                    after.push(After::Tell(Effect::Lost(ticket, cause)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Released(ticket, outcome) => {
-                    if let Some(slot) = cell.slots.remove(&ticket) {
-                        wakes.extend(slot.end(LostCause::Released));
-                        wakes.extend(slot.settle(outcome.clone()));
-                    }
-                    notices.push(Effect::Released(ticket, outcome));
+                    let slot = cell.slots.remove(&ticket);
+                    let wakes =
+                        slot.map(|slot| [slot.end(LostCause::Released), slot.settle(outcome.clone())]);
+                    after.push(After::Tell(Effect::Released(ticket, outcome)));
+                    after.extend(wakes.into_iter().flatten().flatten().map(After::Wake));
                 }
-                Effect::Notice(notice) => notices.push(Effect::Notice(notice)),
+                Effect::Notice(notice) => after.push(After::Tell(Effect::Notice(notice))),
             }
         }
         let due = cell.shard.next_due();
         let is_empty = cell.shard.is_empty();
         cell.effects = effects;
         drop(cell);
-        if let Some(name) = name {
-            notices.iter().for_each(|effect| tell(name, effect));
+        // All is told before anybody runs on because of it.
+        for after in &after {
+            if let (After::Tell(effect), Some(name)) = (after, name) {
+                tell(name, effect);
+            }
         }
-        for wake in wakes {
-            wake.wake();
+        for after in after {
+            if let After::Wake(wake) = after {
+                wake.wake();
+            }
         }
         if to_keeper {
             self.keeper.notify();
@@ -477,6 +488,7 @@ fn tell(name: &Name, effect: &Effect) {
             Notice::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
             _ => {}
         },
-        Effect::Send(_) | Effect::Granted(..) => {}
+        Effect::Granted(_, fence) => observe::granted(name, *fence),
+        Effect::Send(_) => {}
     }
 }
