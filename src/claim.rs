@@ -100,6 +100,7 @@ pub struct Holder {
     pub nonce: u64,
 }
 
+#[cfg(feature = "redis")]
 impl Holder {
     /// Appends the text that [`Display`](fmt::Display) gives, by hand: every request carries it.
     pub(crate) fn append_to(&self, text: &mut Vec<u8>) {
@@ -350,7 +351,7 @@ pub struct Failure {
     pub error: StoreError,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 mod tests {
     use super::*;
 
