@@ -18,6 +18,8 @@ use crate::key::Key;
 pub enum Kind {
     /// An exclusive lock.
     Lock,
+    /// A job whose ticks are run once each. Its claims carry a mark.
+    Job,
 }
 
 impl Kind {
@@ -25,6 +27,7 @@ impl Kind {
     pub fn word(self) -> &'static str {
         match self {
             Kind::Lock => "lock",
+            Kind::Job => "job",
         }
     }
 }
@@ -39,6 +42,11 @@ pub struct Name {
 }
 
 impl Name {
+    /// The name of the job called `key`.
+    pub fn job(key: Key) -> Self {
+        Name { kind: Kind::Job, key }
+    }
+
     /// The name of the exclusive lock on `key`.
     pub fn lock(key: Key) -> Self {
         Name {
@@ -232,7 +240,13 @@ impl Term {
     }
 }
 
-/// What is asked of a store, for one key. See the four verbs.
+/// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
+pub type Mark = u64;
+
+/// The mark of what is no tick.
+pub const NO_TICK: Mark = 0;
+
+/// What is asked of a store, for one key. See the verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// What it is about.
@@ -243,11 +257,13 @@ pub struct Request {
     pub term: Term,
     /// How the lease is shared.
     pub mode: Mode,
+    /// Which tick of a job it is for. [`NO_TICK`] for everything that is no job.
+    pub mark: Mark,
     /// What is asked.
     pub verb: Verb,
 }
 
-/// The four things that can be asked.
+/// The things that can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// The only verb that creates. Free and no live waiter: take it. Else, if `wait`, stand in the queue.
@@ -260,6 +276,9 @@ pub enum Verb {
     Renew,
     /// Owner: hand over to the first live waiter, or delete. Queued: remove.
     Leave,
+    /// The tick has been run to its end: it never runs again. Then as [`Leave`](Self::Leave). Counts for the latest
+    /// winner of the tick even when its record has ended meanwhile, as long as nobody else was granted the job.
+    Finish,
     /// Owner: hand over to the first live waiter and queue again at the end as `to`; if nobody waits, own it as
     /// `to` with a fresh number. Also refused when executed after the batch's not-after.
     Yield {
@@ -273,6 +292,12 @@ pub enum Verb {
 pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
     Granted(Number),
+    /// The job is yours for this tick, under this grant number, and it is the how-manieth attempt at the tick.
+    Won(Number, u32),
+    /// The tick is over: it was run to its end, or a later one was, or it was skipped. Nothing was done.
+    Over,
+    /// By the store's clock the tick comes in so many milliseconds. Nothing was done.
+    Early(u64),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
     /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
@@ -297,7 +322,8 @@ pub struct Batch {
     /// Server time in microseconds after which claims and yields of this batch are refused.
     /// [`u64::MAX`] when there is no bound.
     pub not_after: u64,
-    /// What is asked. No name twice: a store may read all of its keys before it treats the first.
+    /// What is asked. All of one kind, and no name twice: a store may read all of its keys before it treats the
+    /// first.
     pub requests: Vec<Request>,
 }
 
@@ -321,6 +347,8 @@ pub struct Grant {
     pub number: Number,
     /// The claim's lease, in milliseconds.
     pub lease_ms: u64,
+    /// The how-manieth attempt at the tick it is; 0 for what is no tick.
+    pub attempt: u32,
 }
 
 /// What arrives in a node's inbox.

@@ -21,6 +21,9 @@ mod primitives;
 #[cfg(feature = "tower")]
 pub mod middleware;
 
+#[cfg(feature = "scheduler")]
+pub mod scheduler;
+
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -34,4 +37,6 @@ pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
 #[cfg(feature = "testing")]
 pub use runtime::clock::Clock;
+#[cfg(feature = "scheduler")]
+pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;

@@ -92,7 +92,9 @@ impl Locks {
 
     /// Resolves when nothing is held, waited for or under way in this process.
     pub async fn idle(&self) {
-        self.handle.node().idle().await;
+        if !self.handle.node().is_forked() {
+            self.handle.node().idle().await;
+        }
     }
 
     /// Gives everything back and takes no more: waiters get [`Error::Closed`](crate::Error::Closed), guards are lost, and the store is told.
@@ -119,6 +121,11 @@ impl Locks {
     /// How many keys have any state in this process: held, waited for, or being given back.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
+    }
+
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// How many callers wait in this process.

@@ -28,14 +28,29 @@
 //! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
+//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
 //! | `leave_failed` | warn | a dead claim could not be withdrawn; it ends by itself |
+//! | `tick_starts` | debug | a tick of a job is run here |
+//! | `tick` | info | a tick is over for this node; `outcome` says how. Debug when another node ran it |
+//! | `tick_failed` | warn | a job failed or panicked; its tick has ended |
+//! | `tick_waits` | warn | the store cannot be reached, so nobody runs the tick; trying again |
+//! | `tick_untold` | warn | a tick has ended, and the store could not be told |
+//! | `job_refused` | error | a job cannot be run as it is scheduled |
 
 use std::time::Duration;
 
+#[cfg(feature = "scheduler")]
+use tracing::info;
 use tracing::{debug, error, trace, warn};
 
+#[cfg(feature = "scheduler")]
+use crate::claim::Mark;
 use crate::claim::{Fence, Name, NodeId};
+#[cfg(feature = "scheduler")]
+use crate::error::Error;
 use crate::error::{LostCause, StoreError};
+#[cfg(feature = "scheduler")]
+use crate::key::Key;
 
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
@@ -61,7 +76,14 @@ pub const EVENTS: &[&str] = &[
     "server_warning",
     "refused",
     "lease_missing",
+    "parameter_missing",
     "leave_failed",
+    "tick_starts",
+    "tick",
+    "tick_failed",
+    "tick_waits",
+    "tick_untold",
+    "job_refused",
     "keeper_failed",
 ];
 
@@ -184,4 +206,43 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
 #[cfg(feature = "axum")]
 pub(crate) fn lease_missing(path: &str) {
     error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_starts(job: &Key, mark: Mark, attempt: u32) {
+    debug!(target: "tenure", event = "tick_starts", %job, tick_ms = mark, attempt, "running a tick");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
+    if outcome == "elsewhere" {
+        debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+    } else {
+        info!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+    }
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_failed(job: &Key, mark: Mark, why: &str) {
+    warn!(target: "tenure", event = "tick_failed", %job, tick_ms = mark, why, "a job failed");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_waits(job: &Key, mark: Mark, error: &Error) {
+    warn!(target: "tenure", event = "tick_waits", %job, tick_ms = mark, %error, "nobody runs the tick, trying again");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn tick_untold(job: &Key, mark: Mark, error: &Error) {
+    warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark, %error, "the store could not be told of the end");
+}
+
+#[cfg(feature = "scheduler")]
+pub(crate) fn job_refused(job: &Key, why: &dyn std::fmt::Display) {
+    error!(target: "tenure", event = "job_refused", %job, %why, "the job cannot be run");
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn parameter_missing(parameter: &str, path: &str) {
+    error!(target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
 }

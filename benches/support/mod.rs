@@ -1,7 +1,8 @@
 //! What the benches share: pairs of windows, the peer on plain redis-rs, tables and JSON.
 
 // Each binary uses its own part of it, and `pub` says what that part may be.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code)]
+#![allow(unreachable_pub)]
 
 #[path = "../../tests/live/server.rs"]
 pub mod server;

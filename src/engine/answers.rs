@@ -3,7 +3,9 @@
 //! The rules that safety hangs on are here; each was found by breaking the design without it. See DESIGN in the
 //! README's "how it works", and the simulator's planted mistakes.
 
-use crate::claim::{Executed, Grant, Number, Reply, Term};
+use std::time::Duration;
+
+use crate::claim::{Executed, Grant, NO_TICK, Number, Reply, Term};
 use crate::engine::desk::{Desk, Phase, What, Whose, Yielded};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Cx;
@@ -32,6 +34,14 @@ impl Desk {
         match (asking.what, reply) {
             (What::Leave, reply) => self.left(cx, at, reply),
             (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
+            (what, Reply::Won(number, attempt)) => {
+                self.claims[at].attempt = attempt;
+                self.granted(cx, at, what, sent, number);
+            }
+            (What::Claim { .. } | What::Renew, Reply::Over) => self.refused_tick(cx, at, Denial::Over),
+            (What::Claim { .. } | What::Renew, Reply::Early(left)) => {
+                self.refused_tick(cx, at, Denial::Early(ms(left)));
+            }
             (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
             (What::Yield, reply) => self.yield_refused(cx, at, reply),
             (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
@@ -39,11 +49,11 @@ impl Desk {
                 let claim = self.claims.swap_remove(at);
                 self.deny_all(cx, claim.whose, StoreError::refused(refusal));
             }
-            (What::Claim { wait }, _) => {
+            (What::Claim { .. }, _) => {
                 cx.effects.push(Effect::Notice(Notice::Late));
                 let whose = self.claims[at].whose;
                 self.fails += 1;
-                self.anew(cx, at, whose, wait);
+                self.anew(cx, at, whose);
             }
             (What::Renew, Reply::Refused(refusal)) => {
                 self.renew_failed(cx, at, StoreError::refused(refusal));
@@ -112,6 +122,7 @@ impl Desk {
             Phase::Asked | Phase::Queued { .. } => {
                 claim.phase = Phase::Queued { t0: sent };
                 self.fails = 0;
+                self.outage = None;
                 self.schedule_wait(cx, at, left);
                 self.deny_the_impatient(cx);
             }
@@ -122,15 +133,33 @@ impl Desk {
         }
     }
 
+    /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
+    fn refused_tick(&mut self, cx: &mut Cx<'_>, at: usize, denial: Denial) {
+        match (&self.claims[at].phase, self.claims[at].whose) {
+            (Phase::Held(_), _) => self.lose(cx, at, LostCause::Gone),
+            (Phase::Leaving { .. }, _) => {}
+            (_, whose) => {
+                self.claims.swap_remove(at);
+                if let Whose::Solo(ticket) = whose {
+                    cx.effects.push(Effect::Denied(ticket, denial));
+                }
+            }
+        }
+    }
+
     fn busy(&mut self, cx: &mut Cx<'_>, at: usize, waited: bool, left: Option<u64>) {
         let claim = self.claims.swap_remove(at);
         match claim.whose {
-            Whose::Fixed(ticket) if waited => self.fixed.push((ticket, claim.term, true)),
-            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
+            // A tick that comes while an earlier one runs is skipped, however patient.
+            Whose::Solo(ticket) if claim.want.mark != NO_TICK => {
+                return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
+            }
+            Whose::Solo(ticket) if waited => self.solos.push((ticket, claim.want)),
+            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
             Whose::Cohort => self.deny_the_impatient(cx),
             Whose::Nobody => {}
         }
-        if waited {
+        if waited && claim.want.mark == NO_TICK {
             // Only a store that cannot queue says so to a claim that would wait.
             let third = ms(claim.term.lease_ms) / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
@@ -150,8 +179,9 @@ impl Desk {
             return;
         };
         if let Some(ticket) = release.take() {
-            // "Not there" on a repeat may be our own first try: the lease was good when that was sent.
-            let kept = reply == Reply::Done || claim.fails > 0;
+            // "Not there" on a repeat may be our own first try: the lease was good when that was sent. Not so for a
+            // tick: the store knows its latest winner after it has left, so another has it, or had it.
+            let kept = reply == Reply::Done || (claim.fails > 0 && !claim.finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -198,16 +228,16 @@ impl Desk {
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
                 cx.effects.push(Effect::Notice(Notice::Requeued));
-                let (whose, wait) = (claim.whose, claim.wait);
-                self.anew(cx, at, whose, wait);
+                let whose = claim.whose;
+                self.anew(cx, at, whose);
             }
         }
     }
 
     /// Ends a number for which somebody still waits; they are claimed for under the next.
-    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose, wait: bool) {
+    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose) {
         let claim = &mut self.claims[at];
-        let term = claim.term;
+        let want = claim.want;
         match claim.ghost_until.take() {
             Some(until) => {
                 cx.effects.push(Effect::Notice(Notice::GhostLeft));
@@ -227,8 +257,8 @@ impl Desk {
             let error = StoreError::new(StoreErrorKind::TimedOut, "claims reach the store too late");
             return self.deny_all(cx, whose, error);
         }
-        if let Whose::Fixed(ticket) = whose {
-            self.fixed.push((ticket, term, wait));
+        if let Whose::Solo(ticket) = whose {
+            self.solos.push((ticket, want));
         }
     }
 
@@ -268,6 +298,7 @@ impl Desk {
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
         if let Some(yielded) = self.claims[at].yielded.take() {
             cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+            self.outage.get_or_insert(cx.now);
             self.bury(cx, yielded);
         }
         let claim = &mut self.claims[at];
@@ -293,8 +324,8 @@ impl Desk {
                 let claim = self.claims.swap_remove(at);
                 let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
                 match whose {
-                    _ if !again => self.deny_all(cx, whose, error),
-                    Whose::Fixed(ticket) => self.fixed.push((ticket, claim.term, claim.wait)),
+                    _ if !again => self.deny_or_wait(cx, whose, claim.lease(), error),
+                    Whose::Solo(ticket) => self.solos.push((ticket, claim.want)),
                     // A line is claimed for anew by itself.
                     Whose::Cohort | Whose::Nobody => {}
                 }
@@ -325,11 +356,11 @@ impl Desk {
                 self.ask(cx, at, What::Renew);
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                let whose = claim.whose;
+                let (whose, lease) = (claim.whose, claim.lease());
                 self.claims[at].whose = Whose::Nobody;
                 self.leave(cx, at, None);
                 self.claims[at].fails = 1;
-                self.deny_all(cx, whose, error);
+                self.deny_or_wait(cx, whose, lease, error);
             }
         }
     }
@@ -357,6 +388,27 @@ impl Desk {
         }
     }
 
+    /// A line whose lease was yielded had waited before the store went away, and waits through an outage of up to a
+    /// lease as a queued claim does. Whoever comes to a store that is away hears of it at once.
+    fn deny_or_wait(&mut self, cx: &mut Cx<'_>, whose: Whose, lease: Duration, error: StoreError) {
+        let rides_out = self.outage.is_some_and(|since| cx.now.since(since) < lease)
+            && !matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        if whose != Whose::Cohort || !rides_out {
+            self.outage = None;
+            return self.deny_all(cx, whose, error);
+        }
+        self.fails = 0;
+        self.line.retain(|(ticket, want)| {
+            if !want.wait {
+                cx.effects
+                    .push(Effect::Denied(*ticket, Denial::Store(error.clone())));
+            }
+            want.wait
+        });
+        self.reclaim = Some(cx.now + cx.source.jittered(lease / 16));
+        cx.effects.push(Effect::Notice(Notice::WaitFailed { error }));
+    }
+
     /// Everybody for whom the claim was hears of the error.
     fn deny_all(&mut self, cx: &mut Cx<'_>, whose: Whose, error: StoreError) {
         match whose {
@@ -367,7 +419,7 @@ impl Desk {
                         .push(Effect::Denied(ticket, Denial::Store(error.clone())));
                 }
             }
-            Whose::Fixed(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
+            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
             Whose::Nobody => {}
         }
     }
@@ -394,10 +446,11 @@ impl Desk {
             Phase::Leaving { .. } => return cx.effects.push(Effect::Notice(Notice::PushStale)),
         };
         claim.ghost_until = None;
+        claim.attempt = grant.attempt;
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.
-        let confirm = matches!(claim.whose, Whose::Fixed(_)) || !cx.source.rules.final_push;
+        let confirm = claim.want.fixed || !cx.source.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.effects.push(Effect::Notice(Notice::PushConfirming));
             claim.phase = Phase::Confirming;
@@ -434,5 +487,98 @@ impl Desk {
             self.claims[at].whose = Whose::Cohort;
             self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::{Name, NodeId};
+    use crate::engine::shard::Shard;
+    use crate::engine::{Input, Rules, Ticket, Want};
+    use crate::key::Key;
+
+    #[test]
+    fn a_line_rides_out_an_outage_of_up_to_a_lease_at_a_yield() {
+        let (mut now, mut effects) = (Moment::from_nanos(1), Vec::new());
+        let rules = Rules {
+            burst: 1,
+            ..Rules::default()
+        };
+        let mut shard = Shard::new(NodeId::numbered(1), 0, 1, 1, rules);
+        let name = Name::lock(Key::from("a"));
+        let term = Term {
+            lease_ms: 1000,
+            margin_ms: 250,
+        };
+        let want = Want {
+            term,
+            wait: true,
+            fixed: false,
+            mark: NO_TICK,
+            limit: 10,
+        };
+        let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();
+        for ticket in &tickets {
+            shard.handle(now, &name, Input::Lock(*ticket, want), &mut effects);
+        }
+        let sent = |effects: &[Effect]| {
+            let mut parcels = effects.iter().rev().filter_map(|effect| match effect {
+                Effect::Send(parcel) if parcel.request.verb != crate::claim::Verb::Leave => Some(parcel.tag),
+                _ => None,
+            });
+            parcels.next().expect("a request")
+        };
+        let tag = sent(&effects);
+        let reply = Reply::Granted(7);
+        shard.handle(
+            now,
+            &name,
+            Input::Answered {
+                tag,
+                sent: now,
+                reply,
+            },
+            &mut effects,
+        );
+        // Once handed on, then yielded.
+        shard.handle(now, &name, Input::Release(tickets[0]), &mut effects);
+        shard.handle(now, &name, Input::Release(tickets[1]), &mut effects);
+        let began = now;
+        let mut denied_after = None;
+        let mut tag = sent(&effects);
+        while denied_after.is_none() {
+            assert!(now.since(began) < ms(3000), "neither served nor denied");
+            effects.clear();
+            let error = StoreError::new(StoreErrorKind::Unreachable, "refused");
+            let failed = Input::Failed {
+                tag,
+                executed: Executed::No,
+                late_after: now,
+                error,
+            };
+            shard.handle(now, &name, failed, &mut effects);
+            if effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Denied(_, Denial::Store(_))))
+            {
+                denied_after = Some(now.since(began));
+                break;
+            }
+            // Until the line is claimed for again.
+            effects.clear();
+            while !effects
+                .iter()
+                .any(|e| matches!(e, Effect::Send(p) if matches!(p.request.verb, crate::claim::Verb::Claim { .. })))
+            {
+                now = shard.next_due().expect("something is due").max(now + ms(1));
+                let _ = shard.wake_next(now, &mut effects);
+            }
+            tag = sent(&effects);
+        }
+        assert!(
+            denied_after.is_some_and(|after| after >= ms(1000)),
+            "{denied_after:?}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::claim::{ClaimNo, Fence, Holder, Mode, Number, Request, Term, Verb};
+use crate::claim::{ClaimNo, Fence, Holder, Mode, NO_TICK, Number, Request, Term, Verb};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Cx;
 use crate::engine::{Denial, Effect, Flaw, Input, Notice, Outcome, Parcel, Tag, Ticket, Want, ms};
@@ -14,12 +14,14 @@ use crate::error::LostCause;
 pub(crate) struct Desk {
     /// Callers that share the cohort's claim, in order of their tickets.
     pub(crate) line: VecDeque<(Ticket, Want)>,
-    /// Callers that want a fixed lease and have no claim yet: their term, and whether they wait.
-    pub(crate) fixed: Vec<(Ticket, Term, bool)>,
+    /// Callers that want a claim of their own and have none yet.
+    pub(crate) solos: Vec<(Ticket, Want)>,
     /// Every claim that is not over. At most one of them is the cohort's.
     pub(crate) claims: Vec<Claim>,
     /// Where the store cannot queue: when to claim anew.
     pub(crate) reclaim: Option<Moment>,
+    /// Since when the store has been failing a line that had waited before.
+    pub(crate) outage: Option<Moment>,
     /// Failures in a row of claims for the line.
     pub(crate) fails: u32,
     /// The timer that the shard keeps for this key.
@@ -32,8 +34,12 @@ pub(crate) struct Claim {
     pub(crate) holder: Holder,
     pub(crate) term: Term,
     pub(crate) whose: Whose,
-    /// Stands in the queue if it must.
-    pub(crate) wait: bool,
+    /// What it was made with: whether it stands in the queue if it must, whether it is renewed, and its tick.
+    pub(crate) want: Want,
+    /// The how-manieth attempt at its tick it is.
+    pub(crate) attempt: u32,
+    /// Its tick was run to the end.
+    pub(crate) finished: bool,
     pub(crate) phase: Phase,
     /// When its first request was handed out: never later than it was sent.
     pub(crate) asked: Moment,
@@ -55,8 +61,8 @@ pub(crate) struct Claim {
 pub(crate) enum Whose {
     /// For whoever is first in the line.
     Cohort,
-    /// For one caller, for a fixed time.
-    Fixed(Ticket),
+    /// For one caller: a fixed lease, or a tick.
+    Solo(Ticket),
     /// For nobody any more.
     Nobody,
 }
@@ -114,6 +120,25 @@ pub(crate) struct Held {
 }
 
 impl Claim {
+    fn new(holder: Holder, whose: Whose, want: Want, now: Moment) -> Self {
+        Claim {
+            holder,
+            term: want.term,
+            whose,
+            want,
+            attempt: 0,
+            finished: false,
+            phase: Phase::Asked,
+            asked: now,
+            asking: None,
+            seq: 0,
+            act: None,
+            fails: 0,
+            ghost_until: None,
+            yielded: None,
+        }
+    }
+
     pub(crate) fn lease(&self) -> Duration {
         ms(self.term.lease_ms)
     }
@@ -136,7 +161,8 @@ impl Desk {
         match input {
             Input::Lock(ticket, want) => self.lock(cx, ticket, want),
             Input::Cancel(ticket) => self.cancel(cx, ticket),
-            Input::Release(ticket) => self.release(cx, ticket),
+            Input::Release(ticket) => self.release(cx, ticket, false),
+            Input::Finish(ticket) => self.release(cx, ticket, true),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
@@ -152,7 +178,7 @@ impl Desk {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.fixed.is_empty() && self.claims.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -166,6 +192,13 @@ impl Desk {
             .filter_map(Claim::held)
             .find(|held| held.ticket == ticket)?;
         (now < held.deadline).then(|| held.deadline.since(now))
+    }
+
+    pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
+        let mut claims = self.claims.iter();
+        claims
+            .find(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
+            .map_or(0, |claim| claim.attempt)
     }
 
     pub(crate) fn fence(&self, now: Moment, ticket: Ticket) -> Option<Fence> {
@@ -196,6 +229,10 @@ impl Desk {
     // What callers do.
 
     fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
+        if want.mark != NO_TICK {
+            // The store alone knows what became of a tick.
+            return self.solos.push((ticket, want));
+        }
         if !want.wait && self.is_taken() {
             return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
         }
@@ -206,7 +243,7 @@ impl Desk {
                 .push(Effect::Denied(ticket, Denial::QueueFull { waiting }));
         }
         if want.fixed {
-            self.fixed.push((ticket, want.term, want.wait));
+            self.solos.push((ticket, want));
         } else {
             self.line.push_back((ticket, want));
         }
@@ -217,8 +254,8 @@ impl Desk {
             self.line.remove(at);
             return;
         }
-        self.fixed.retain(|(fixed, ..)| *fixed != ticket);
-        if let Some(at) = self.position(|claim| claim.whose == Whose::Fixed(ticket) && claim.held().is_none())
+        self.solos.retain(|(solo, _)| *solo != ticket);
+        if let Some(at) = self.position(|claim| claim.whose == Whose::Solo(ticket) && claim.held().is_none())
         {
             self.claims[at].whose = Whose::Nobody;
         } else if let Some(at) = self.held_by(ticket) {
@@ -226,9 +263,12 @@ impl Desk {
         }
     }
 
-    fn release(&mut self, cx: &mut Cx<'_>, ticket: Ticket) {
+    fn release(&mut self, cx: &mut Cx<'_>, ticket: Ticket, finished: bool) {
         match self.held_by(ticket) {
-            Some(at) => self.give_back(cx, at, Some(ticket)),
+            Some(at) => {
+                self.claims[at].finished = finished;
+                self.give_back(cx, at, Some(ticket));
+            }
             None => cx.effects.push(Desk::released_too_late(ticket)),
         }
     }
@@ -268,7 +308,7 @@ impl Desk {
             let claim = &self.claims[at];
             let wanted = match claim.whose {
                 Whose::Cohort => !self.line.is_empty() || claim.held().is_some(),
-                Whose::Fixed(_) => true,
+                Whose::Solo(_) => true,
                 Whose::Nobody => false,
             };
             match claim.phase {
@@ -288,14 +328,15 @@ impl Desk {
         if self.reclaim.is_some() || self.is_first_leave_under_way() {
             return;
         }
-        for (ticket, term, wait) in std::mem::take(&mut self.fixed) {
-            self.claim(cx, Whose::Fixed(ticket), term, wait);
+        for (ticket, want) in std::mem::take(&mut self.solos) {
+            self.claim(cx, Whose::Solo(ticket), want);
         }
         let is_pursued = self
             .position(|claim| claim.whose == Whose::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
         if let (None, Some((_, head))) = (is_pursued, self.line.front()) {
-            let (term, wait) = (head.term, self.line.iter().any(|(_, want)| want.wait));
-            self.claim(cx, Whose::Cohort, term, wait);
+            let wait = self.line.iter().any(|(_, want)| want.wait);
+            let want = Want { wait, ..*head };
+            self.claim(cx, Whose::Cohort, want);
         }
     }
 
@@ -306,29 +347,18 @@ impl Desk {
         })
     }
 
-    fn claim(&mut self, cx: &mut Cx<'_>, whose: Whose, term: Term, wait: bool) {
+    fn claim(&mut self, cx: &mut Cx<'_>, whose: Whose, want: Want) {
         let holder = cx.source.holder();
-        self.claims.push(Claim {
-            holder,
-            term,
-            whose,
-            wait,
-            phase: Phase::Asked,
-            asked: cx.now,
-            asking: None,
-            seq: 0,
-            act: None,
-            fails: 0,
-            ghost_until: None,
-            yielded: None,
-        });
-        self.ask(cx, self.claims.len() - 1, What::Claim { wait });
+        self.claims.push(Claim::new(holder, whose, want, cx.now));
+        self.ask(cx, self.claims.len() - 1, What::Claim { wait: want.wait });
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
     pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
         let claim = &mut self.claims[at];
-        let until = claim.ghost_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        // That a tick is over is worth telling for longer than it would stand in anybody's way.
+        let patience = if claim.finished { 8 } else { 1 };
+        let until = claim.ghost_until.unwrap_or(cx.now).max(cx.now) + patience * claim.hold();
         if cx.source.rules.flaw == Some(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
             claim.whose = Whose::Cohort;
         } else {
@@ -345,23 +375,16 @@ impl Desk {
         if cx.source.rules.flaw == Some(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
-        self.claims.push(Claim {
-            holder,
+        let want = Want {
             term,
-            whose: Whose::Cohort,
             wait: true,
-            phase: Phase::Asked,
-            asked: cx.now,
-            asking: None,
+            ..old.want
+        };
+        let (from, term) = (old.holder, old.term);
+        self.claims.push(Claim {
             seq: old.seq,
-            act: None,
-            fails: 0,
-            ghost_until: None,
-            yielded: Some(Yielded {
-                from: old.holder,
-                term: old.term,
-                release,
-            }),
+            yielded: Some(Yielded { from, term, release }),
+            ..Claim::new(holder, Whose::Cohort, want, cx.now)
         });
         cx.effects.push(Effect::Notice(Notice::Yielded));
         self.ask(cx, self.claims.len() - 1, What::Yield);
@@ -370,23 +393,22 @@ impl Desk {
     /// A dead number that was the older half of a yield, to be left.
     pub(crate) fn bury(&mut self, cx: &mut Cx<'_>, yielded: Yielded) {
         let until = cx.now + ms(yielded.term.hold_ms());
-        self.claims.push(Claim {
-            holder: yielded.from,
+        let want = Want {
             term: yielded.term,
-            whose: Whose::Nobody,
             wait: false,
+            fixed: false,
+            mark: NO_TICK,
+            limit: 0,
+        };
+        self.claims.push(Claim {
             phase: Phase::Leaving {
                 release: yielded.release,
                 until,
             },
-            asked: cx.now,
-            asking: None,
             seq: 1 << 16,
-            act: None,
             // Not its first try: nobody should wait for it.
             fails: 1,
-            ghost_until: None,
-            yielded: None,
+            ..Claim::new(yielded.from, Whose::Nobody, want, cx.now)
         });
         self.ask(cx, self.claims.len() - 1, What::Leave);
     }
@@ -400,6 +422,7 @@ impl Desk {
         let (verb, holder) = match what {
             What::Claim { wait } => (Verb::Claim { wait }, claim.holder),
             What::Renew => (Verb::Renew, claim.holder),
+            What::Leave if claim.finished => (Verb::Finish, claim.holder),
             What::Leave => (Verb::Leave, claim.holder),
             What::Yield => {
                 let from = claim
@@ -412,7 +435,7 @@ impl Desk {
         let caller = match (&claim.phase, claim.whose) {
             // After a failure the keeper's connection is tried.
             _ if claim.fails > 0 => None,
-            (Phase::Asked, Whose::Fixed(ticket)) => Some(ticket),
+            (Phase::Asked, Whose::Solo(ticket)) => Some(ticket),
             (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
             (Phase::Leaving { release, .. }, _) => *release,
             _ => None,
@@ -422,6 +445,7 @@ impl Desk {
             _ => claim.lease(),
         };
         let request = Request {
+            mark: claim.want.mark,
             name: cx.name.clone(),
             holder,
             term: claim.term,
@@ -448,6 +472,7 @@ impl Desk {
     /// The lease is the node's: whoever is first in the line starts, or it is left again.
     pub(crate) fn start(&mut self, cx: &mut Cx<'_>, at: usize, number: Number, deadline: Moment) {
         self.fails = 0;
+        self.outage = None;
         let claim = &mut self.claims[at];
         claim.fails = 0;
         claim.ghost_until = None;
@@ -461,7 +486,7 @@ impl Desk {
         }
         let ticket = match claim.whose {
             Whose::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
-            Whose::Fixed(ticket) => Some(ticket),
+            Whose::Solo(ticket) => Some(ticket),
             Whose::Nobody => None,
         };
         let Some(ticket) = ticket else {
@@ -507,14 +532,14 @@ impl Desk {
         for (ticket, _) in self.line.drain(..) {
             cx.effects.push(Effect::Denied(ticket, Denial::Closed));
         }
-        for (ticket, ..) in self.fixed.drain(..) {
+        for (ticket, _) in self.solos.drain(..) {
             cx.effects.push(Effect::Denied(ticket, Denial::Closed));
         }
         for at in (0..self.claims.len()).rev() {
             match (&self.claims[at].phase, self.claims[at].whose) {
                 (Phase::Held(_), _) => self.lose(cx, at, LostCause::Shutdown),
                 (Phase::Leaving { .. }, _) => {}
-                (_, Whose::Fixed(ticket)) => {
+                (_, Whose::Solo(ticket)) => {
                     cx.effects.push(Effect::Denied(ticket, Denial::Closed));
                     self.claims[at].whose = Whose::Nobody;
                 }
@@ -537,11 +562,11 @@ impl Desk {
     }
 
     fn waiting(&self) -> usize {
-        let fixed = self
+        let solos = self
             .claims
             .iter()
-            .filter(|c| matches!(c.whose, Whose::Fixed(_)) && c.held().is_none());
-        self.line.len() + self.fixed.len() + fixed.count()
+            .filter(|c| matches!(c.whose, Whose::Solo(_)) && c.held().is_none());
+        self.line.len() + self.solos.len() + solos.count()
     }
 
     fn held_by(&self, ticket: Ticket) -> Option<usize> {

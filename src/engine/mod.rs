@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use crate::claim::{ClaimNo, Executed, Fence, Grant, Name, Reply, Request, Term};
+use crate::claim::{ClaimNo, Executed, Fence, Grant, Mark, Name, Reply, Request, Term};
 use crate::engine::moment::Moment;
 use crate::error::{LostCause, StoreError};
 
@@ -37,6 +37,9 @@ pub struct Want {
     pub wait: bool,
     /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
     pub fixed: bool,
+    /// The tick that it is for, or [`NO_TICK`](crate::claim::NO_TICK). A tick has a claim of its own, which is
+    /// renewed and never handed on locally.
+    pub mark: Mark,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
 }
@@ -59,6 +62,8 @@ pub enum Input {
     Cancel(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
+    /// The same, and the tick was run to its end.
+    Finish(Ticket),
     /// The store answered a request that was sent at `sent`.
     Answered {
         /// Which request.
@@ -125,6 +130,10 @@ pub enum Denial {
     },
     /// The store did not do it.
     Store(StoreError),
+    /// The tick is over: it was run, or skipped.
+    Over,
+    /// By the store's clock the tick comes only after this.
+    Early(Duration),
     /// The node is closing.
     Closed,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::engine::desk::{Desk, Phase, What, Whose};
+use crate::engine::desk::{Desk, Phase, What};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Cx;
 use crate::engine::{Effect, Flaw, Notice, ms};
@@ -20,7 +20,7 @@ impl Desk {
         claims
             .chain(
                 self.reclaim
-                    .filter(|_| !self.line.is_empty() || !self.fixed.is_empty()),
+                    .filter(|_| !self.line.is_empty() || !self.solos.is_empty()),
             )
             .min()
     }
@@ -60,7 +60,7 @@ impl Desk {
                 if asking && cx.source.rules.flaw == Some(Flaw::LateRenewalRevives) {
                     continue;
                 }
-                let fixed = matches!(self.claims[at].whose, Whose::Fixed(_));
+                let fixed = self.claims[at].want.fixed;
                 self.lose(
                     cx,
                     at,
@@ -89,7 +89,7 @@ impl Desk {
         let third = claim.lease() / 3;
         if let Phase::Held(held) = &claim.phase {
             let left = held.deadline.since(cx.now);
-            claim.act = (claim.whose == Whose::Cohort).then(|| cx.now + left.saturating_sub(2 * third));
+            claim.act = (!claim.want.fixed).then(|| cx.now + left.saturating_sub(2 * third));
         }
     }
 

@@ -90,7 +90,9 @@ impl Shard {
                 }
                 // Only these begin anything. All else is about what is over.
                 (Input::Lock(..) | Input::Pushed(_), _) => self.desks.entry(name.clone()).or_default(),
-                (Input::Release(ticket), _) => return effects.push(Desk::released_too_late(*ticket)),
+                (Input::Release(ticket) | Input::Finish(ticket), _) => {
+                    return effects.push(Desk::released_too_late(*ticket));
+                }
                 _ => return,
             },
         };
@@ -138,8 +140,9 @@ impl Shard {
     }
 
     /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
-    pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        self.each(|desk, cx| desk.opened(cx), now, effects, |_, _| {});
+    /// `told` hears of the effects name by name.
+    pub fn opened(&mut self, now: Moment, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.each(|desk, cx| desk.opened(cx), now, effects, told);
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
@@ -152,6 +155,11 @@ impl Shard {
     /// What is left of a holder's lease, if it still holds.
     pub fn remaining(&self, now: Moment, name: &Name, ticket: Ticket) -> Option<Duration> {
         self.desks.get(name)?.remaining(now, ticket)
+    }
+
+    /// The how-manieth attempt at its tick a holder makes.
+    pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        self.desks.get(name).map_or(0, |desk| desk.attempt(ticket))
     }
 
     /// The fence of a holder, if it still holds.

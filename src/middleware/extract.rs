@@ -15,9 +15,11 @@ use crate::middleware::layer::LockLayer;
 use crate::observe;
 use crate::primitives::guard::Lease;
 
-/// Makes the key from what axum's extractors find. Made by [`LockLayer::from_extractors`].
-pub struct FromExtractors<F, T> {
+/// Makes the key from what axum's extractors find. Made by [`LockLayer::from_extractors`] and
+/// [`LockLayer::from_extractors_with_state`].
+pub struct FromExtractors<F, T, S = ()> {
     key: F,
+    state: S,
     extractors: PhantomData<fn() -> T>,
 }
 
@@ -27,7 +29,8 @@ where
     T: 'static,
 {
     /// Locks the key that `key` makes of axum's extractors: up to eight that need no body and no state. One that fails
-    /// answers with its own rejection. They see what the handler would see, so that a path parameter comes decoded.
+    /// answers with its own rejection. They see what the handler would see, so that a path parameter comes decoded. For
+    /// `State` see [`from_extractors_with_state`](Self::from_extractors_with_state).
     ///
     /// ```
     /// use axum::{Router, extract::Path, routing::post};
@@ -39,38 +42,75 @@ where
     /// let app: Router = Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer);
     /// ```
     pub fn from_extractors(locks: &Locks, key: F) -> Self {
+        LockLayer::from_extractors_with_state(locks, (), key)
+    }
+}
+
+impl<F, T, S> LockLayer<FromExtractors<F, T, S>>
+where
+    F: ExtractorFn<T, S>,
+    T: 'static,
+    S: Clone + Send + Sync + 'static,
+{
+    /// [`from_extractors`](LockLayer::from_extractors) for extractors that need the router's state. A layer is made
+    /// before the router is given its state, so it is given a clone.
+    ///
+    /// ```
+    /// use axum::{Router, extract::{Path, State}, routing::post};
+    /// use tenure::{LockLayer, Locks};
+    ///
+    /// #[derive(Clone)]
+    /// struct App {
+    ///     region: &'static str,
+    /// }
+    ///
+    /// # async fn withdraw() {}
+    /// # let locks = Locks::memory();
+    /// let app = App { region: "eu" };
+    /// let layer = LockLayer::from_extractors_with_state(
+    ///     &locks,
+    ///     app.clone(),
+    ///     |State(app): State<App>, Path(id): Path<u64>| format!("account:{}:{id}", app.region),
+    /// );
+    /// let app: Router =
+    ///     Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer).with_state(app);
+    /// ```
+    pub fn from_extractors_with_state(locks: &Locks, state: S, key: F) -> Self {
         LockLayer::new(
             locks,
             FromExtractors {
                 key,
+                state,
                 extractors: PhantomData,
             },
         )
     }
 }
 
-/// A closure over extractors that returns a key: what [`LockLayer::from_extractors`] takes.
+/// A closure over extractors that returns a key: what [`LockLayer::from_extractors`] takes. `S` is the router's state.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of extractors",
-    note = "give a closure whose arguments have types, `|Path(id): Path<u64>|`, that can be cloned and sent, takes one to eight `FromRequestParts<()>`, and returns a `String`, a `Key`, an `Option` or a `Result` of one"
+    note = "give a closure whose arguments have types, `|Path(id): Path<u64>|`, that can be cloned and sent, takes one to eight extractors, and returns a `String`, a `Key`, an `Option` or a `Result` of one",
+    note = "extractors that need the router's state, `State` for one, go into `LockLayer::from_extractors_with_state`"
 )]
-pub trait ExtractorFn<T>: Clone + Send + Sync + 'static {
+pub trait ExtractorFn<T, S = ()>: Clone + Send + Sync + 'static {
     /// Runs the extractors in order, then the closure.
-    fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send;
+    fn key(&self, parts: &mut Parts, state: &S) -> impl Future<Output = LockKey> + Send;
 }
 
 macro_rules! extractor_fn {
     ($($T:ident)+) => {
         #[allow(non_snake_case)]
-        impl<F, R, $($T),+> ExtractorFn<($($T,)+)> for F
+        impl<F, R, S, $($T),+> ExtractorFn<($($T,)+), S> for F
         where
             F: Fn($($T),+) -> R + Clone + Send + Sync + 'static,
             R: IntoLockKey,
-            $($T: FromRequestParts<()> + Send,)+
+            S: Send + Sync,
+            $($T: FromRequestParts<S> + Send,)+
         {
-            async fn key(&self, parts: &mut Parts) -> LockKey {
+            async fn key(&self, parts: &mut Parts, state: &S) -> LockKey {
                 $(
-                    let $T = match $T::from_request_parts(parts, &()).await {
+                    let $T = match $T::from_request_parts(parts, state).await {
                         Ok(found) => found,
                         Err(rejection) => return LockKey::refuse(rejection.into_response()),
                     };
@@ -90,24 +130,30 @@ extractor_fn!(T1 T2 T3 T4 T5 T6);
 extractor_fn!(T1 T2 T3 T4 T5 T6 T7);
 extractor_fn!(T1 T2 T3 T4 T5 T6 T7 T8);
 
-impl<F: ExtractorFn<T>, T: 'static> KeySource for FromExtractors<F, T> {
+impl<F, T, S> KeySource for FromExtractors<F, T, S>
+where
+    F: ExtractorFn<T, S>,
+    T: 'static,
+    S: Clone + Send + Sync + 'static,
+{
     type Key = LockKey;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
-        self.key.key(parts)
+        self.key.key(parts, &self.state)
     }
 }
 
-impl<F: Clone, T> Clone for FromExtractors<F, T> {
+impl<F: Clone, T, S: Clone> Clone for FromExtractors<F, T, S> {
     fn clone(&self) -> Self {
         FromExtractors {
             key: self.key.clone(),
+            state: self.state.clone(),
             extractors: PhantomData,
         }
     }
 }
 
-impl<F, T> std::fmt::Debug for FromExtractors<F, T> {
+impl<F, T, S> std::fmt::Debug for FromExtractors<F, T, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("FromExtractors")
     }

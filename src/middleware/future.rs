@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{Request, Response};
 use pin_project::pin_project;
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -13,7 +14,7 @@ use tower::Service;
 
 use crate::middleware::body::ResponseBody;
 use crate::middleware::layer::OnLost;
-use crate::middleware::refusal::Refused;
+use crate::middleware::refusal::{Refusals, Refused};
 use crate::middleware::service::Entered;
 use crate::observe;
 use crate::primitives::guard::Guard;
@@ -33,6 +34,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub struct ResponseFuture<S: Service<Request<B>>, B> {
     #[pin]
     state: State<S, B>,
+    refusals: Refusals,
 }
 
 // The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
@@ -76,7 +78,13 @@ enum State<S: Service<Request<B>>, B> {
 type Lost = Option<WaitForCancellationFutureOwned>;
 
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
-    pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, on_lost: OnLost) -> Self {
+    pub(super) fn locked(
+        door: Boxed<Entered>,
+        inner: S,
+        body: B,
+        on_lost: OnLost,
+        refusals: Refusals,
+    ) -> Self {
         ResponseFuture {
             state: State::Entering {
                 door,
@@ -84,10 +92,11 @@ impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
                 body,
                 on_lost,
             },
+            refusals,
         }
     }
 
-    pub(super) fn unlocked(inner: S, request: Request<B>) -> Self {
+    pub(super) fn unlocked(inner: S, request: Request<B>, refusals: Refusals) -> Self {
         let state = State::Readying {
             inner,
             request,
@@ -95,7 +104,7 @@ impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
             lost: None,
             on_lost: OnLost::Tell,
         };
-        ResponseFuture { state }
+        ResponseFuture { state, refusals }
     }
 }
 
@@ -106,7 +115,8 @@ where
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
+        let this = self.project();
+        let (mut state, refusals) = (this.state, &*this.refusals);
         loop {
             match state.as_mut().project() {
                 Step::Entering { door, .. } => {
@@ -139,8 +149,12 @@ where
                     let ready = inner.poll_ready(cx);
                     // Whatever the option says: no handler starts without its lock.
                     if is_lost(guard.as_ref(), lost, cx) {
-                        state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer()));
+                        let Past::Readying { request, .. } = state.as_mut().project_replace(State::Done)
+                        else {
+                            unreachable!("it was made ready")
+                        };
+                        let (parts, _) = request.into_parts();
+                        return Poll::Ready(Ok(lost_answer(refusals, Some(&parts))));
                     }
                     if let Err(error) = ready!(ready) {
                         state.set(State::Done);
@@ -176,12 +190,12 @@ where
                     let watched = lost.is_some();
                     if watched && is_lost(guard.as_ref(), lost.as_mut(), cx) {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer()));
+                        return Poll::Ready(Ok(lost_answer(refusals, None)));
                     }
                     let answer = ready!(handler.poll(cx));
                     if watched && is_lost(guard.as_ref(), lost, cx) {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer()));
+                        return Poll::Ready(Ok(lost_answer(refusals, None)));
                     }
                     let guard = guard.take();
                     state.set(match guard {
@@ -217,9 +231,9 @@ fn is_lost(guard: Option<&Guard>, lost: Pin<&mut Lost>, cx: &mut Context<'_>) ->
     told || guard.is_some_and(|guard| !guard.is_held())
 }
 
-fn lost_answer<R>() -> Response<ResponseBody<R>> {
+fn lost_answer<R>(refusals: &Refusals, parts: Option<&Parts>) -> Response<ResponseBody<R>> {
     observe::refused(&Refused::Lost, Refused::Lost.status().as_u16(), None);
-    Refused::Lost.response().map(ResponseBody::refusal)
+    refusals.answer(Refused::Lost, parts).map(ResponseBody::refusal)
 }
 
 /// Gives the lock back. A lease that was lost meanwhile has been told of, by the event and the [`Lease`](crate::Lease);

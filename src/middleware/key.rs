@@ -9,12 +9,13 @@ use http_body::Body;
 use tower::BoxError;
 
 use crate::key::Key;
-use crate::middleware::body::{RefusalBody, boxed};
+use crate::middleware::body::boxed;
+use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
 
 /// Reads from a request's head what it locks.
 ///
 /// Every `Fn(&http::request::Parts) -> impl IntoLockKey` is one. Write one by hand when the answer takes an `await`, or
-/// deserves a name:
+/// deserves a name. Some are [ready-made](crate::middleware::keys).
 ///
 /// ```
 /// use http::request::Parts;
@@ -67,7 +68,8 @@ pub struct LockKey(pub(super) Choice);
 pub(super) enum Choice {
     Lock(Key),
     Nothing,
-    Refuse(Response<RefusalBody>),
+    Answer(Answer),
+    Refuse(Refused),
 }
 
 impl LockKey {
@@ -87,13 +89,17 @@ impl LockKey {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        LockKey(Choice::Refuse(response.map(boxed)))
+        LockKey(Choice::Answer(Answer(response.map(boxed))))
+    }
+
+    /// The request is answered as the layer answers whom it refuses; see [`on_refusal`](crate::LockLayer::on_refusal).
+    pub fn refused(why: Refused) -> LockKey {
+        LockKey(Choice::Refuse(why))
     }
 }
 
 /// What a key closure may return: a `String`, `&'static str` or [`Key`]; an `Option` of one, where `None` passes
-/// without a lock; a `Result`, whose error is the answer. With the feature `axum` that error is anything that
-/// implements `IntoResponse`; without, an [`http::Response`].
+/// without a lock; a `Result`, whose error is the [answer](IntoAnswer).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     note = "return a `String`, `&'static str`, `tenure::Key` or `LockKey`, an `Option` of one of them, or a `Result` whose error is a response"
@@ -127,24 +133,11 @@ impl<T: IntoLockKey> IntoLockKey for Option<T> {
     }
 }
 
-// `IntoResponse` covers every response that the other implementation takes, so that the feature only adds.
-#[cfg(feature = "axum")]
-impl<T: IntoLockKey, E: axum_core::response::IntoResponse> IntoLockKey for Result<T, E> {
+impl<T: IntoLockKey, E: IntoAnswer> IntoLockKey for Result<T, E> {
     fn into_lock_key(self) -> LockKey {
         self.map_or_else(
-            |refusal| LockKey::refuse(refusal.into_response()),
+            |refusal| LockKey(Choice::Answer(refusal.into_answer())),
             T::into_lock_key,
         )
-    }
-}
-
-#[cfg(not(feature = "axum"))]
-impl<T: IntoLockKey, B> IntoLockKey for Result<T, Response<B>>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    fn into_lock_key(self) -> LockKey {
-        self.map_or_else(LockKey::refuse, T::into_lock_key)
     }
 }

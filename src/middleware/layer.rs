@@ -10,7 +10,7 @@ use tower::Layer;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource};
-use crate::middleware::refusal::Refused;
+use crate::middleware::refusal::{OnRefusal, Problem, Refusals, Refused};
 use crate::middleware::service::LockService;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
@@ -22,6 +22,7 @@ pub struct LockLayer<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
     pub(super) policy: Policy,
+    pub(super) refusals: Refusals,
 }
 
 /// How to enter, and what to do when the lease ends early.
@@ -56,7 +57,8 @@ pub enum OnLost {
 }
 
 impl<K: KeySource> LockLayer<K> {
-    /// Locks what a [`KeySource`] of yours names. For closures see [`by`](Self::by).
+    /// Locks what a [`KeySource`] names: a [ready-made one](crate::middleware::keys), or one of yours. For closures see
+    /// [`by`](Self::by).
     pub fn new(locks: &Locks, key: K) -> Self {
         let policy = Policy {
             wait: Wait::UpTo(Duration::from_secs(5)),
@@ -69,6 +71,7 @@ impl<K: KeySource> LockLayer<K> {
             locks: locks.clone(),
             key,
             policy,
+            refusals: Refusals::new(Problem),
         }
     }
 }
@@ -145,6 +148,28 @@ impl<K> LockLayer<K> {
     /// nothing and should not wait.
     pub fn lock_options(mut self) -> Self {
         self.policy.lock_options = true;
+        self
+    }
+
+    /// Answer whom the layer refuses with this instead of a [`Problem`]: a closure that is given the
+    /// [`RefusedRequest`](crate::middleware::RefusedRequest), or a type with [`OnRefusal`]. Answers of a key closure's
+    /// `Err` and of failing extractors are theirs, and do not pass through here.
+    ///
+    /// ```
+    /// use http::Response;
+    /// use tenure::{LockLayer, Locks, middleware::{OnRefusal, Problem, Refused, RefusedRequest, keys}};
+    ///
+    /// # let locks = Locks::memory();
+    /// // What the draft of Idempotency-Key asks for: 409 while the first request with the key is under way.
+    /// let layer = LockLayer::new(&locks, keys::idempotency_key())
+    ///     .skip()
+    ///     .on_refusal(|request: &RefusedRequest| match request.why() {
+    ///         Refused::Busy => Response::builder().status(409).body(String::from("it is under way")).unwrap(),
+    ///         _ => Problem.answer(request),
+    ///     });
+    /// ```
+    pub fn on_refusal(mut self, answer: impl OnRefusal) -> Self {
+        self.refusals = Refusals::new(answer);
         self
     }
 }

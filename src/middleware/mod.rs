@@ -72,12 +72,14 @@
 //! | the store is unreachable or refuses | 503 | 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
 //! | [`Locks::shutdown`](crate::Locks::shutdown) was called | 503 | 1 to 3 s | [`Closed`](Refused::Closed) |
 //! | the lease was lost, with [`OnLost::Cancel`] or before the handler began | 503 | 1 to 3 s | [`Lost`](Refused::Lost) |
-//! | the key is empty or too long | 400 | | [`BadKey`](Refused::BadKey) |
-//! | an option makes no sense | 500 | | [`BadOptions`](Refused::BadOptions) |
+//! | the key is empty, too long or malformed | 400 | | [`BadKey`](Refused::BadKey) |
+//! | a header that the key is made of is missing | 400 | | [`NoKey`](Refused::NoKey) |
+//! | an option makes no sense, or the route lacks the path parameter | 500 | | [`BadOptions`](Refused::BadOptions) |
 //! | the key closure returns an `Err`, or an extractor fails | its own | its own | |
 //!
 //! Refusals are `application/problem+json`, name neither key nor holder, and carry their [`Refused`] in the response's
-//! extensions.
+//! extensions. To answer otherwise give [`on_refusal`](LockLayer::on_refusal) a closure or a type of yours; the last row
+//! passes it by.
 //!
 //! # Keys
 //! A key is a name in a space that all of your services on the same store and prefix share, and the very one of
@@ -85,6 +87,8 @@
 //! it with what it is about. Make it of decoded values, as extractors give them: in a raw path `/o/a%2Fb` and `/o/a%2fb`
 //! are two keys for one resource. What clients choose freely should be bounded: a key has at most
 //! [`max_key`](crate::Builder::max_key) bytes, longer ones get 400.
+//!
+//! The usual ones are in [`keys`]: a path parameter, a header, `Idempotency-Key`, the whole path, a fixed key.
 //!
 //! # Where to put it
 //! * On axum use `route_layer`: a `layer` also runs for paths that lead nowhere, and takes a lock for each of them.
@@ -119,7 +123,7 @@ pub use self::extract::{ExtractorFn, FromExtractors, LeaseMissing};
 pub use self::future::ResponseFuture;
 pub use self::key::{IntoLockKey, KeySource, LockKey};
 pub use self::layer::{LockLayer, OnLost};
-pub use self::refusal::Refused;
+pub use self::refusal::{Answer, IntoAnswer, OnRefusal, Problem, Refused, RefusedRequest};
 pub use self::service::LockService;
 
 mod body;
@@ -127,6 +131,7 @@ mod body;
 mod extract;
 mod future;
 mod key;
+pub mod keys;
 mod layer;
 mod refusal;
 mod service;

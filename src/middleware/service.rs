@@ -8,10 +8,12 @@ use http::request::Parts;
 use http::{Method, Request, Response};
 use tower::Service;
 
+use crate::error::Error;
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::future::ResponseFuture;
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
+use crate::middleware::refusal::{Answer, Refusals, Refused};
 use crate::observe;
 use crate::primitives::guard::Guard;
 
@@ -63,11 +65,11 @@ where
         let inner = self.inner.clone();
         let policy = self.layer.policy;
         if request.method() == Method::OPTIONS && !policy.lock_options {
-            return ResponseFuture::unlocked(inner, request);
+            return ResponseFuture::unlocked(inner, request, self.layer.refusals.clone());
         }
         let (parts, body) = request.into_parts();
         let door = Box::pin(enter(self.layer.clone(), parts));
-        ResponseFuture::locked(door, inner, body, policy.on_lost)
+        ResponseFuture::locked(door, inner, body, policy.on_lost, self.layer.refusals.clone())
     }
 }
 
@@ -84,18 +86,21 @@ async fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Ente
     let key = match choice {
         Choice::Lock(key) => key,
         Choice::Nothing => return Entered::In(parts, None),
-        Choice::Refuse(response) => return Entered::Refused(response),
+        Choice::Answer(Answer(response)) => return Entered::Refused(response),
+        Choice::Refuse(why) => return Entered::Refused(refuse(&layer.refusals, why, None, &parts)),
     };
     match layer.policy.enter(layer.locks.mutex(key)).await {
         Ok(guard) => {
             parts.extensions.insert(guard.lease());
             Entered::In(parts, Some(guard))
         }
-        Err((refused, error)) => {
-            observe::refused(&refused, refused.status().as_u16(), error.as_ref());
-            Entered::Refused(refused.response())
-        }
+        Err((why, error)) => Entered::Refused(refuse(&layer.refusals, why, error.as_ref(), &parts)),
     }
+}
+
+fn refuse(refusals: &Refusals, why: Refused, error: Option<&Error>, parts: &Parts) -> Response<RefusalBody> {
+    observe::refused(&why, why.status().as_u16(), error);
+    refusals.answer(why, Some(parts))
 }
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {

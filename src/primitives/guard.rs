@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claim::{Fence, Name};
 use crate::engine::{Outcome, Ticket};
-use crate::error::{Error, LostCause};
+use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
@@ -193,13 +193,39 @@ impl Guard {
     ///
     /// # Cancel safety
     /// The lock counts as given back from the first poll; dropping the future only loses the answer.
-    pub async fn release(mut self) -> Result<(), Error> {
+    pub async fn release(self) -> Result<(), Error> {
+        self.give_back(false).await
+    }
+
+    /// Gives a job back whose tick was run to its end.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) async fn finish(self) -> Result<(), Error> {
+        self.give_back(true).await
+    }
+
+    /// The how-manieth attempt at its tick this is.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn attempt(&self) -> u32 {
+        let held = &self.lease.held;
+        held.handle.node().attempt(&held.name, held.ticket)
+    }
+
+    async fn give_back(mut self, finished: bool) -> Result<(), Error> {
         let held = self.lease.held.clone();
         let lost = held.slot.over();
         let node = held.handle.node();
+        if node.is_forked() {
+            // The parent holds it, and its keeper is not here.
+            self.done = true;
+            let why = ClosedCause::Forked;
+            return Err(Error::Closed {
+                key: held.name.key.clone(),
+                why,
+            });
+        }
         let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
         self.done = true;
-        node.release(&held.name, held.ticket);
+        node.release(&held.name, held.ticket, finished);
         let outcome = poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await;
         let key = held.name.key.clone();
         match outcome {
@@ -215,8 +241,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.done {
-            let held = &self.lease.held;
+        let held = &self.lease.held;
+        if !self.done && !held.handle.node().is_forked() {
             held.handle.node().cancel(&held.name, held.ticket);
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use crate::claim::{Fence, Name};
+use crate::claim::{Fence, Mark, NO_TICK, Name};
 use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
@@ -30,6 +30,7 @@ pub struct Mutex {
     lease: Duration,
     fixed: bool,
     limit: usize,
+    mark: Mark,
 }
 
 impl Mutex {
@@ -41,6 +42,22 @@ impl Mutex {
             lease,
             fixed: false,
             limit,
+            mark: NO_TICK,
+        }
+    }
+
+    /// Pursues a tick of the job called `key`.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn tick(handle: Handle, key: Key, lease: Duration, mark: Mark) -> Enter {
+        let mutex = Mutex {
+            name: Name::job(key.clone()),
+            mark,
+            ..Mutex::new(handle, key).lease(lease)
+        };
+        Enter {
+            mutex,
+            wait: true,
+            state: State::New,
         }
     }
 
@@ -152,11 +169,11 @@ impl Mutex {
     }
 
     fn enter(&self, wait: bool) -> Lock {
-        Lock {
+        Lock(Enter {
             mutex: self.clone(),
             wait,
             state: State::New,
-        }
+        })
     }
 
     fn check(&self) -> Result<Want, Error> {
@@ -190,6 +207,7 @@ impl Mutex {
             wait: false,
             fixed: self.fixed,
             limit: self.limit,
+            mark: self.mark,
         })
     }
 }
@@ -197,7 +215,37 @@ impl Mutex {
 /// The future of [`Mutex::lock`].
 #[derive(Debug)]
 #[must_use = "futures do nothing until they are awaited"]
-pub struct Lock {
+pub struct Lock(Enter);
+
+impl Future for Lock {
+    type Output = Result<Guard, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map_err(|refusal| match refusal {
+            Refusal::Error(error) => error,
+            Refusal::Over | Refusal::Early(_) => unreachable!("only ticks have a time"),
+        })
+    }
+}
+
+/// Why there is no guard.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    Error(Error),
+    /// The tick was run, or skipped.
+    Over,
+    /// The tick comes only after this, by the store's clock.
+    #[cfg_attr(
+        not(feature = "scheduler"),
+        allow(dead_code, reason = "only ticks have a time")
+    )]
+    Early(Duration),
+}
+
+/// A caller's way from wanting to holding.
+#[derive(Debug)]
+#[must_use = "futures do nothing until they are awaited"]
+pub(crate) struct Enter {
     mutex: Mutex,
     wait: bool,
     state: State,
@@ -218,8 +266,8 @@ struct Waiting {
     since: Option<Instant>,
 }
 
-impl Future for Lock {
-    type Output = Result<Guard, Error>;
+impl Future for Enter {
+    type Output = Result<Guard, Refusal>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -231,7 +279,7 @@ impl Future for Lock {
                 },
                 Err(error) => {
                     this.state = State::Done;
-                    return Poll::Ready(Err(error));
+                    return Poll::Ready(Err(Refusal::Error(error)));
                 }
             };
             let node = this.mutex.handle.node();
@@ -257,7 +305,9 @@ impl Future for Lock {
         this.mutex.handle.node().answered();
         Poll::Ready(match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
-            Err(denial) => Err(this.error(denial, waited)),
+            Err(Denial::Over) => Err(Refusal::Over),
+            Err(Denial::Early(left)) => Err(Refusal::Early(left)),
+            Err(denial) => Err(Refusal::Error(this.error(denial, waited))),
         })
     }
 }
@@ -278,7 +328,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-impl Lock {
+impl Enter {
     fn guard(&self, ticket: Ticket, slot: Arc<Slot>, fence: Fence) -> Guard {
         Guard::new(
             self.mutex.handle.clone(),
@@ -292,7 +342,7 @@ impl Lock {
     fn error(&self, denial: Denial, waited: Duration) -> Error {
         let key = self.mutex.name.key.clone();
         match denial {
-            Denial::Busy => Error::Busy { key, waited },
+            Denial::Busy | Denial::Over | Denial::Early(_) => Error::Busy { key, waited },
             Denial::QueueFull { waiting } => Error::QueueFull {
                 key,
                 waiting,
@@ -307,7 +357,7 @@ impl Lock {
     }
 }
 
-impl Drop for Lock {
+impl Drop for Enter {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();

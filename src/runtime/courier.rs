@@ -80,15 +80,12 @@ impl State {
     }
 
     /// How many of those that wait fit into one batch. It names a key once: a store may read all of its keys before it
-    /// treats the first.
+    /// treats the first. And its keys are of one kind: a store may have other rules for another.
     fn load(&self) -> usize {
         let most = self.waiting.len().min(CAP);
-        let names = || {
-            self.waiting
-                .iter()
-                .take(most)
-                .map(|item| &item.parcel.request.name)
-        };
+        let all = || self.waiting.iter().map(|item| &item.parcel.request.name);
+        let kind = all().next().map(|name| name.kind);
+        let names = || all().take(most).take_while(|name| Some(name.kind) == kind);
         if most <= FEW {
             let is_new = |(at, name): &(usize, &Name)| names().take(*at).all(|before| before != *name);
             return names().enumerate().take_while(is_new).count();
@@ -150,6 +147,8 @@ pub(crate) struct Carriage {
     cargo: Mutex<Vec<(Tag, Name)>>,
     /// Read before the first byte was written; 0 before that.
     sent: AtomicU64,
+    /// From when on the server refuses its claims as late.
+    late_after: AtomicU64,
     /// Of the connection that it was handed to.
     generation: AtomicU64,
     since: Moment,
@@ -222,30 +221,28 @@ impl Courier {
             sending: Mutex::new(None),
             cargo: Mutex::new(cargo),
             sent: AtomicU64::new(0),
+            late_after: AtomicU64::new(0),
             generation: AtomicU64::new(generation),
             since: now,
             deadline,
             done: AtomicBool::new(false),
             waker: Mutex::new(None),
         });
+        // Held until there is something to poll: whoever gives the connection up in between waits for it.
+        let mut sending = lock(&carriage.sending);
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
-        let sending: Sending = match link {
-            Some(link) => {
-                carriage.departs_now();
-                link.apply(self.server.batch(deadline, requests))
-            }
-            None => {
-                // The carriage holds the future, so the future must not hold the carriage.
-                let carriage = Arc::downgrade(&carriage);
-                Box::pin(
-                    self.clone()
-                        .connect_and_send(node.clone(), carriage, deadline, requests),
-                )
-            }
-        };
-        *lock(&carriage.sending) = Some(sending);
+        *sending = Some(match link {
+            Some(link) => carriage.send(&*link, requests),
+            // It is held by the carriage, so it must not hold the carriage.
+            None => Box::pin(self.clone().connect_and_send(
+                node.clone(),
+                Arc::downgrade(&carriage),
+                requests,
+            )),
+        });
+        drop(sending);
         Some(carriage)
     }
 
@@ -253,18 +250,26 @@ impl Courier {
         self: Arc<Self>,
         node: Arc<Node>,
         carriage: Weak<Carriage>,
-        deadline: Moment,
         requests: Vec<Request>,
     ) -> Result<Answer, Failure> {
         let (link, generation) = self.link(&node).await.map_err(|error| Failure {
             executed: Executed::No,
             error,
         })?;
-        if let Some(carriage) = carriage.upgrade() {
-            carriage.generation.store(generation, Ordering::Release);
-            carriage.departs_now();
-        }
-        link.apply(self.server.batch(deadline, requests)).await
+        let sending = match carriage.upgrade() {
+            Some(carriage) => {
+                carriage.generation.store(generation, Ordering::Release);
+                carriage.send(&*link, requests)
+            }
+            // Nobody would hear of the answer.
+            None => {
+                return Err(Failure {
+                    executed: Executed::No,
+                    error: StoreError::new(StoreErrorKind::Interrupted, "nobody waits for the batch"),
+                });
+            }
+        };
+        sending.await
     }
 
     /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
@@ -317,7 +322,8 @@ impl Courier {
         let answer = tokio::time::timeout(patience, async {
             let (link, generation) = self.link(node).await?;
             asked.store(generation, Ordering::Relaxed);
-            let batch = self.server.batch(node.clock.now() + patience, Vec::new());
+            let deadline = node.clock.now() + patience;
+            let (batch, _) = self.server.batch(deadline, Vec::new(), patience);
             link.apply(batch).await.map_err(|failure| failure.error)
         });
         let error = match answer.await {
@@ -492,10 +498,13 @@ impl Drop for Canary {
 }
 
 impl Carriage {
-    /// To be called before the first byte is written.
-    fn departs_now(&self) {
+    fn send(&self, link: &dyn Link, requests: Vec<Request>) -> Sending {
+        let patience = self.node.options.request_timeout;
+        let (batch, late_after) = self.courier.server.batch(self.deadline, requests, patience);
+        self.late_after.store(late_after.as_nanos(), Ordering::Release);
         let now = self.node.clock.now();
         self.sent.store(now.as_nanos(), Ordering::Release);
+        link.apply(batch)
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -548,9 +557,10 @@ impl Carriage {
 
     /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
     pub(crate) fn finish(self: &Arc<Self>) {
-        let sent = self.sent.load(Ordering::Acquire) != 0;
         let future = lock(&self.sending).take();
         let Some(mut future) = future else { return };
+        // Asked when nobody polls it any more: the last one who did may have sent it.
+        let sent = self.sent.load(Ordering::Acquire) != 0;
         let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
         let mut result = None;
         if sent {
@@ -604,7 +614,7 @@ impl Carriage {
                 }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
-                    if let Reply::Granted(number) = reply {
+                    if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                         self.courier.server.heard_number(number);
                     }
                     node.drive(&name, Input::Answered { tag, sent, reply }, on);
@@ -621,10 +631,7 @@ impl Carriage {
                 if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after =
-                    self.courier
-                        .server
-                        .late_after(self.deadline, now, node.options.request_timeout);
+                let late_after = Moment::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(
@@ -658,5 +665,106 @@ fn is_broken(error: &StoreError) -> bool {
     match error.kind() {
         StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::thread::{park_timeout, spawn};
+
+    use super::*;
+    use crate::claim::{Batch, NodeId};
+    use crate::engine::Want;
+    use crate::key::Key;
+    use crate::options::Options;
+    use crate::runtime::clock::Clock;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Abilities, BoxFuture, Sink, Store, sealed};
+
+    /// Does what it is asked, and does not answer.
+    #[derive(Debug, Clone)]
+    struct Mute {
+        store: MemoryStore,
+    }
+
+    impl sealed::Sealed for Mute {}
+
+    impl Store for Mute {
+        fn abilities(&self) -> Abilities {
+            self.store.abilities()
+        }
+
+        fn route(&self, name: &Name) -> Route {
+            self.store.route(name)
+        }
+
+        fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+            Box::pin(ready(Ok(Arc::new(self.clone()) as Arc<dyn Link>)))
+        }
+
+        fn inbox(&self, _: NodeId, _: Sink) -> BoxFuture<'static, StoreError> {
+            Box::pin(pending())
+        }
+    }
+
+    impl Link for Mute {
+        fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+            drop(self.store.apply(batch));
+            Box::pin(pending())
+        }
+
+        fn time(&self) -> u64 {
+            self.store.time()
+        }
+    }
+
+    fn node(store: &Mute) -> Arc<Node> {
+        Node::start(Arc::new(store.clone()), Options::default(), Clock::new()).unwrap()
+    }
+
+    /// A caller that tries to lock and has not sent anything yet.
+    fn enter(node: &Arc<Node>, key: &str) -> Arc<Courier> {
+        let name = Name::lock(Key::from(key));
+        let term = node.options.term(node.options.lease).unwrap();
+        let want = Want {
+            term,
+            wait: false,
+            fixed: false,
+            mark: crate::claim::NO_TICK,
+            limit: 1,
+        };
+        node.enter(&name, want);
+        node.courier(&name, Side::Callers)
+    }
+
+    #[test]
+    fn what_is_sent_while_its_time_runs_out_is_not_taken_for_unsent() {
+        let store = Mute {
+            store: MemoryStore::new(),
+        };
+        let node = node(&store);
+        let courier = enter(&node, "a");
+        let carriage = courier.depart(&node).expect("a batch");
+        // It is about to connect when the keeper finds it overdue.
+        let stop = lock(&courier.state);
+        let caller = spawn({
+            let carriage = carriage.clone();
+            move || carriage.poll(&mut Context::from_waker(Waker::noop()))
+        });
+        while carriage.sending.try_lock().is_ok() {
+            park_timeout(Duration::from_millis(1));
+        }
+        let keeper = spawn({
+            let carriage = carriage.clone();
+            move || carriage.finish()
+        });
+        park_timeout(Duration::from_millis(50));
+        drop(stop);
+        let _ = caller.join().unwrap();
+        keeper.join().unwrap();
+        assert_eq!(store.store.len(), 1, "the claim was executed");
+        assert_eq!(node.keys(), 1, "so its answer is asked for, and it is left");
+        node.abandon();
     }
 }

@@ -24,6 +24,8 @@ use crate::store::Sink;
 const TICK: Duration = Duration::from_millis(50);
 /// And for so long after the last of them, so that a busy caller need not wake it each time.
 const LINGER: Duration = Duration::from_secs(1);
+/// The pause after a panic, which may come again.
+const RESTART: Duration = Duration::from_secs(1);
 /// The pauses before a broken inbox is opened again.
 const REOPEN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -99,6 +101,7 @@ pub(crate) fn start(node: Arc<Node>) -> Result<(), OptionsError> {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(keep(node.clone())))).is_err() {
                 observe::keeper_failed(node.id);
+                runtime.block_on(tokio::time::sleep(RESTART));
             }
             // Connections are closed with it; nothing of ours blocks.
             runtime.shutdown_background();
@@ -108,7 +111,8 @@ pub(crate) fn start(node: Arc<Node>) -> Result<(), OptionsError> {
 }
 
 async fn keep(node: Arc<Node>) {
-    let inbox = tokio::spawn(serve_inbox(Arc::downgrade(&node)));
+    // Ended with this, also by a panic: the next one serves its own.
+    let _inbox = AbortOnDropHandle::new(tokio::spawn(serve_inbox(Arc::downgrade(&node))));
     let keeper = node.keeper.clone();
     let mut gone_since = None;
     loop {
@@ -147,8 +151,6 @@ async fn keep(node: Arc<Node>) {
             None => keeper.notify.notified().await,
         }
     }
-    inbox.abort();
-    let _ = inbox.await;
 }
 
 fn carry(carriage: Arc<Carriage>) {
@@ -163,9 +165,12 @@ async fn serve_inbox(node: Weak<Node>) {
         Some(node) => (node.store.clone(), node.id, node.keeper.clone()),
         None => return,
     };
-    keeper.inbox.notified().await;
+    if !keeper.inbox_wanted.load(Ordering::Relaxed) {
+        keeper.inbox.notified().await;
+    }
     let mut pause = REOPEN.0;
     loop {
+        let began = tokio::time::Instant::now();
         let opened = Arc::new(AtomicU64::new(0));
         let sink: Sink = {
             let (node, opened) = (node.clone(), opened.clone());
@@ -197,7 +202,8 @@ async fn serve_inbox(node: Weak<Node>) {
         if let Some(node) = node.upgrade() {
             node.inbox_lost();
         }
-        if opened.load(Ordering::Relaxed) == 1 {
+        // One that opens and breaks at once is no better than one that does not open.
+        if opened.load(Ordering::Relaxed) == 1 && began.elapsed() > REOPEN.1 {
             pause = REOPEN.0;
         }
         tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() * 0.5)).await;

@@ -179,8 +179,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn release(&self, name: &Name, ticket: Ticket) {
-        self.drive(name, Input::Release(ticket), Side::Callers);
+    pub(crate) fn release(&self, name: &Name, ticket: Ticket, finished: bool) {
+        let input = if finished {
+            Input::Finish(ticket)
+        } else {
+            Input::Release(ticket)
+        };
+        self.drive(name, input, Side::Callers);
+    }
+
+    pub(crate) fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        lock(self.cell(name)).shard.attempt(name, ticket)
     }
 
     pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
@@ -311,7 +320,9 @@ impl Node {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
             let now = self.clock.now();
-            cell.shard.opened(now, &mut effects);
+            cell.shard.opened(now, &mut effects, |name, effects| {
+                effects.iter().for_each(|effect| tell(name, effect));
+            });
             self.carry_out(now, cell, effects, None, Side::Keeper);
         }
         self.inbox.send_replace(true);
@@ -352,11 +363,9 @@ impl Node {
 
     /// A batch of what waits on that side, if there is any.
     pub(crate) fn depart(self: &Arc<Self>, side: Side) -> Option<Arc<Carriage>> {
-        let lanes = self
-            .lanes
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        lanes.iter().find_map(|lane| lane.courier(side).depart(self))
+        self.lanes()
+            .iter()
+            .find_map(|lane| lane.courier(side).depart(self))
     }
 
     // Per server.

@@ -24,33 +24,39 @@ struct ServerTime {
 }
 
 impl Server {
-    pub(crate) fn batch(&self, deadline: Moment, requests: Vec<Request>) -> Batch {
-        // The latest that the server's clock can show when we give up.
-        let not_after = lock(&self.time).map_or(u64::MAX, |known| {
-            known.time.saturating_add(micros(deadline.since(known.asked)))
-        });
-        Batch {
+    /// A batch, and from when on the server refuses its claims as late, for sure: `patience` after the deadline, where
+    /// nothing is known of its clock.
+    pub(crate) fn batch(
+        &self,
+        deadline: Moment,
+        requests: Vec<Request>,
+        patience: Duration,
+    ) -> (Batch, Moment) {
+        let (not_after, late_after) = match *lock(&self.time) {
+            Some(known) => {
+                let age = deadline.since(known.asked);
+                // The latest that the server's clock can show when we give up.
+                let not_after = known.time.saturating_add(micros(age));
+                // And the earliest, with what its rate may differ from ours.
+                let unknown = known.heard.since(known.asked) + age / 100 + Duration::from_millis(10);
+                (not_after, deadline + unknown)
+            }
+            None => (u64::MAX, deadline + patience),
+        };
+        let batch = Batch {
             highest: self.highest.load(Ordering::Relaxed),
             not_after,
             requests,
-        }
+        };
+        (batch, late_after)
     }
 
-    /// From when on the server refuses a claim of a batch with that deadline, for sure; or after `patience`, where
-    /// nothing is known of its clock.
-    pub(crate) fn late_after(&self, deadline: Moment, now: Moment, patience: Duration) -> Moment {
-        match *lock(&self.time) {
-            // What we do not know of its clock, and what its rate may differ from ours.
-            Some(known) => {
-                let age = deadline.since(known.asked);
-                deadline.max(now) + known.heard.since(known.asked) + age / 100 + Duration::from_millis(10)
-            }
-            None => deadline.max(now) + patience,
-        }
-    }
-
+    /// The server's clock showed `time` between two moments of ours. The younger of two is kept.
     pub(crate) fn heard_time(&self, time: u64, asked: Moment, heard: Moment) {
-        *lock(&self.time) = Some(ServerTime { time, asked, heard });
+        let mut known = lock(&self.time);
+        if known.is_none_or(|known| known.asked <= asked) {
+            *known = Some(ServerTime { time, asked, heard });
+        }
     }
 
     pub(crate) fn heard_number(&self, number: Number) {

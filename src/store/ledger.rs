@@ -9,14 +9,20 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::claim::{Answer, Batch, Grant, Holder, Name, NodeId, Number, Reply, Request, Term, Verb};
+use crate::claim::{
+    Answer, Batch, Grant, Holder, Kind, Mark, Name, NodeId, Number, Reply, Request, Term, Verb,
+};
 use crate::error::Refusal;
 
 /// All keys of one server.
 #[derive(Debug, Default)]
 pub struct Ledger {
     states: HashMap<Name, State>,
+    /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
+    jobs: HashMap<Name, Job>,
     last: Number,
+    /// What time it is in the world, where the clock of the leases is another.
+    date_ms: Option<u64>,
     listening: Option<HashSet<NodeId>>,
     sweep_at: usize,
     flaw: Option<Flaw>,
@@ -49,19 +55,44 @@ pub enum Owner {
     WrongType,
 }
 
+/// The memory of a job. The mark only grows, so a tick that was run is never run again, however late, skewed or
+/// restarted the node that asks for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Job {
+    /// The tick that was granted last.
+    pub mark: Mark,
+    /// It was run to its end.
+    pub done: bool,
+    /// How often it was granted.
+    pub attempt: u32,
+    /// To whom it was granted last.
+    pub winner: Option<Holder>,
+    /// The latest tick that came while an earlier one was running, and is never run.
+    pub skipped: Mark,
+}
+
+impl Job {
+    /// The tick may still be run.
+    fn is_open(&self, mark: Mark) -> bool {
+        mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
+    }
+}
+
 /// A waiter: its claim, its lengths, and the last millisecond of its life.
 #[derive(Debug, Clone)]
 struct Entry {
     holder: Holder,
     term: Term,
+    mark: Mark,
     dies: u64,
 }
 
 impl Entry {
-    fn heard(holder: Holder, term: Term, now: u64) -> Self {
+    fn heard(holder: Holder, term: Term, mark: Mark, now: u64) -> Self {
         Entry {
             holder,
             term,
+            mark,
             dies: now + term.lease_ms,
         }
     }
@@ -86,6 +117,12 @@ pub enum Flaw {
     LeaveByAnyone,
     /// A claim is executed however late it is.
     LateClaimExecuted,
+    /// A job has no mark: whoever comes when it is free runs it.
+    NoMark,
+    /// Whether a tick is early is left to the nodes' clocks.
+    EarlyTickGranted,
+    /// A tick that is over is handed to its standby.
+    FinishedTickHandedOver,
 }
 
 /// What rare branches were taken; the simulator adds them up.
@@ -108,18 +145,31 @@ pub enum Branch {
     HandedOver,
     /// An owner asked again and got the same number.
     AskedAgain,
+    /// A tick was asked for that is over.
+    TickOver,
+    /// A tick was asked for before its time.
+    TickEarly,
+    /// A tick came while an earlier one was running.
+    TickSkipped,
+    /// A tick was granted once more, as its winner did not finish it.
+    TickTakenOver,
+    /// A tick was finished by a winner whose record had ended.
+    TickFinishedLate,
 }
 
 /// What one request sees and leaves behind.
 struct Desk<'a> {
     name: &'a Name,
     state: &'a mut State,
+    job: Option<&'a mut Job>,
+    mark: Mark,
     last: &'a mut Number,
     /// The highest number that the sender ever saw. It counts when a number is given.
     seen: Number,
     listening: Option<&'a HashSet<NodeId>>,
     flaw: Option<Flaw>,
     now_us: u64,
+    date_ms: u64,
     pushes: &'a mut Vec<Grant>,
     branches: &'a mut Vec<Branch>,
 }
@@ -164,11 +214,15 @@ impl Ledger {
             let mut desk = Desk {
                 name: &request.name,
                 state,
+                job: (request.name.kind == Kind::Job)
+                    .then(|| self.jobs.entry(request.name.clone()).or_default()),
+                mark: request.mark,
                 last: &mut self.last,
                 seen: batch.highest,
                 listening: self.listening.as_ref(),
                 flaw: self.flaw,
                 now_us,
+                date_ms: self.date_ms.unwrap_or(now_us / 1000),
                 pushes,
                 branches,
             };
@@ -176,11 +230,23 @@ impl Ledger {
             if state.record.is_none() && state.queue.is_empty() {
                 self.states.remove(&request.name);
             }
+            if self
+                .jobs
+                .get(&request.name)
+                .is_some_and(|job| *job == Job::default())
+            {
+                self.jobs.remove(&request.name);
+            }
         }
         Answer {
             time: now_us,
             replies,
         }
+    }
+
+    /// Ticks are judged by this time, in milliseconds since the Unix epoch, and no more by the one that leases go by.
+    pub fn set_date(&mut self, date_ms: u64) {
+        self.date_ms = Some(date_ms);
     }
 
     /// Says which nodes have an open inbox. A waiter without one may be passed over in a hand-off; it keeps its
@@ -237,6 +303,11 @@ impl Ledger {
         }
     }
 
+    /// What is known of a job.
+    pub fn job(&self, name: &Name) -> Option<&Job> {
+        self.jobs.get(name)
+    }
+
     /// Makes a waiter's last heartbeat `ms` older.
     pub fn age(&mut self, name: &Name, holder: Holder, ms: u64) {
         let queue = self.states.get_mut(name).map(|state| &mut state.queue);
@@ -248,6 +319,7 @@ impl Ledger {
     /// What a restart without persistence does: every lease, queue and number is forgotten.
     pub fn forget(&mut self) {
         self.states.clear();
+        self.jobs.clear();
         self.last = 0;
     }
 
@@ -312,6 +384,7 @@ impl Desk<'_> {
             Verb::Claim { wait } => self.claim(holder, term, wait),
             Verb::Renew => self.renew(holder, term),
             Verb::Leave => self.leave(holder),
+            Verb::Finish => self.finish(holder),
             Verb::Yield { to } => self.yield_(holder, to, term),
         }
     }
@@ -319,28 +392,88 @@ impl Desk<'_> {
     fn claim(&mut self, holder: Holder, term: Term, wait: bool) -> Reply {
         if let Some(number) = self.owned_by(holder) {
             self.extend(term);
-            return Reply::Granted(number);
+            return self.granted(number);
+        }
+        if let Some(refused) = self.judge() {
+            return refused;
         }
         if self.state.record.is_none() {
-            return Reply::Granted(self.grant(holder, term));
+            let number = self.grant(holder, term, self.mark);
+            return self.granted(number);
         }
         let left = self.left();
+        if let Some(job) = &mut self.job
+            && self.mark > job.mark
+        {
+            // A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
+            job.skipped = self.mark;
+            self.branches.push(Branch::TickSkipped);
+            return Reply::Busy(left);
+        }
         if !wait {
             return Reply::Busy(left);
         }
         if !self.state.queue.iter().any(|entry| entry.holder == holder) {
-            self.state.queue.push_back(Entry::heard(holder, term, self.now()));
+            let entry = Entry::heard(holder, term, self.mark, self.now());
+            self.state.queue.push_back(entry);
         }
         Reply::Queued(left)
+    }
+
+    /// Whether the tick can be run at all, by the store's clock and the job's mark.
+    fn judge(&mut self) -> Option<Reply> {
+        let now = self.date_ms;
+        let job = self.job.as_deref()?;
+        if self.has(Flaw::NoMark) {
+            return None;
+        }
+        if !job.is_open(self.mark) {
+            self.branches.push(Branch::TickOver);
+            Some(Reply::Over)
+        } else if self.mark > now && !self.has(Flaw::EarlyTickGranted) {
+            self.branches.push(Branch::TickEarly);
+            Some(Reply::Early(self.mark - now))
+        } else {
+            None
+        }
+    }
+
+    /// The owner's answer.
+    fn granted(&self, number: Number) -> Reply {
+        match &self.job {
+            Some(job) => Reply::Won(number, job.attempt),
+            None => Reply::Granted(number),
+        }
+    }
+
+    fn finish(&mut self, holder: Holder) -> Reply {
+        let is_owner = self.owned_by(holder).is_some();
+        let mut finished = false;
+        if let Some(job) = &mut self.job
+            && job.mark == self.mark
+            && job.winner == Some(holder)
+        {
+            job.done = true;
+            finished = true;
+        }
+        if finished && !is_owner {
+            self.branches.push(Branch::TickFinishedLate);
+        }
+        match self.leave(holder) {
+            Reply::NotThere if finished => Reply::Done,
+            reply => reply,
+        }
     }
 
     fn renew(&mut self, holder: Holder, term: Term) -> Reply {
         if let Some(number) = self.owned_by(holder) {
             self.branches.push(Branch::AskedAgain);
             self.extend(term);
-            Reply::Granted(number)
+            self.granted(number)
         } else if self.state.queue.iter().any(|entry| entry.holder == holder) {
             Reply::Queued(self.left())
+        } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
+            Reply::Over
         } else {
             Reply::Gone
         }
@@ -366,9 +499,11 @@ impl Desk<'_> {
         }
         self.state.record = None;
         if !self.hand_over(None) {
-            return Reply::Granted(self.grant(to, term));
+            let number = self.grant(to, term, self.mark);
+            return self.granted(number);
         }
-        self.state.queue.push_back(Entry::heard(to, term, self.now()));
+        let entry = Entry::heard(to, term, self.mark, self.now());
+        self.state.queue.push_back(entry);
         Reply::Queued(self.left())
     }
 
@@ -385,11 +520,24 @@ impl Desk<'_> {
         if verb == Verb::Renew
             && let Some(entry) = self.state.queue.iter_mut().find(|entry| entry.holder == caller)
         {
-            *entry = Entry::heard(caller, term, now);
+            *entry = Entry::heard(caller, term, entry.mark, now);
         }
+        self.drop_over();
         // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        if self.state.record.is_none() && verb != Verb::Leave && !self.has(Flaw::NeverSettled) {
+        if self.state.record.is_none()
+            && !matches!(verb, Verb::Leave | Verb::Finish)
+            && !self.has(Flaw::NeverSettled)
+        {
             self.hand_over(Some(caller));
+        }
+    }
+
+    /// Nobody waits for a tick that is over, or a finished one would be handed to its standby.
+    fn drop_over(&mut self) {
+        if let Some(job) = &self.job
+            && !self.has(Flaw::FinishedTickHandedOver)
+        {
+            self.state.queue.retain(|entry| job.is_open(entry.mark));
         }
     }
 
@@ -403,6 +551,7 @@ impl Desk<'_> {
     /// What PUBLISH would count decides nothing: the choice is made before, and is final.
     fn hand_over(&mut self, caller: Option<Holder>) -> bool {
         let now = self.now();
+        self.drop_over();
         let mut chosen = None;
         for (at, entry) in self.state.queue.iter().enumerate() {
             let is_caller = caller == Some(entry.holder);
@@ -422,7 +571,7 @@ impl Desk<'_> {
         let Some(entry) = chosen.and_then(|at| self.state.queue.remove(at)) else {
             return false;
         };
-        let number = self.grant(entry.holder, entry.term);
+        let number = self.grant(entry.holder, entry.term, entry.mark);
         self.branches.push(Branch::HandedOver);
         if caller != Some(entry.holder) {
             if caller.is_some() {
@@ -433,12 +582,21 @@ impl Desk<'_> {
                 holder: entry.holder,
                 number,
                 lease_ms: entry.term.lease_ms,
+                attempt: self.job.as_ref().map_or(0, |job| job.attempt),
             });
         }
         true
     }
 
-    fn grant(&mut self, holder: Holder, term: Term) -> Number {
+    fn grant(&mut self, holder: Holder, term: Term, mark: Mark) -> Number {
+        if let Some(job) = &mut self.job {
+            let again = job.mark == mark && job.attempt > 0;
+            if again {
+                self.branches.push(Branch::TickTakenOver);
+            }
+            job.attempt = if again { job.attempt + 1 } else { 1 };
+            (job.mark, job.done, job.winner) = (mark, false, Some(holder));
+        }
         let keep = self.has(Flaw::NumberKeptOnHandOff) && *self.last > 0;
         if !keep {
             *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);

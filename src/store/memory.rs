@@ -72,6 +72,12 @@ fn now_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000 + 1
 }
 
+/// What the nominal times of jobs are compared with. It may step; leases must not follow it.
+fn date_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore").field("keys", &self.len()).finish()
@@ -137,6 +143,7 @@ impl Link for MemoryStore {
         let mut pushes = Vec::new();
         let (answer, calls) = {
             let mut shared = self.lock();
+            shared.ledger.set_date(date_ms());
             let answer = shared.ledger.apply(now_us(), &batch, &mut pushes);
             let calls: Vec<_> = pushes
                 .into_iter()

@@ -14,6 +14,7 @@ use crate::store::ledger;
 mod callers;
 pub mod coverage;
 mod faults;
+mod jobs;
 mod log;
 mod network;
 mod watch;
@@ -32,6 +33,8 @@ pub struct Setup {
     pub ledger_flaw: Option<ledger::Flaw>,
     /// The store adds nothing to a lease: what the margin pays for is paid by nobody.
     pub no_margin: bool,
+    /// The scheduler gives back a job whose future goes on.
+    pub release_early: bool,
     /// Look out for this alone, so that a planted mistake is found by its harm and not by its means.
     pub only: Option<Wrong>,
     /// Write down what happens.
@@ -72,6 +75,14 @@ pub enum Wrong {
     TwoHolders,
     /// A guard answers *held* and the server's record is not its own.
     Unbacked,
+    /// Two runs of one job go on at once.
+    TwoRuns,
+    /// A tick that ended well is granted again.
+    TickAgain,
+    /// A run began before its time.
+    TickEarly,
+    /// Marks went back, or attempts were miscounted.
+    TickOrder,
     /// A fence does not exceed one that was granted before it.
     Fence,
     /// A record was changed by somebody who does not own it.

@@ -40,6 +40,7 @@ impl Engine {
             },
             wait: true,
             fixed,
+            mark: tenure::claim::NO_TICK,
             limit: 10,
         };
         self.tell(Input::Lock(ticket, want));

@@ -14,6 +14,12 @@ mod engine;
 mod faults;
 #[cfg(feature = "axum")]
 mod middleware;
+#[cfg(feature = "axum")]
+mod middleware_keys;
+#[cfg(feature = "axum")]
+mod middleware_refusals;
 mod scenarios;
+#[cfg(feature = "scheduler")]
+mod scheduler;
 mod simulator;
 mod told;

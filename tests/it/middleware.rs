@@ -27,18 +27,18 @@ use tokio::task::JoinHandle;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 
-fn ms(ms: u64) -> Duration {
+pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 /// Fails loudly instead of hanging for ever.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
         .expect("did not happen in time")
 }
 
-async fn until(what: impl Fn() -> bool) {
+pub(crate) async fn until(what: impl Fn() -> bool) {
     soon(async {
         while !what() {
             tokio::task::yield_now().await;
@@ -47,7 +47,7 @@ async fn until(what: impl Fn() -> bool) {
     .await;
 }
 
-fn request(method: Method, uri: &str) -> Request<Body> {
+pub(crate) fn request(method: Method, uri: &str) -> Request<Body> {
     Request::builder()
         .method(method)
         .uri(uri)
@@ -55,11 +55,11 @@ fn request(method: Method, uri: &str) -> Request<Body> {
         .unwrap()
 }
 
-fn to(uri: &str) -> Request<Body> {
+pub(crate) fn to(uri: &str) -> Request<Body> {
     request(Method::GET, uri)
 }
 
-async fn text<B>(response: Response<B>) -> String
+pub(crate) async fn text<B>(response: Response<B>) -> String
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: std::fmt::Debug,
@@ -69,21 +69,21 @@ where
 
 /// A handler that says when it is entered and stays until it is let go.
 #[derive(Clone)]
-struct Desk {
+pub(crate) struct Desk {
     entered: mpsc::UnboundedSender<String>,
     go: Arc<Semaphore>,
     inside: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
 
-struct Seen(mpsc::UnboundedReceiver<String>);
+pub(crate) struct Seen(mpsc::UnboundedReceiver<String>);
 
 impl Seen {
-    async fn next(&mut self) -> String {
+    pub(crate) async fn next(&mut self) -> String {
         soon(self.0.recv()).await.unwrap()
     }
 
-    fn nobody(&mut self) -> bool {
+    pub(crate) fn nobody(&mut self) -> bool {
         self.0.try_recv().is_err()
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Leaves {
 }
 
 impl Desk {
-    fn new() -> (Desk, Seen) {
+    pub(crate) fn new() -> (Desk, Seen) {
         let (entered, seen) = mpsc::unbounded_channel();
         let desk = Desk {
             entered,
@@ -118,12 +118,12 @@ impl Desk {
         "done"
     }
 
-    fn let_go(&self, how_many: usize) {
+    pub(crate) fn let_go(&self, how_many: usize) {
         self.go.add_permits(how_many);
     }
 
     /// A router whose handler is this desk, without a layer.
-    fn routes(&self) -> Router {
+    pub(crate) fn routes(&self) -> Router {
         let desk = self.clone();
         Router::new().route(
             "/o/{id}",
@@ -135,21 +135,21 @@ impl Desk {
         )
     }
 
-    fn app(&self, layer: LockLayer<impl KeySource>) -> Router {
+    pub(crate) fn app(&self, layer: LockLayer<impl KeySource>) -> Router {
         self.routes().route_layer(layer)
     }
 }
 
-fn by_path(locks: &Locks) -> LockLayer<impl KeySource> {
+pub(crate) fn by_path(locks: &Locks) -> LockLayer<impl KeySource> {
     LockLayer::by(locks, |parts| parts.uri.path().to_owned())
 }
 
-fn send(app: &Router, request: Request<Body>) -> JoinHandle<Response<Body>> {
+pub(crate) fn send(app: &Router, request: Request<Body>) -> JoinHandle<Response<Body>> {
     let app = app.clone();
     tokio::spawn(async move { app.oneshot(request).await.unwrap() })
 }
 
-async fn status(app: &Router, request: Request<Body>) -> StatusCode {
+pub(crate) async fn status(app: &Router, request: Request<Body>) -> StatusCode {
     soon(send(app, request)).await.unwrap().status()
 }
 
@@ -599,7 +599,7 @@ async fn of_nested_layers_the_inner_lease_is_seen() {
 }
 
 /// Takes the lock away under the holder, as a foreign client of the store would.
-fn steal(store: &MemoryStore, key: &str) {
+pub(crate) fn steal(store: &MemoryStore, key: &str) {
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock(key.into()), None));
 }
 

@@ -52,6 +52,7 @@ fn want(lease_ms: u64) -> Want {
         term: term(lease_ms),
         wait: true,
         fixed: false,
+        mark: tenure::claim::NO_TICK,
         limit: 100,
     }
 }
@@ -435,7 +436,7 @@ fn shrink_lease_in_flight() {
     stage.feed(N, Input::Cancel(short));
     stage.pass(400);
     let t0 = stage.now();
-    stage.actors[N].shard.opened(t0, &mut Vec::new());
+    stage.actors[N].shard.opened(t0, &mut Vec::new(), |_, _| {});
     stage.feed(M, Input::Release(m));
     stage.settle(M);
     let lease_ms = stage.pushes.front().expect("a push").lease_ms;
@@ -474,6 +475,7 @@ fn fence_after_amnesia_under_load() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
+                mark: tenure::claim::NO_TICK,
                 verb,
             };
             let batch = Batch {
@@ -595,6 +597,7 @@ fn forged_push() {
         ..holder
     };
     let grant = Grant {
+        attempt: 0,
         name: stage.name.clone(),
         holder: forged,
         number: u64::MAX >> 10,

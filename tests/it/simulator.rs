@@ -242,3 +242,34 @@ fn finds_a_margin_of_nothing() {
         1,
     );
 }
+
+#[test]
+fn finds_a_job_without_a_mark() {
+    finds(ledger_flaw(ledger::Flaw::NoMark), Wrong::TickAgain, 1);
+}
+
+#[test]
+fn finds_a_mark_by_the_nodes_clock() {
+    finds(ledger_flaw(ledger::Flaw::EarlyTickGranted), Wrong::TickEarly, 1);
+}
+
+#[test]
+fn finds_a_finished_tick_handed_to_its_standby() {
+    finds(
+        ledger_flaw(ledger::Flaw::FinishedTickHandedOver),
+        Wrong::TickAgain,
+        1,
+    );
+}
+
+#[test]
+fn finds_a_release_before_the_jobs_future_ended() {
+    finds(
+        Setup {
+            release_early: true,
+            ..Setup::default()
+        },
+        Wrong::TwoRuns,
+        1,
+    );
+}

@@ -1,15 +1,18 @@
-//! Random requests through the script on a real server and through the ledger: the same replies, pushes and queues.
+//! Random requests through the scripts on a real server and through the ledger: the same replies, pushes and queues.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tenure::claim::{Batch, Grant, Holder, Name, NodeId, Reply, Request, Term, Verb};
-use tenure::store::ledger::{Ledger, Owner, Record};
+use tenure::Key;
+use tenure::claim::{Batch, Grant, Holder, Kind, Mark, NO_TICK, Name, NodeId, Reply, Request, Term, Verb};
+use tenure::store::ledger::{Branch, Job, Ledger, Owner, Record};
 
 use crate::server::RedisServer;
-use crate::tools::{Inbox, PATIENCE, connect, holder, name, store};
+use crate::tools::{Inbox, PATIENCE, connect, holder, store};
 
 const NAMES: usize = 9;
+/// Few, so that much happens to each.
+const JOBS: usize = 3;
 const NODES: u128 = 5;
 /// Leases are minutes long, so that the few seconds of a run decide nothing; ages are sums of parts of a lease that
 /// stay away from two thirds and from one.
@@ -30,7 +33,7 @@ async fn the_script_gives_the_replies_of_the_ledger() {
     let steps = var("TENURE_STEPS", 4_000);
     println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
     let server = RedisServer::start();
-    let mut run = Run::new(&server, seed).await;
+    let mut run = Run::new(&server, seed, Kind::Lock).await;
     for step in 0..steps {
         run.step(step).await;
     }
@@ -45,10 +48,47 @@ async fn the_script_gives_the_replies_of_the_ledger() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
+    let seed = var("TENURE_SEED", fastrand::u64(..));
+    let steps = var("TENURE_STEPS", 6_000);
+    println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
+    let server = RedisServer::start();
+    let mut run = Run::new(&server, seed, Kind::Job).await;
+    for step in 0..steps {
+        run.step(step).await;
+    }
+    println!("{:?}", run.replies);
+    for wanted in [
+        "Won",
+        "Over",
+        "Early",
+        "Queued",
+        "Busy",
+        "Late",
+        "Gone",
+        "Done",
+        "NotThere",
+        "Refused",
+        "push",
+        "taken over",
+        "skipped",
+        "finished late",
+    ] {
+        assert!(
+            steps < 1000 || run.replies.contains_key(wanted),
+            "no step led to {wanted}"
+        );
+    }
+}
+
 struct Run {
     rng: fastrand::Rng,
+    kind: Kind,
     names: Vec<Name>,
     claims: Vec<Vec<(Holder, Term)>>,
+    /// Which tick each claim is for, for its whole life.
+    marks: HashMap<Holder, Mark>,
     next: u64,
     last: u64,
     ledger: Ledger,
@@ -60,7 +100,7 @@ struct Run {
 }
 
 impl Run {
-    async fn new(server: &RedisServer, seed: u64) -> Self {
+    async fn new(server: &RedisServer, seed: u64, kind: Kind) -> Self {
         let store = store(&server.url());
         let link = connect(&store).await.unwrap();
         let keys: [&[u8]; NAMES] = [
@@ -79,8 +119,17 @@ impl Run {
         ledger.listens(NodeId::numbered(u128::MAX), true);
         Run {
             rng: fastrand::Rng::with_seed(seed),
-            names: keys.map(name).into(),
+            kind,
+            names: keys
+                .map(|key| Name {
+                    kind,
+                    key: Key::from(key),
+                })
+                .into_iter()
+                .take(if kind == Kind::Job { JOBS } else { NAMES })
+                .collect(),
             claims: vec![Vec::new(); NAMES],
+            marks: HashMap::new(),
             next: 1,
             last: 0,
             ledger,
@@ -112,11 +161,31 @@ impl Run {
                 margin_ms: lease_ms / 10,
             },
         );
+        let mark = self.tick(at);
+        self.marks.insert(claim.0, mark);
         self.claims[at].push(claim);
         if self.claims[at].len() > 12 {
             self.claims[at].remove(0);
         }
         claim
+    }
+
+    /// The tick that was granted last, or one around now.
+    fn tick(&mut self, at: usize) -> Mark {
+        if self.kind == Kind::Lock {
+            return NO_TICK;
+        }
+        let job = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        match self.rng.u8(..20) {
+            0..10 if job.mark > 0 => job.mark,
+            10 => job.mark.saturating_sub(1),
+            11 => job.mark + 1,
+            12 => job.skipped,
+            13 => self.now() - self.rng.u64(1..10_000),
+            14 => self.now() + self.rng.u64(20..200),
+            15 => self.now() + 10_000_000,
+            _ => self.now() - 3 + self.rng.u64(..6),
+        }
     }
 
     fn request(&mut self, at: usize) -> Request {
@@ -133,6 +202,12 @@ impl Run {
         {
             (holder, term) = *claim;
         }
+        let winner = self.ledger.job(&self.names[at]).and_then(|job| job.winner);
+        if self.rng.u8(..6) == 0
+            && let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
+        {
+            (holder, term) = *claim;
+        }
         let verb = match self.rng.u8(..10) {
             0..4 => {
                 if self.rng.u8(..8) > 0 {
@@ -143,6 +218,7 @@ impl Run {
                 }
             }
             4..6 => Verb::Renew,
+            6..8 if self.kind == Kind::Job => Verb::Finish,
             6..9 => Verb::Leave,
             _ => {
                 self.next += 1;
@@ -151,6 +227,7 @@ impl Run {
                     ..holder
                 };
                 self.claims[at].push((to, term));
+                self.marks.insert(to, self.marks[&holder]);
                 Verb::Yield { to }
             }
         };
@@ -159,12 +236,13 @@ impl Run {
             holder,
             term,
             mode: Default::default(),
+            mark: self.marks[&holder],
             verb,
         }
     }
 
     async fn batch(&mut self, step: u64) {
-        let mut places: Vec<usize> = (0..NAMES).collect();
+        let mut places: Vec<usize> = (0..self.names.len()).collect();
         self.rng.shuffle(&mut places);
         places.truncate(self.rng.usize(1..=8));
         let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
@@ -185,13 +263,25 @@ impl Run {
         };
         let real = self.link.apply(batch.clone()).await.unwrap();
         let mut pushes = Vec::new();
-        let model = self.ledger.apply(real.time, &batch, &mut pushes);
+        let mut branches = Vec::new();
+        let model = self
+            .ledger
+            .apply_traced(real.time, &batch, &mut pushes, &mut branches);
+        for branch in branches {
+            let seen = match branch {
+                Branch::TickTakenOver => "taken over",
+                Branch::TickSkipped => "skipped",
+                Branch::TickFinishedLate => "finished late",
+                _ => continue,
+            };
+            *self.replies.entry(seen).or_default() += 1;
+        }
         for ((request, real), model) in batch.requests.iter().zip(&real.replies).zip(&model.replies) {
             assert!(
                 same(real, model),
                 "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
             );
-            if let Reply::Granted(number) = real {
+            if let Reply::Granted(number) | Reply::Won(number, _) = real {
                 self.last = self.last.max(*number);
             }
             *self.replies.entry(word(real)).or_default() += 1;
@@ -214,11 +304,38 @@ impl Run {
         }
         for at in places {
             self.compare(at, real.time / 1000, step);
+            self.compare_memory(at, step);
         }
     }
 
-    /// The living of a queue, in order.
+    /// What is known of a job.
+    fn compare_memory(&mut self, at: usize, step: u64) {
+        if self.kind == Kind::Lock {
+            return;
+        }
+        let real: HashMap<String, String> = match self.memory(at) {
+            Some(memory) => redis::cmd("HGETALL").arg(memory).query(&mut self.client).unwrap(),
+            None => HashMap::new(),
+        };
+        let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
+        let real = Job {
+            mark: number("mark"),
+            done: number("done") == 1,
+            attempt: number("attempt") as u32,
+            winner: real.get("winner").map(|text| text.parse().unwrap()),
+            skipped: number("skipped"),
+        };
+        let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        assert_eq!(real, model, "step {step}: what is known of {}", self.names[at]);
+    }
+
+    /// The living of a queue whose tick may still be run, in order. Who else is left in it is nobody's concern.
     fn compare(&mut self, at: usize, now: u64, step: u64) {
+        let job = self.ledger.job(&self.names[at]).cloned();
+        let is_open = |mark: Mark| match &job {
+            Some(job) => mark == job.mark && !job.done || mark > job.mark.max(job.skipped),
+            None => true,
+        };
         let entries: HashMap<Holder, u64> = self
             .ledger
             .entries()
@@ -228,7 +345,7 @@ impl Run {
             .ledger
             .waiters(&self.names[at])
             .into_iter()
-            .filter(|h| entries[h] >= now)
+            .filter(|h| entries[h] >= now && is_open(self.marks[h]))
             .collect();
         let Some(queue) = self.queue(at) else {
             assert!(
@@ -266,22 +383,44 @@ impl Run {
                     .parse()
                     .unwrap()
             })
+            .filter(|holder| is_open(self.marks[holder]))
             .collect();
         assert_eq!(real, model, "step {step}: the queue of {}", self.names[at]);
     }
 
-    fn record(&self, at: usize) -> Vec<u8> {
+    fn full(&self, at: usize) -> Vec<u8> {
         [b"lock:", self.names[at].key.as_bytes()].concat()
     }
 
-    fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
-        let record = self.record(at);
+    /// The key that ends so, behind a tag.
+    fn tagged(&mut self, letter: char, end: &[u8]) -> Option<Vec<u8>> {
         let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
-            .arg("tenure1:q:*")
+            .arg(format!("tenure1:{letter}:*"))
             .query(&mut self.client)
             .unwrap();
         keys.into_iter()
-            .find(|key| key.ends_with(&record) && key.len() == record.len() + "tenure1:q:{0000}".len())
+            .find(|key| key.ends_with(end) && key.len() == end.len() + "tenure1:q:{0000}".len())
+    }
+
+    fn memory(&mut self, at: usize) -> Option<Vec<u8>> {
+        let full = self.full(at);
+        self.tagged('j', &full)
+    }
+
+    /// A job's is known once the job is.
+    fn record(&mut self, at: usize) -> Option<Vec<u8>> {
+        match self.kind {
+            Kind::Job => self.memory(at).map(|mut key| {
+                key["tenure1:".len()] = b'o';
+                key
+            }),
+            _ => Some(self.full(at)),
+        }
+    }
+
+    fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
+        let record = self.record(at)?;
+        self.tagged('q', &record)
     }
 
     fn now(&mut self) -> u64 {
@@ -318,7 +457,7 @@ impl Run {
 
     /// A waiter is not heard of for a while.
     fn age(&mut self) {
-        let at = self.rng.usize(..NAMES);
+        let at = self.rng.usize(..self.names.len());
         let Some(waiter) = self.rng.choice(self.ledger.waiters(&self.names[at])) else {
             return;
         };
@@ -327,7 +466,10 @@ impl Run {
         };
         let Some(queue) = self.queue(at) else { return };
         let ms = (term.lease_ms as f64 * AGES[self.rng.usize(..AGES.len())]) as u64;
-        let member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());
+        let mut member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());
+        if self.kind == Kind::Job {
+            member += &format!(":{}", self.marks[&waiter]);
+        }
         let there: Option<f64> = redis::cmd("ZSCORE")
             .arg(&queue)
             .arg(&member)
@@ -347,8 +489,8 @@ impl Run {
 
     /// Somebody else's client, or time, gets at a record.
     fn foreign(&mut self) {
-        let at = self.rng.usize(..NAMES);
-        let record = self.record(at);
+        let at = self.rng.usize(..self.names.len());
+        let Some(record) = self.record(at) else { return };
         let state = match self.rng.u8(..16) {
             0..8 => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
@@ -422,6 +564,9 @@ fn same(real: &Reply, model: &Reply) -> bool {
 fn word(reply: &Reply) -> &'static str {
     match reply {
         Reply::Granted(_) => "Granted",
+        Reply::Won(..) => "Won",
+        Reply::Over => "Over",
+        Reply::Early(_) => "Early",
         Reply::Queued(_) => "Queued",
         Reply::Busy(_) => "Busy",
         Reply::Late => "Late",

@@ -17,6 +17,8 @@ mod cancellation;
 mod child;
 mod differential;
 mod help;
+#[cfg(feature = "scheduler")]
+mod jobs;
 mod loss;
 mod quiet;
 mod runtimes;

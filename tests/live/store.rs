@@ -7,11 +7,11 @@ use tenure::error::{Refusal, StoreErrorKind};
 use tenure::store::Store;
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store};
+use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
 
 /// The rule in the README.
 const ACL: &str = "resetkeys ~lock:* ~tenure1:* resetchannels &tenure1:* -@all +evalsha +script|load +role +time +info \
-                   +mget +exists +get +set +del +pttl +pexpire +pexpireat +zadd +zrem +zscore +zrange \
+                   +mget +exists +get +set +del +hmget +hset +pttl +pexpire +pexpireat +zadd +zrem +zscore +zrange \
                    +zrangebyscore +zrevrangebyscore +publish +pubsub|numsub +subscribe +ping";
 
 fn kind(error: &tenure::error::StoreError) -> Refusal {
@@ -204,6 +204,30 @@ async fn the_documented_acl_is_enough() {
         assert_eq!(ask(&link, b"a", to, Verb::Renew).await, Reply::Gone);
         assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::Done);
         assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::NotThere);
+        // And a tick, from the first attempt to its end.
+        for (of, verb, reply) in [
+            (holder(1, 3), CLAIM, "Won(_, 1)"),
+            (holder(1, 3), Verb::Renew, "Won(_, 1)"),
+            (holder(2, 3), WAIT, "Queued"),
+            (holder(1, 3), Verb::Leave, "Done"),
+            (holder(2, 3), Verb::Renew, "Won(_, 2)"),
+            (holder(2, 3), Verb::Finish, "Done"),
+            (holder(1, 4), CLAIM, "Over"),
+        ] {
+            let replies = link.apply(batch(vec![tick(b"a", of, 1, verb)])).await;
+            let as_wanted = match &replies.unwrap().replies[0] {
+                Reply::Won(_, attempt) => reply == format!("Won(_, {attempt})"),
+                other => format!("{other:?}").starts_with(reply),
+            };
+            assert!(as_wanted, "{of:?} {verb:?} {reply}");
+        }
+        let grant = inbox.grant().await;
+        assert_eq!((grant.holder, grant.attempt), (holder(2, 3), 2));
+        // A slow tick: the next one is skipped.
+        for (of, mark) in [(holder(1, 5), 2), (holder(1, 6), 3)] {
+            let next = batch(vec![tick(b"a", of, mark, CLAIM)]);
+            link.apply(next).await.unwrap();
+        }
         // Nothing was denied on the way, not even where it would only have degraded.
         let denied: Vec<redis::Value> = command("ACL LOG").query(&mut server.client()).unwrap();
         assert!(denied.is_empty(), "{denied:?}");
@@ -216,6 +240,10 @@ async fn a_server_that_forgot_its_scripts_is_told_again() {
     let link = connect(&store(&server.url())).await.unwrap();
     let () = command("SCRIPT FLUSH").query(&mut server.client()).unwrap();
     granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    // The other script is loaded again when it is called for.
+    let job = batch(vec![tick(b"a", holder(1, 2), 1, CLAIM)]);
+    let won = link.apply(job).await.unwrap().replies;
+    assert!(matches!(won[0], Reply::Won(_, 1)), "{won:?}");
 }
 
 #[tokio::test]

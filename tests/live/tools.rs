@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{Answer, Batch, Grant, Holder, Name, NodeId, Note, Reply, Request, Term, Verb};
+use tenure::claim::{
+    Answer, Batch, Grant, Holder, Mark, NO_TICK, Name, NodeId, Note, Reply, Request, Term, Verb,
+};
 use tenure::error::StoreError;
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, Route, Store};
@@ -45,7 +47,17 @@ pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
         holder,
         term: TERM,
         mode: Default::default(),
+        mark: NO_TICK,
         verb,
+    }
+}
+
+/// A request for a tick of a job.
+pub fn tick(key: &[u8], holder: Holder, mark: Mark, verb: Verb) -> Request {
+    Request {
+        name: Name::job(Key::from(key)),
+        mark,
+        ..request(key, holder, verb)
     }
 }
 

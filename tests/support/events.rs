@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use tokio::sync::watch;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Level, Metadata, Subscriber};
 
 /// One event.
@@ -100,6 +101,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Ears;
 
 impl Subscriber for Ears {
+    /// Who listens changes, so each event is asked about anew: an answer that is kept from a moment in which nobody
+    /// listened would silence it for ever.
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         ACTIVE.load(Ordering::Relaxed) > 0 && metadata.target().starts_with("tenure")
     }

@@ -11,7 +11,7 @@ use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult,
 use crate::claim::{Answer, Batch, Executed, Failure};
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::observe;
-use crate::store::redis::script::{self, SCRIPT};
+use crate::store::redis::script::{self, Script};
 use crate::store::redis::{Inner, Pool};
 use crate::store::{BoxFuture, Link};
 
@@ -89,15 +89,19 @@ impl RedisLink {
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        questions.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
+        for script in script::scripts() {
+            load(&mut questions, script);
+        }
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 3).await;
+        let answers = connection.send_packed_commands(&questions, 0, 4).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+        let Ok([locks, jobs, server, memory]) = <[Value; 4]>::try_from(answers) else {
             return Err(script::malformed("the server left questions unanswered").error);
         };
-        result(loaded).map_err(|error| cannot_open(store, error))?;
+        for loaded in [locks, jobs] {
+            result(loaded).map_err(|error| cannot_open(store, error))?;
+        }
         check_info(store, server, memory)?;
         Ok(RedisLink {
             connection,
@@ -115,10 +119,15 @@ async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
     Ok(connection)
 }
 
+fn load(pipeline: &mut Pipeline, script: &Script) {
+    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
+}
+
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
         let mut connection = self.connection.clone();
         let call = script::encode(&batch, &self.store.names, self.store.probe);
+        let script = script::script(&batch);
         let requests = batch.requests.len();
         Box::pin(async move {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
@@ -129,7 +138,7 @@ impl Link for RedisLink {
                 .is_err_and(|error| error.code() == Some("NOSCRIPT"))
             {
                 let mut again = Pipeline::with_capacity(2);
-                again.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
+                load(&mut again, script);
                 again.add_command(call);
                 answer = match connection.send_packed_commands(&again, 0, 2).await {
                     Ok(mut answers) => result(answers.pop().unwrap_or_default()),

@@ -1,6 +1,6 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in one Lua script (`lua/`), which gives the replies that the [ledger](crate::store::ledger) gives.
+//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::store::ledger) gives.
 //! Here is what surrounds it: names, connections, the inbox.
 
 use std::fmt;

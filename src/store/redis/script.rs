@@ -1,4 +1,5 @@
-//! The script: one text for every verb, the words it is called with, and what it answers.
+//! The scripts: one text for every verb, one for locks and one for jobs, the words they are called with, and what
+//! they answer.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -7,7 +8,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, RedisWrite, Value};
 
 use crate::claim::{
-    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Name, NodeId, Reply, Request, Verb,
+    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Request, Verb,
 };
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
@@ -24,6 +25,13 @@ const RULES: [&str; 5] = [
     include_str!("lua/yield.lua"),
 ];
 const BATCH: &str = include_str!("lua/batch.lua");
+/// What jobs have of their own. They share the rest.
+const JOB: [&str; 4] = [
+    include_str!("lua/job.lua"),
+    include_str!("lua/job_claim.lua"),
+    include_str!("lua/job_finish.lua"),
+    include_str!("lua/job_batch.lua"),
+];
 
 /// The format of names and pushes.
 const FORMAT: &str = "tenure1";
@@ -39,15 +47,59 @@ pub(super) struct Script {
     pub(super) sha: String,
 }
 
-/// The one script.
-pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
-    let text = format!(
-        "{LONE}{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
+impl Script {
+    fn new(source: &str) -> Self {
+        let mut text = String::with_capacity(source.len());
+        // Redis hangs up on whoever sends more than 16 kB in one word before it has said who it is.
+        for line in source.lines().map(str::trim_start) {
+            if !line.is_empty() && !line.starts_with("--") {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Script { text, sha }
+    }
+}
+
+/// The script for locks.
+static LOCKS: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(&format!(
+        "{LONE}local n = (#KEYS - 1) / 2\n{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
         RULES.concat()
-    );
-    let sha = redis::Script::new(&text).get_hash().to_owned();
-    Script { text, sha }
+    ))
 });
+
+/// The script for jobs. They are few, and it is only loaded with the other so that no tick waits for it.
+static JOBS: LazyLock<Script> = LazyLock::new(|| {
+    let [queue, _, rest @ ..] = RULES;
+    let [job, verbs @ ..] = JOB;
+    Script::new(&format!(
+        "local n = (#KEYS - 1) / 3\n{OPEN}{queue}{job}{}{}",
+        rest.concat(),
+        verbs.concat()
+    ))
+});
+
+/// Every script that a server is to know.
+pub(super) fn scripts() -> [&'static Script; 2] {
+    [&LOCKS, &JOBS]
+}
+
+/// The script that applies a batch, which is all of one kind.
+pub(super) fn script(batch: &Batch) -> &'static Script {
+    match kind(batch) {
+        Kind::Lock => &LOCKS,
+        Kind::Job => &JOBS,
+    }
+}
+
+fn kind(batch: &Batch) -> Kind {
+    batch
+        .requests
+        .first()
+        .map_or(Kind::Lock, |request| request.name.kind)
+}
 
 /// How keys are called in Redis.
 #[derive(Debug, Clone)]
@@ -63,13 +115,28 @@ impl Names {
         }
     }
 
-    fn append_record(&self, name: &Name, text: &mut Vec<u8>) {
+    fn write_record(&self, name: &Name, mut out: impl Write) -> std::io::Result<()> {
         match name.kind {
             Kind::Lock => {
-                text.extend_from_slice(&self.prefix);
-                text.extend_from_slice(name.key.as_bytes());
+                out.write_all(&self.prefix)?;
+                out.write_all(name.key.as_bytes())
             }
+            Kind::Job => self.write_job(b'o', name, out),
         }
+    }
+
+    /// What is known of a job, behind the same tag as its record and its queue.
+    fn write_memory(&self, name: &Name, out: impl Write) -> std::io::Result<()> {
+        self.write_job(b'j', name, out)
+    }
+
+    fn write_job(&self, letter: u8, name: &Name, mut out: impl Write) -> std::io::Result<()> {
+        let full = [&self.prefix, name.key.as_bytes()].concat();
+        out.write_all(FORMAT.as_bytes())?;
+        out.write_all(&[b':', letter, b':', b'{'])?;
+        out.write_all(tag(slot(&full)))?;
+        out.write_all(b"}")?;
+        out.write_all(&full)
     }
 
     /// The name of a queue is the name of the record behind a tag that brings it to the record's slot: the record
@@ -82,12 +149,20 @@ impl Names {
         out.write_all(record)
     }
 
-    /// The key whose record this is.
-    fn key(&self, record: &[u8]) -> Option<Key> {
-        record
-            .strip_prefix(&*self.prefix)
-            .filter(|key| !key.is_empty())
-            .map(Key::from)
+    /// The name whose record this is.
+    fn name(&self, kind: Kind, record: &[u8]) -> Option<Name> {
+        let full = match kind {
+            Kind::Lock => record,
+            Kind::Job => {
+                let tagged = record.strip_prefix(FORMAT.as_bytes())?.strip_prefix(b":o:{")?;
+                tagged.get(TAG..)?.strip_prefix(b"}")?
+            }
+        };
+        let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
+        Some(Name {
+            kind,
+            key: Key::from(key),
+        })
     }
 }
 
@@ -103,11 +178,17 @@ pub(super) fn slot(key: &[u8]) -> u16 {
 
 const SLOTS: usize = 16384;
 
+/// How long a tag is.
+const TAG: usize = 4;
+
+/// Up to here Lua counts in ones.
+const EXACT: Mark = 1 << 53;
+
 /// A short text that hashes to `slot`, the same in every process and release: it is part of names.
 pub(super) fn tag(slot: u16) -> &'static [u8] {
-    static TAGS: LazyLock<Vec<[u8; 4]>> = LazyLock::new(|| {
+    static TAGS: LazyLock<Vec<[u8; TAG]>> = LazyLock::new(|| {
         const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-        let mut tags = vec![[0; 4]; SLOTS];
+        let mut tags = vec![[0; TAG]; SLOTS];
         let mut missing = SLOTS;
         for n in 0..DIGITS.len().pow(4) {
             let text = [36 * 36 * 36, 36 * 36, 36, 1].map(|unit| DIGITS[n / unit % 36]);
@@ -133,24 +214,32 @@ pub(super) fn channel(node: NodeId) -> String {
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
+    let kind = kind(batch);
+    debug_assert!(requests.iter().all(|request| request.name.kind == kind));
+    let keys = if kind == Kind::Job { 3 } else { 2 };
     let bytes: usize = requests
         .iter()
         .map(|r| 2 * (names.prefix.len() + r.name.key.as_bytes().len()) + 160)
         .sum();
     let mut cmd = Cmd::with_capacity(7 * requests.len() + 8, bytes + 160);
-    cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(2 * requests.len() + 1);
+    cmd.arg("EVALSHA")
+        .arg(&*script(batch).sha)
+        .arg(keys * requests.len() + 1);
+    // Writing into a command's buffer cannot fail.
+    for request in requests {
+        let _ = names.write_record(&request.name, cmd.writer_for_next_arg());
+    }
+    cmd.arg(CLOCK);
     let mut word = Vec::with_capacity(128);
     for request in requests {
         word.clear();
-        names.append_record(&request.name, &mut word);
-        cmd.arg(&word);
-    }
-    cmd.arg(CLOCK);
-    for request in requests {
-        word.clear();
-        names.append_record(&request.name, &mut word);
-        // Writing into a command's buffer cannot fail.
+        let _ = names.write_record(&request.name, &mut word);
         let _ = names.write_queue(&word, cmd.writer_for_next_arg());
+    }
+    if kind == Kind::Job {
+        for request in requests {
+            let _ = names.write_memory(&request.name, cmd.writer_for_next_arg());
+        }
     }
     let not_after = match batch.not_after {
         u64::MAX => 0,
@@ -165,14 +254,19 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     };
     cmd.arg(batch.highest).arg(not_after).arg(flags);
     for Request {
-        holder, term, verb, ..
+        holder,
+        term,
+        mark,
+        verb,
+        ..
     } in requests
     {
         let letter = match verb {
             Verb::Claim { wait: false } => "c",
             Verb::Claim { wait: true } => "w",
             Verb::Renew => "r",
-            Verb::Leave => "l",
+            Verb::Finish if kind == Kind::Job => "f",
+            Verb::Leave | Verb::Finish => "l",
             Verb::Yield { .. } => "y",
         };
         let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
@@ -181,6 +275,9 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             word.push(b':');
             cmd.arg(&word);
         };
+        if kind == Kind::Job {
+            cmd.arg((*mark).min(EXACT));
+        }
         cmd.arg(letter);
         put_holder(&mut cmd, holder);
         cmd.arg(term.lease_ms).arg(term.hold_ms());
@@ -245,6 +342,14 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     Ok(match letter {
         b'Q' => Reply::Queued(left().map_err(bad)?),
         b'B' => Reply::Busy(left().map_err(bad)?),
+        b'W' => {
+            let (number, attempt) = rest
+                .split_once(':')
+                .ok_or_else(|| malformed("a reply of the script has no attempt"))?;
+            Reply::Won(number.parse().map_err(bad)?, attempt.parse().map_err(bad)?)
+        }
+        b'O' => Reply::Over,
+        b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
         b'D' => Reply::Done,
@@ -282,13 +387,23 @@ pub(super) fn refusal(text: &str) -> Refusal {
     }
 }
 
-/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`. `None` when it is none of this format.
+/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, or
+/// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`. `None` when it is none of these formats.
 pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Grant> {
-    let mut parts = payload.splitn(7, |&b| b == b' ');
-    let mut word = || std::str::from_utf8(parts.next()?).ok();
-    if word()? != "1" || word()? != Kind::Lock.word() {
+    let mut rest = payload;
+    let mut word = || {
+        let end = rest.iter().position(|&b| b == b' ')?;
+        let word = std::str::from_utf8(&rest[..end]).ok();
+        rest = &rest[end + 1..];
+        word
+    };
+    if word()? != "1" {
         return None;
     }
+    let word_of_kind = word()?;
+    let kind = [Kind::Lock, Kind::Job]
+        .into_iter()
+        .find(|kind| kind.word() == word_of_kind)?;
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
     let number = word()?.parse().ok()?;
@@ -296,12 +411,16 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         .parse()
         .ok()
         .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
-    let name = Name::lock(names.key(parts.next()?)?);
+    let attempt = match kind {
+        Kind::Lock => 0,
+        Kind::Job => word()?.parse().ok()?,
+    };
     Some(Grant {
-        name,
+        name: names.name(kind, rest)?,
         holder: Holder { node, claim, nonce },
         number,
         lease_ms,
+        attempt,
     })
 }
 
@@ -342,6 +461,15 @@ mod tests {
             let mut queue = Vec::new();
             names.write_queue(&record, &mut queue).unwrap();
             assert_eq!(slot(&queue), slot(&record), "{key:?}");
+            let job = Name::job(Key::from(key));
+            let (mut memory, mut lease, mut queue) = (Vec::new(), Vec::new(), Vec::new());
+            names.write_memory(&job, &mut memory).unwrap();
+            names.write_record(&job, &mut lease).unwrap();
+            names.write_queue(&lease, &mut queue).unwrap();
+            for of_job in [&memory, &lease, &queue] {
+                assert_eq!(slot(of_job), slot(&record), "{key:?}");
+            }
+            assert_eq!(names.name(Kind::Job, &lease), Some(job), "{key:?}");
         }
     }
 
@@ -361,9 +489,20 @@ mod tests {
 
     #[test]
     fn headers_name_what_the_bodies_use() {
-        let files = RULES.into_iter().chain([OPEN, BATCH, LONE]);
+        let files = RULES.into_iter().chain(JOB).chain([OPEN, BATCH, LONE]);
         for (file, name) in files.zip([
-            "queue", "claim", "renew", "leave", "yield", "open", "batch", "lone",
+            "queue",
+            "claim",
+            "renew",
+            "leave",
+            "yield",
+            "job",
+            "job_claim",
+            "job_finish",
+            "job_batch",
+            "open",
+            "batch",
+            "lone",
         ]) {
             let is_header = |line: &&str| line.starts_with("--");
             assert!(
@@ -399,6 +538,14 @@ mod tests {
     }
 
     #[test]
+    fn a_server_takes_the_scripts_from_whoever_comes() {
+        for script in scripts() {
+            assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
+        }
+        assert_ne!(LOCKS.sha, JOBS.sha);
+    }
+
+    #[test]
     fn a_push_of_another_format_is_no_grant() {
         let node = NodeId::numbered(7);
         let names = Names::new(b"lock:");
@@ -414,8 +561,18 @@ mod tests {
             ),
             (3, 255, 17, 1000)
         );
+        assert_eq!(grant.attempt, 0);
+        let grant = push("1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:a b").unwrap();
+        assert_eq!(
+            (grant.name, grant.attempt, grant.number),
+            (Name::job(Key::from("a b")), 2, 17)
+        );
         for other in [
             "",
+            "1 job 3 ff 17 1000 tenure1:o:{0abc}lock:a",
+            "1 job 3 ff 17 1000 2 lock:a",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0a",
             "2 lock 3 ff 17 1000 lock:a",
             "1 latch 3 ff 17 1000 lock:a",
             "1 lock 3 ff 17 1000",

@@ -1,6 +1,6 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::claim::Fence;
+use crate::claim::{Fence, NO_TICK};
 use crate::engine::{Denial, Input, Outcome, Ticket, Want};
 use crate::error::LostCause;
 use crate::testing::sim::Wrong;
@@ -24,6 +24,7 @@ pub(super) enum State {
     /// Waits for what became of its release; whether it held until then.
     Releasing {
         held: bool,
+        finished: bool,
     },
     Over,
 }
@@ -35,6 +36,7 @@ pub(super) enum Act {
     Look,
     Release,
     Drop,
+    Finish,
 }
 
 impl World {
@@ -49,12 +51,13 @@ impl World {
         if !node.alive || node.paused.is_some() || node.live.len() >= self.profile.callers {
             return;
         }
-        let (life, key) = (node.life, self.rng.usize(0..self.keys.len()));
+        let (life, key) = (node.life, self.rng.usize(0..self.locks));
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         let want = Want {
             term,
             wait: self.rng.u8(0..10) > 0,
             fixed: self.rng.u8(0..10) == 0,
+            mark: NO_TICK,
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
         };
         let node = &mut self.nodes[slot];
@@ -104,8 +107,16 @@ impl World {
             }
             (Act::Release, State::Holding) => {
                 let held = self.look(slot, caller);
-                self.nodes[slot].callers[caller].state = State::Releasing { held };
+                self.nodes[slot].callers[caller].state = State::Releasing {
+                    held,
+                    finished: false,
+                };
                 self.feed(slot, key, Input::Release(ticket));
+            }
+            (Act::Finish, State::Holding) => {
+                let held = self.look(slot, caller);
+                self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
+                self.feed(slot, key, Input::Finish(ticket));
             }
             (Act::Drop, State::Holding) => {
                 self.saw(Seen::CancelHolder);
@@ -183,6 +194,9 @@ impl World {
             self.saw(Seen::GrantedFixed);
         }
         self.watch_fence(slot, key, fence);
+        if want.mark != NO_TICK {
+            return self.run_begins(slot, caller);
+        }
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
@@ -225,15 +239,20 @@ impl World {
             Denial::Busy => Seen::DeniedBusy,
             Denial::QueueFull { .. } => Seen::DeniedFull,
             Denial::Store(_) => Seen::DeniedStore,
+            Denial::Over => Seen::DeniedOver,
+            Denial::Early(_) => Seen::DeniedEarly,
             Denial::Closed => Seen::DeniedClosed,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
-        if matches!(denial, Denial::Busy) && want.wait {
+        if matches!(denial, Denial::Busy) && want.wait && want.mark == NO_TICK {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
         }
         self.over(slot, caller);
+        if want.mark != NO_TICK {
+            self.tick_denied(slot, caller, denial);
+        }
     }
 
     pub(super) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
@@ -244,7 +263,7 @@ impl World {
         };
         let caller = self.expect(slot, ticket, &told, |state| {
             // A release or drop that comes too late may hear of the loss first.
-            matches!(state, State::Holding | State::Releasing { held: false })
+            matches!(state, State::Holding | State::Releasing { held: false, .. })
         });
         self.saw(match cause {
             LostCause::Deadline => Seen::LostDeadline,
@@ -253,6 +272,13 @@ impl World {
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;
+        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        if want.mark != NO_TICK && state == State::Holding {
+            // The run is dropped, and its node stands by for the same tick.
+            self.saw(Seen::TickLost);
+            self.over(slot, caller);
+            self.chase_after(slot, key, want.mark, MS);
+        }
     }
 
     pub(super) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
@@ -266,12 +292,16 @@ impl World {
         });
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (outcome, state) {
-            (Outcome::Kept, State::Releasing { held: false }) => {
+            (Outcome::Kept, State::Releasing { held: false, .. }) => {
                 self.wrong(Wrong::Outcome, Some(key), || {
                     format!("ticket {} had lost and was told kept", ticket.0)
                 });
             }
-            (Outcome::Kept, _) => self.saw(Seen::ReleaseKept),
+            (Outcome::Kept, State::Releasing { finished, .. }) => {
+                self.saw(Seen::ReleaseKept);
+                self.tick_kept(slot, ticket, finished);
+            }
+            (Outcome::Kept, _) => {}
             (Outcome::Lost(_), _) => self.saw(Seen::ReleaseLost),
             (Outcome::Failed(_), _) => self.saw(Seen::ReleaseFailed),
         }

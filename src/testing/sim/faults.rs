@@ -270,6 +270,7 @@ impl World {
             self.taint_all();
             self.watch_number(true);
             self.server.ledger.forget();
+            self.ticks_forgotten();
         } else {
             self.saw(Seen::ServerRestart);
         }

@@ -73,7 +73,7 @@ pub(super) struct Server {
     branches: Vec<Branch>,
 }
 
-const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 impl Server {
     pub(super) fn new(flaw: Option<Flaw>) -> Self {
@@ -404,6 +404,7 @@ impl World {
                     Verb::Claim { .. } => Seen::LostClaimAnswer,
                     Verb::Renew => Seen::LostRenewAnswer,
                     Verb::Leave => Seen::LostLeaveAnswer,
+                    Verb::Finish => Seen::LostFinishAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
                 });
             }
@@ -457,7 +458,7 @@ impl World {
         self.server.branches = branches;
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match reply {
-                Reply::Granted(number) => *number,
+                Reply::Granted(number) | Reply::Won(number, _) => *number,
                 Reply::Queued(_) => 1,
                 Reply::Busy(_) => 2,
                 _ => 3,
@@ -508,7 +509,7 @@ impl World {
             received,
         });
         for ((key, tag), reply) in flight.asked.into_iter().zip(answer.replies) {
-            if let Reply::Granted(number) = reply {
+            if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.nodes[slot].highest = self.nodes[slot].highest.max(number);
             }
             self.feed(

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::claim::{Batch, Fence, Grant, Holder, Mode, Number, Reply, Request, Term, Verb};
+use crate::claim::{Batch, Fence, Grant, Holder, Mode, NO_TICK, Number, Reply, Request, Term, Verb};
 use crate::engine::Ticket;
 use crate::store::ledger::{Owner, Record};
 use crate::testing::sim::Wrong;
 use crate::testing::sim::callers::State;
 use crate::testing::sim::coverage::Seen;
+use crate::testing::sim::jobs::Ticks;
 use crate::testing::sim::world::{Event, MS, Node, SETTLE, World};
 
 /// What the watchers remember.
@@ -20,6 +21,7 @@ pub(super) struct Watch {
     pub(super) stepped_back: bool,
     /// What is executed is a copy: its original may have been refused, and be over for its node.
     pub(super) twin: bool,
+    pub(super) ticks: Ticks,
     forgot: bool,
     fences: Vec<Option<Fence>>,
     /// Grants that nothing is promised of any more.
@@ -41,6 +43,7 @@ impl Watch {
             stepped: 0,
             stepped_back: false,
             twin: false,
+            ticks: Ticks::default(),
             forgot: false,
             fences: vec![None; keys],
             tainted: HashSet::new(),
@@ -203,6 +206,7 @@ impl World {
             let key = self.index(&request.name);
             let after = self.server.ledger.record(&request.name, us).cloned();
             self.watch_owner(key, request, before.as_ref(), after.as_ref());
+            self.watch_tick(key, request, reply);
             if before.is_some() || after.is_some() {
                 self.watch.free_since[key] = None;
             }
@@ -246,7 +250,7 @@ impl World {
                     }
                 }
             }
-            if matches!(reply, Reply::Granted(_) | Reply::Queued(_)) {
+            if matches!(reply, Reply::Granted(_) | Reply::Won(..) | Reply::Queued(_)) {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }
@@ -267,7 +271,8 @@ impl World {
                 old == new || holder == request.holder && new > old
             }
             Owner::Claim(holder, _) => {
-                holder == request.holder && matches!(request.verb, Verb::Leave | Verb::Yield { .. })
+                holder == request.holder
+                    && matches!(request.verb, Verb::Leave | Verb::Finish | Verb::Yield { .. })
             }
             _ => after == Some(before),
         };
@@ -449,6 +454,7 @@ impl World {
                 holder,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
+                mark: NO_TICK,
                 verb: Verb::Renew,
             };
             let batch = Batch {

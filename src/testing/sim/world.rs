@@ -26,6 +26,8 @@ pub(super) const SETTLE: u64 = 8_000 * MS;
 #[derive(Debug)]
 pub(super) struct Profile {
     pub(super) nodes: usize,
+    /// Between two ticks of a job, in ms.
+    pub(super) period: u64,
     pub(super) terms: Vec<Term>,
     /// Fastest and slowest way of a message, in ns.
     pub(super) delay: (u64, u64),
@@ -73,6 +75,10 @@ pub(super) struct Node {
     pub(super) live: Vec<usize>,
     pub(super) sends: u32,
     pub(super) asked: u32,
+    /// Its wall clock beyond the truth.
+    pub(super) skew_ms: i64,
+    pub(super) newest: u64,
+    pub(super) retired: bool,
 }
 
 /// A node's own clock: started anywhere, at a rate of its own.
@@ -170,6 +176,16 @@ pub(super) enum Event {
         sub: u32,
         grant: Box<Grant>,
     },
+    Tick {
+        slot: usize,
+        key: usize,
+    },
+    Chase {
+        slot: usize,
+        life: u32,
+        key: usize,
+        mark: u64,
+    },
     Arrival {
         slot: usize,
     },
@@ -226,6 +242,8 @@ pub(super) struct World {
     due: BinaryHeap<Reverse<Due>>,
     pub(super) profile: Profile,
     pub(super) keys: Vec<Name>,
+    /// So many of them are locks, the rest are jobs.
+    pub(super) locks: usize,
     pub(super) nodes: Vec<Node>,
     pub(super) slots: HashMap<NodeId, (usize, u32)>,
     pub(super) conns: Vec<Conn>,
@@ -249,6 +267,11 @@ impl World {
         let keys = (0..rng.usize(1..=most))
             .map(|k| Name::lock(Key::from(format!("k{k}"))))
             .collect::<Vec<_>>();
+        let locks = keys.len();
+        let mut keys = keys;
+        if setup.seed.is_multiple_of(3) {
+            keys.push(Name::job(Key::from("job")));
+        }
         let mut world = World {
             setup,
             rng,
@@ -259,6 +282,7 @@ impl World {
             watch: Watch::new(keys.len()),
             profile,
             keys,
+            locks,
             nodes: Vec::new(),
             slots: HashMap::new(),
             conns: Vec::new(),
@@ -277,6 +301,10 @@ impl World {
             world.subscribe(slot);
             let first = world.rng.u64(0..50 * MS);
             world.at(first, Event::Arrival { slot });
+            if world.keys.len() > locks {
+                let first = world.rng.u64(0..500 * MS);
+                world.at(first, Event::Tick { slot, key: locks });
+            }
         }
         for (rare, seen) in [
             (!world.profile.rules.queues, Seen::NoQueue),
@@ -355,6 +383,13 @@ impl World {
                 sub,
                 grant,
             } if self.is(slot, life) => self.push_arrives(slot, sub, *grant),
+            Event::Tick { slot, key } => self.tick(slot, key),
+            Event::Chase {
+                slot,
+                life,
+                key,
+                mark,
+            } if self.is(slot, life) => self.chase(slot, key, mark),
             Event::Arrival { slot } => self.arrival(slot),
             Event::Caller {
                 slot,
@@ -376,7 +411,7 @@ impl World {
     /// What is for a stopped process waits in front of it, in order of where it comes from.
     fn hold_back(&mut self, event: Event) -> Option<Event> {
         let (slot, source) = match &event {
-            Event::Wake { slot, .. } | Event::Caller { slot, .. } => (*slot, 3),
+            Event::Wake { slot, .. } | Event::Caller { slot, .. } | Event::Chase { slot, .. } => (*slot, 3),
             Event::Flush { slot, side, .. }
             | Event::Connected { slot, side, .. }
             | Event::ConnectFailed { slot, side, .. } => (*slot, *side),
@@ -422,6 +457,11 @@ impl World {
         let seed = self.rng.u64(..);
         let base = self.rng.u64(1..1_000_000 * MS);
         let rate = self.rng.u64(990..=1010);
+        let skew_ms = if self.keys.len() > self.locks {
+            self.rng.i64(-2000..=2000)
+        } else {
+            0
+        };
         Node {
             id,
             life,
@@ -445,6 +485,9 @@ impl World {
             live: Vec::new(),
             sends: 0,
             asked: 0,
+            skew_ms,
+            newest: 0,
+            retired: false,
         }
     }
 
@@ -501,7 +544,7 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- inbox open".into());
-        self.nodes[slot].shard.opened(local, &mut effects);
+        self.nodes[slot].shard.opened(local, &mut effects, |_, _| {});
         self.effects(slot, effects);
         self.check_all();
     }
@@ -654,6 +697,7 @@ impl Profile {
         Profile {
             sleepy,
             nodes: rng.usize(2..=5),
+            period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
             terms,
             delay: (high / 8, high),
             pause: [2, 10, 50, 300][rng.usize(0..4)] * MS,

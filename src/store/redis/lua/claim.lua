@@ -9,7 +9,7 @@
 -- returns      integer = granted, its number; Q<ms> or Q = queued; B<ms> or B = busy; L = late; E<error>
 local function claim(i, at)
   local holder, lease, hold = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local entry = holder .. lease .. ':' .. hold
+  local entry = holder .. lease .. ':' .. hold .. tail
   if not records[i] and waiting(i) then
     local err = settle(i, entry)
     if err then return 'E' .. err end

@@ -19,7 +19,7 @@ local function leave(i, at)
   end
   local err = not records[i] and typed(i) or prune(i)
   if err then return 'E' .. err end
-  local entry = holder .. ARGV[at + 2] .. ':' .. ARGV[at + 3]
+  local entry = holder .. ARGV[at + 2] .. ':' .. ARGV[at + 3] .. tail
   -- Also when there is no queue: a replica says READONLY to this write, and its "not there" would mean nothing.
   local out = pcall('ZREM', KEYS[n + 1 + i], 'a' .. entry, 'b' .. entry)
   if type(out) == 'table' then return 'E' .. out.err end

@@ -2,11 +2,11 @@
 -- KEYS[1..n]        the records   string, value = <node>:<claim>:<nonce>:<grant number>
 -- KEYS[n+1]         the clock     string, the last grant number, never expires
 -- KEYS[n+2..2n+1]   the queues    zset, only while somebody waits; see queue.lua
+--                   how many n is stands before all, as jobs have more keys
 -- ARGV[1]  highest grant number that the sending node saw
 -- ARGV[2]  not_after: server time in µs after which claims and yields are late; 0 for none
 -- ARGV[3]  flags: p = probe for subscribers before choosing, q = some request needs to know whether anybody waits
 -- returns  an error for the whole batch when the clock is unusable, before anything is written
-local n = (#KEYS - 1) / 2
 local byte, find, format, match, sub = string.byte, string.find, string.format, string.match, string.sub
 local call, pcall = redis.call, redis.pcall
 

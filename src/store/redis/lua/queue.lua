@@ -7,6 +7,8 @@
 --              finds exactly the dead.
 -- returns      helpers answer an error text, or nil when all went well
 local EARLIEST = '10000000000'
+-- What a job sets differently: how its members end, and what is told to whom a key is handed.
+local tail, told = '', '1 lock %s %s %s %s '
 
 local function waiting(i)
   if queues == 0 then return false end
@@ -96,7 +98,7 @@ local function hand_over(i, caller)
     for _, member in ipairs(found) do
       if byte(member) ~= 97 then return false end
       local entry = sub(member, 2)
-      local node, claim, nonce, lease, hold = match(entry, '^(%x+):(%d+):(%x+):(%d+):(%d+)$')
+      local node, claim, nonce, lease, hold, tick = match(entry, '^(%x+):(%d+):(%x+):(%d+):(%d+):?(%d*)$')
       local chosen = entry == caller
       if node and not chosen then
         local dies = tonumber(pcall('ZSCORE', queue, 'b' .. entry) or 0)
@@ -110,12 +112,11 @@ local function hand_over(i, caller)
         -- Out first: a removal needs no memory, and what follows a write is not refused for want of it.
         local out = pcall('ZREM', queue, member, 'b' .. entry)
         if type(out) == 'table' then return false, out.err end
-        local _, err = grant(i, format('%s:%s:%s:', node, claim, nonce), hold)
+        local _, err = grant(i, format('%s:%s:%s:', node, claim, nonce), hold, tick)
         if err then return false, err end
         if entry ~= caller then
           -- Its count decides nothing, and a user who may not publish still hands over.
-          pcall('PUBLISH', 'tenure1:n:' .. node,
-            format('1 lock %s %s %s %s ', claim, nonce, last_text, lease) .. KEYS[i])
+          pcall('PUBLISH', 'tenure1:n:' .. node, format(told, claim, nonce, last_text, lease) .. KEYS[i])
         end
         return true
       end

@@ -8,7 +8,7 @@
 -- returns      integer = granted, its number; Q<ms> or Q = queued; X = gone; E<error>
 local function renew(i, at)
   local holder, lease, hold = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local entry = holder .. lease .. ':' .. hold
+  local entry = holder .. lease .. ':' .. hold .. tail
   local number = owned(i, holder)
   if number then
     local err = extend(i, hold)

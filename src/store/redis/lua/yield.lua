@@ -11,7 +11,7 @@
 local function yield(i, at)
   local holder, lease, hold, to = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   if not records[i] then
-    local err = settle(i, holder .. lease .. ':' .. hold)
+    local err = settle(i, holder .. lease .. ':' .. hold .. tail)
     if err then return 'E' .. err end
   end
   if not owned(i, holder) then
@@ -30,6 +30,6 @@ local function yield(i, at)
     local number, refused = grant(i, to, hold)
     return number or 'E' .. refused
   end
-  local stuck = enqueue(i, to .. lease .. ':' .. hold, lease)
+  local stuck = enqueue(i, to .. lease .. ':' .. hold .. tail, lease)
   return stuck and 'E' .. stuck or left(i, 'Q')
 end

@@ -1,0 +1,280 @@
+//! Decides, tick by tick, whether this node runs the job. Knows leases and ticks, and no cron crate.
+
+use std::collections::HashSet;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::claim::Mark;
+use crate::error::Error;
+use crate::key::Key;
+use crate::observe;
+use crate::primitives::guard::Guard;
+use crate::primitives::mutex::{Mutex as Lock, Refusal};
+use crate::runtime::handle::Handle;
+use crate::runtime::slot::lock;
+use crate::scheduler::policy::{JobOutput, TickOutcome};
+use crate::scheduler::tick::Tick;
+
+/// The pauses between attempts while the store is away.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// What the jobs of one node share.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    names: Mutex<HashSet<Key>>,
+    /// No tick is pursued any more.
+    pub(crate) closing: CancellationToken,
+    /// What still runs is cancelled.
+    pub(crate) cancelling: CancellationToken,
+    /// Every pursuit of a tick.
+    pub(crate) pursuits: TaskTracker,
+}
+
+/// One job of this node.
+pub(crate) struct Gate {
+    handle: Handle,
+    name: Key,
+    lease: Duration,
+    jobs: Arc<Jobs>,
+    newest: watch::Sender<Mark>,
+}
+
+/// What became of one holding.
+enum Run {
+    Over(TickOutcome),
+    /// It was lost in the middle: this node stands by for whoever runs the tick now.
+    Lost,
+}
+
+impl Gate {
+    /// `None` when this node has a job of that name.
+    pub(crate) fn new(handle: Handle, name: Key, lease: Duration) -> Option<Gate> {
+        let jobs = handle.attached::<Jobs>();
+        let is_new = lock(&jobs.names).insert(name.clone());
+        is_new.then(|| Gate {
+            handle,
+            name,
+            lease,
+            jobs,
+            newest: watch::Sender::new(0),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &Key {
+        &self.name
+    }
+
+    /// Pursues a tick until it is over: runs it here if this node wins it, and else stands by until its winner has
+    /// ended.
+    pub(crate) async fn pursue<F, Fut>(&self, mark: Mark, work: &F) -> TickOutcome
+    where
+        F: Fn(Tick) -> Fut,
+        Fut: Future,
+        Fut::Output: JobOutput,
+    {
+        let _pursuit = self.jobs.pursuits.token();
+        let outcome = self.pursue_untold(mark, work).await;
+        observe::tick(&self.name, mark, outcome.word());
+        outcome
+    }
+
+    async fn pursue_untold<F, Fut>(&self, mark: Mark, work: &F) -> TickOutcome
+    where
+        F: Fn(Tick) -> Fut,
+        Fut: Future,
+        Fut::Output: JobOutput,
+    {
+        self.newest
+            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
+        let mut newest = self.newest.subscribe();
+        let mut pause = RETRY.0;
+        loop {
+            let entering = Lock::tick(self.handle.clone(), self.name.clone(), self.lease, mark);
+            let entered = tokio::select! {
+                biased;
+                () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
+                entered = entering => entered,
+            };
+            let wait = match entered {
+                Ok(guard) => match self.run(guard, mark, work).await {
+                    Run::Over(outcome) => return outcome,
+                    Run::Lost => continue,
+                },
+                Err(Refusal::Over) => return TickOutcome::Elsewhere,
+                // The store's clock decides when it is time. Later ticks may fire meanwhile, where this node's clock is
+                // ahead by more than their distance: they are early, too, and no reason to let go of this one.
+                Err(Refusal::Early(left)) => {
+                    tokio::select! {
+                        biased;
+                        () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
+                        () = sleep(left) => continue,
+                    }
+                }
+                Err(Refusal::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
+                Err(Refusal::Error(Error::Closed { .. })) => return TickOutcome::Drained,
+                Err(Refusal::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
+                    observe::job_refused(&self.name, &error);
+                    return TickOutcome::Refused;
+                }
+                // Fail closed: nobody runs until the store is back, and then only the newest tick.
+                Err(Refusal::Error(error)) => {
+                    observe::tick_waits(&self.name, mark, &error);
+                    pause = (2 * pause).min(RETRY.1);
+                    pause.mul_f64(0.5 + fastrand::f64() * 0.5)
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
+                Ok(_) = newest.wait_for(|newest| *newest > mark) => return TickOutcome::Missed,
+                () = sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn run<F, Fut>(&self, guard: Guard, mark: Mark, work: &F) -> Run
+    where
+        F: Fn(Tick) -> Fut,
+        Fut: Future,
+        Fut::Output: JobOutput,
+    {
+        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
+        let cancelled = guard.lost_token().child_token();
+        // Also when this very future is dropped.
+        let _cancel = cancelled.clone().drop_guard();
+        let told = cancelled.clone();
+        let attempt = guard.attempt();
+        let tick = Tick {
+            lease: guard.lease(),
+            mark,
+            attempt,
+            cancelled,
+        };
+        observe::tick_starts(&self.name, mark, attempt);
+        let ended = {
+            // The job is called inside, so that a panic before its first await is caught as one after it, and so is one
+            // of the error that it returns.
+            let mut job = Box::pin(async { work(tick).await.failure() });
+            let job = poll_fn(
+                |cx| match catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx))) {
+                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Ready(output)) => Poll::Ready(Some(output)),
+                    Err(_) => Poll::Ready(None),
+                },
+            );
+            tokio::select! {
+                biased;
+                ended = guard.run(job) => Some(ended),
+                () = self.jobs.cancelling.cancelled() => {
+                    // Whatever the job has spawned must hear of it before somebody else begins.
+                    told.cancel();
+                    None
+                }
+            }
+        };
+        // From here on the job's future is gone: only now may somebody else begin.
+        let outcome = match ended {
+            Some(Ok(Some(failure))) => match failure {
+                None => TickOutcome::Done,
+                Some(text) => {
+                    observe::tick_failed(&self.name, mark, &text);
+                    TickOutcome::Failed
+                }
+            },
+            Some(Ok(None)) => {
+                observe::tick_failed(&self.name, mark, "it panicked");
+                TickOutcome::Panicked
+            }
+            Some(Err(_)) => {
+                drop(guard);
+                return Run::Lost;
+            }
+            None => {
+                if let Err(error) = guard.release().await {
+                    observe::tick_untold(&self.name, mark, &error);
+                }
+                return Run::Over(TickOutcome::Drained);
+            }
+        };
+        if let Err(error) = guard.finish().await {
+            // What was run was run; but the store may not know, and have it run again.
+            observe::tick_untold(&self.name, mark, &error);
+        }
+        Run::Over(outcome)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        lock(&self.jobs.names).remove(&self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+    use crate::locks::Locks;
+
+    fn gate(locks: &Locks) -> Arc<Gate> {
+        let lease = Duration::from_secs(30);
+        Arc::new(Gate::new(locks.handle().clone(), "job".into(), lease).unwrap())
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn now() -> Mark {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as Mark
+    }
+
+    #[tokio::test]
+    async fn an_early_tick_waits_for_the_clock_of_the_store() {
+        let (gate, runs) = (gate(&Locks::memory()), AtomicUsize::new(0));
+        let mark = now() + 400;
+        let work = |tick: Tick| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            async move { assert!(now() >= tick.mark, "not before its time") }
+        };
+        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Done);
+        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(gate.pursue(mark - 1, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(runs.into_inner(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_ahead_by_many_ticks_misses_none() {
+        let gate = gate(&Locks::memory());
+        let first = now() + 500;
+        let mut pursuits = Vec::new();
+        // Three fire before it is time for the first.
+        for n in 0..3 {
+            let gate = gate.clone();
+            pursuits.push(tokio::spawn(async move {
+                gate.pursue(first + 100 * n, &|_| async {}).await
+            }));
+        }
+        for pursuit in pursuits {
+            assert_eq!(pursuit.await.unwrap(), TickOutcome::Done);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_drain_ends_an_early_wait() {
+        let locks = Locks::memory();
+        let gate = gate(&locks);
+        let far = now() + 3_600_000;
+        let pursuit = tokio::spawn(async move { gate.pursue(far, &|_| async {}).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(locks.drain(Duration::from_secs(5)).await.is_ok());
+        assert_eq!(pursuit.await.unwrap(), TickOutcome::Drained);
+    }
+}

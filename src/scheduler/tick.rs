@@ -1,0 +1,83 @@
+//! What a job is given: which tick it runs, and what proves that it may.
+
+use std::fmt;
+use std::future::Future;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::claim::{Fence, Mark};
+use crate::error::LostCause;
+use crate::key::Key;
+use crate::primitives::guard::Lease;
+
+/// One run of one tick of a job. Cheap to clone.
+#[derive(Clone)]
+pub struct Tick {
+    pub(crate) lease: Lease,
+    pub(crate) mark: Mark,
+    pub(crate) attempt: u32,
+    pub(crate) cancelled: CancellationToken,
+}
+
+impl Tick {
+    /// The job's name.
+    pub fn job(&self) -> &Key {
+        self.lease.key()
+    }
+
+    /// The nominal fire time, by the job's own cron expression: the same on every node, however late it fired. Use it
+    /// instead of "now" for everything that the run is about.
+    pub fn nominal(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.mark)
+    }
+
+    /// The nominal fire time in seconds since the Unix epoch.
+    pub fn nominal_unix(&self) -> u64 {
+        self.mark / 1000
+    }
+
+    /// Larger than that of every run of this job before it. Send it with each write and let the resource refuse
+    /// smaller ones.
+    pub fn fence(&self) -> Fence {
+        self.lease.fence()
+    }
+
+    /// 1, or more when an earlier winner of this tick died or was cancelled before its end. A job must be able to be
+    /// run again from the beginning.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Cancelled when the lease is lost or the node drains for longer than it would; then the job's future is dropped
+    /// at its next await. For what the job has spawned elsewhere.
+    pub fn cancelled(&self) -> CancellationToken {
+        self.cancelled.clone()
+    }
+
+    /// The run still is the only one.
+    pub fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    /// Waits until the run is no more the only one.
+    pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
+        self.lease.lost()
+    }
+
+    /// The lease behind it.
+    pub fn lease(&self) -> Lease {
+        self.lease.clone()
+    }
+}
+
+impl fmt::Debug for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tick")
+            .field("job", self.job())
+            .field("nominal_unix", &self.nominal_unix())
+            .field("attempt", &self.attempt)
+            .field("fence", &self.fence().get())
+            .finish()
+    }
+}

@@ -1,0 +1,337 @@
+//! The layer's ready-made keys, and keys from extractors with state.
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRef, Path, State};
+use axum::routing::any;
+use http::header::HOST;
+use http::{HeaderValue, Method, Request, Response};
+use tenure::middleware::{KeySource, Refused, keys};
+use tenure::{Lease, LockLayer, Locks};
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+
+use crate::middleware::{request, send, soon, text, to};
+use crate::support::events::Watch;
+
+/// Answers with the key that is locked, or `none`.
+async fn key_of(lease: Option<Lease>) -> Vec<u8> {
+    lease.map_or(b"none".to_vec(), |lease| lease.key().as_bytes().to_vec())
+}
+
+fn routes(paths: &[&str], locks: &Locks, keys: impl KeySource) -> Router {
+    paths
+        .iter()
+        .fold(Router::new(), |router, path| router.route(path, any(key_of)))
+        .route_layer(LockLayer::new(locks, keys))
+}
+
+fn app(keys: impl KeySource) -> Router {
+    routes(
+        &["/", "/a/{id}", "/b/{id}", "/a/{id}/c/{other}", "/all/{*rest}"],
+        &Locks::memory(),
+        keys,
+    )
+}
+
+fn with(headers: &[(&'static str, &[u8])]) -> Request<Body> {
+    let mut request = to("/");
+    for &(name, value) in headers {
+        let value = HeaderValue::from_bytes(value).unwrap();
+        request.headers_mut().append(name, value);
+    }
+    request
+}
+
+/// The key that this request locks, `Err` if it is refused.
+async fn key(app: &Router, request: Request<Body>) -> Result<String, (u16, Option<Refused>)> {
+    let response = soon(send(app, request)).await.unwrap();
+    match response.status().as_u16() {
+        200 => Ok(text(response).await),
+        status => Err((status, response.extensions().get().copied())),
+    }
+}
+
+fn ok(key: &str) -> Result<String, (u16, Option<Refused>)> {
+    Ok(key.to_owned())
+}
+
+const NO_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::NoKey)));
+const BAD_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::BadKey)));
+const MISCONFIGURED: Result<String, (u16, Option<Refused>)> = Err((500, Some(Refused::BadOptions)));
+
+#[tokio::test]
+async fn a_fixed_key_is_that_of_the_core() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("nightly").lock().await.unwrap();
+    let app = Router::new().route("/{id}", any(key_of));
+    let app = app.route_layer(LockLayer::new(&locks, keys::fixed("nightly")).skip());
+    for uri in ["/a", "/b?c"] {
+        assert_eq!(key(&app, to(uri)).await, Err((423, Some(Refused::Busy))));
+    }
+    let app = self::app(keys::fixed(""));
+    assert_eq!(key(&app, to("/")).await, BAD_KEY);
+}
+
+// Path parameters.
+
+#[tokio::test]
+async fn a_path_parameter_is_decoded_and_of_its_route() {
+    let app = app(keys::path_param("id"));
+    assert_eq!(key(&app, to("/a/7")).await, ok("/a/<id> id=7"));
+    assert_eq!(key(&app, to("/b/7")).await, ok("/b/<id> id=7"));
+    assert_eq!(key(&app, to("/a/7/c/8")).await, ok("/a/<id>/c/<other> id=7"));
+    assert_eq!(
+        key(&app, request(Method::DELETE, "/a/7?x=1")).await,
+        ok("/a/<id> id=7")
+    );
+    for uri in ["/a/x%2Fy", "/a/x%2fy", "/a/%78%2fy"] {
+        assert_eq!(key(&app, to(uri)).await, ok("/a/<id> id=x/y"), "{uri}");
+    }
+    assert_eq!(key(&app, to("/a/%C3%BC%20")).await, ok("/a/<id> id=ü "));
+    assert_eq!(key(&app, to("/a/%ff")).await, BAD_KEY);
+    assert_eq!(key(&app, to(&format!("/a/{}", "x".repeat(600)))).await, BAD_KEY);
+}
+
+#[tokio::test]
+async fn a_named_path_parameter_is_one_key_on_all_routes() {
+    let app = app(keys::path_param("id").named("account"));
+    for uri in ["/a/7", "/b/7", "/a/7/c/8", "/b/%37"] {
+        assert_eq!(key(&app, to(uri)).await, ok("account:7"), "{uri}");
+    }
+    assert_eq!(key(&app, to("/a/8")).await, ok("account:8"));
+}
+
+#[tokio::test]
+async fn wildcards_are_path_parameters() {
+    let app = app(keys::path_param("rest"));
+    assert_eq!(
+        key(&app, to("/all/x/%79%2Fz")).await,
+        ok("/all/<*rest> rest=x/y/z")
+    );
+}
+
+#[tokio::test]
+async fn the_same_route_in_two_nests_is_two_routes() {
+    let locks = Locks::memory();
+    let inner = |keys| routes(&["/o/{id}"], &locks, keys);
+    let app = Router::new()
+        .nest("/v1", inner(keys::path_param("id")))
+        .nest("/v2/{tenant}", inner(keys::path_param("id")));
+    assert_eq!(key(&app, to("/v1/o/7")).await, ok("/v1/o/<id> id=7"));
+    assert_eq!(key(&app, to("/v2/t/o/7")).await, ok("/v2/<tenant>/o/<id> id=7"));
+}
+
+#[tokio::test]
+async fn a_route_without_the_parameter_is_misconfigured() {
+    for source in [keys::path_param("id"), keys::path_param("id").named("a")] {
+        let app = app(source.clone());
+        assert_eq!(key(&app, to("/")).await, MISCONFIGURED);
+        assert_eq!(key(&app, to("/all/x")).await, MISCONFIGURED);
+        assert_eq!(key(&app, to("/nowhere")).await, Err((404, None)));
+
+        // Around the router, where no route is known.
+        let around = ServiceBuilder::new()
+            .layer(LockLayer::new(&Locks::memory(), source))
+            .service(Router::<()>::new().route("/a/{id}", any(key_of)));
+        let response = around.oneshot(to("/a/7")).await.unwrap();
+        assert_eq!(response.extensions().get(), Some(&Refused::BadOptions));
+    }
+}
+
+#[tokio::test]
+async fn a_parameter_that_is_missing_is_told() {
+    let watch = Watch::of("parameter=nope");
+    let app = app(keys::path_param("nope"));
+    assert_eq!(key(&app, to("/a/7")).await, MISCONFIGURED);
+    let told = watch.until("parameter_missing").await;
+    assert_eq!(told.level, tracing::Level::ERROR);
+    assert!(told.text.contains("path=/a/7"), "{told:?}");
+}
+
+// Headers.
+
+#[tokio::test]
+async fn a_header_is_bytes() {
+    let app = app(keys::header("X-Account"));
+    assert_eq!(key(&app, with(&[("x-account", b"7")])).await, ok("x-account:7"));
+    let response = send(&app, with(&[("x-account", b"\xff:\xc3")])).await.unwrap();
+    let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
+    assert_eq!(&body[..], b"x-account:\xff:\xc3");
+    let long = "7".repeat(600);
+    assert_eq!(key(&app, with(&[("x-account", long.as_bytes())])).await, BAD_KEY);
+}
+
+#[tokio::test]
+async fn a_header_that_is_missing_or_doubtful_is_refused() {
+    let strict = app(keys::header("x-account"));
+    let optional = app(keys::header("x-account").optional());
+    assert_eq!(key(&strict, to("/")).await, NO_KEY);
+    assert_eq!(key(&strict, with(&[("account", b"7")])).await, NO_KEY);
+    assert_eq!(key(&optional, to("/")).await, ok("none"));
+    for app in [strict, optional] {
+        assert_eq!(key(&app, with(&[("x-account", b"7")])).await, ok("x-account:7"));
+        assert_eq!(key(&app, with(&[("x-account", b"")])).await, BAD_KEY);
+        let twice = [("x-account", &b"7"[..]), ("x-account", b"8")];
+        assert_eq!(key(&app, with(&twice)).await, BAD_KEY);
+        let same = [("x-account", &b"7"[..]), ("x-account", b"7")];
+        assert_eq!(key(&app, with(&same)).await, BAD_KEY);
+    }
+}
+
+#[tokio::test]
+async fn headers_and_parameters_meet_if_they_are_named_alike() {
+    let one = app(keys::header(HOST).named("account"));
+    let other = app(keys::path_param("id").named("account"));
+    assert_eq!(key(&one, with(&[("host", b"7")])).await, ok("account:7"));
+    assert_eq!(key(&other, to("/a/7")).await, ok("account:7"));
+}
+
+#[test]
+#[should_panic(expected = "it is the name of a header")]
+fn no_header_has_such_a_name() {
+    keys::header("x account");
+}
+
+// Idempotency-Key.
+
+fn attempt(method: Method, uri: &str, value: &str) -> Request<Body> {
+    let mut request = request(method, uri);
+    request
+        .headers_mut()
+        .insert("idempotency-key", value.parse().unwrap());
+    request
+}
+
+#[tokio::test]
+async fn idempotency_keys_are_of_their_method_and_path() {
+    let app = app(keys::idempotency_key());
+    let post = |uri, value| attempt(Method::POST, uri, value);
+    for value in [r#""8e03""#, "8e03", r#""8e03"; v=1"#] {
+        assert_eq!(
+            key(&app, post("/a/7", value)).await,
+            ok("POST /a/7 8e03"),
+            "{value}"
+        );
+    }
+    assert_eq!(key(&app, post("/a/7?x", "8e03")).await, ok("POST /a/7 8e03"));
+    assert_eq!(key(&app, post("/a/%37", "8e03")).await, ok("POST /a/7 8e03"));
+    assert_eq!(key(&app, post("/a/8", "8e03")).await, ok("POST /a/8 8e03"));
+    assert_eq!(
+        key(&app, attempt(Method::PATCH, "/a/7", "8e03")).await,
+        ok("PATCH /a/7 8e03")
+    );
+    // What would be the path `/a/7` and the key `x 8e03`, or the path `/a/7 x` and the key `8e03`.
+    let one = key(&app, post("/a/7", r#""x 8e03""#)).await;
+    let other = key(&app, post("/a/7%20x", "8e03")).await;
+    assert_eq!((one, other), (ok("POST /a/7 x 8e03"), ok("POST /a/7%20x 8e03")));
+}
+
+#[tokio::test]
+async fn idempotency_keys_that_are_missing_or_bad_are_refused() {
+    let strict = app(keys::idempotency_key());
+    let optional = app(keys::idempotency_key().optional());
+    assert_eq!(key(&strict, to("/")).await, NO_KEY);
+    assert_eq!(key(&optional, to("/")).await, ok("none"));
+    for app in [strict, optional] {
+        for value in ["", r#""""#, r#""a"#, r#""a" b"#, "a, b", "a b", "\"\u{fc}\""] {
+            let mut request = to("/");
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            request.headers_mut().insert("idempotency-key", value.clone());
+            assert_eq!(key(&app, request).await, BAD_KEY, "{value:?}");
+        }
+        let twice = [("idempotency-key", &b"a"[..]), ("idempotency-key", b"b")];
+        assert_eq!(key(&app, with(&twice)).await, BAD_KEY);
+        let long = format!("\"{}\"", "a".repeat(600));
+        assert_eq!(key(&app, attempt(Method::POST, "/", &long)).await, BAD_KEY);
+    }
+}
+
+// The whole path.
+
+#[tokio::test]
+async fn a_path_is_one_key_however_it_is_encoded() {
+    let app = app(keys::path());
+    for uri in ["/a/x%2Fy", "/a/x%2fy?q", "/a/%78%2Fy"] {
+        assert_eq!(key(&app, to(uri)).await, ok("/a/x%2Fy"), "{uri}");
+    }
+    assert_eq!(key(&app, to("/all/x/y")).await, ok("/all/x/y"));
+    // It does not reach the key of a path parameter.
+    assert_eq!(
+        key(&app, to("/a/%3Cid%3E%20id=7")).await,
+        ok("/a/%3Cid%3E%20id=7")
+    );
+}
+
+#[tokio::test]
+async fn the_same_path_in_two_nests_is_two_paths() {
+    let locks = Locks::memory();
+    let inner = || routes(&["/o"], &locks, keys::path());
+    let app = Router::new()
+        .nest("/v1", inner())
+        .nest("/v2", inner())
+        .nest_service("/v3", routes(&["/o"], &locks, keys::idempotency_key()));
+    assert_eq!(key(&app, to("/v1/o")).await, ok("/v1/o"));
+    assert_eq!(key(&app, to("/v2/o")).await, ok("/v2/o"));
+    assert_eq!(
+        key(&app, attempt(Method::POST, "/v3/o", "1")).await,
+        ok("POST /v3/o 1")
+    );
+}
+
+#[tokio::test]
+async fn they_need_no_axum() {
+    let service = ServiceBuilder::new()
+        .layer(LockLayer::new(&Locks::memory(), keys::path()))
+        .service(service_fn(|request: Request<()>| async move {
+            let lease: &Lease = request.extensions().get().unwrap();
+            Ok::<_, Infallible>(Response::new(lease.key().to_string()))
+        }));
+    let request = Request::builder().uri("/a/%62").body(()).unwrap();
+    assert_eq!(text(service.oneshot(request).await.unwrap()).await, "/a/b");
+}
+
+// State.
+
+#[derive(Clone)]
+struct App {
+    region: &'static str,
+    depot: Depot,
+}
+
+#[derive(Clone)]
+struct Depot(u64);
+
+impl FromRef<App> for Depot {
+    fn from_ref(app: &App) -> Depot {
+        app.depot.clone()
+    }
+}
+
+#[tokio::test]
+async fn extractors_have_the_routers_state() {
+    let state = App {
+        region: "eu",
+        depot: Depot(3),
+    };
+    let layer = LockLayer::from_extractors_with_state(
+        &Locks::memory(),
+        state.clone(),
+        |State(app): State<App>, State(Depot(depot)): State<Depot>, Path(id): Path<u64>| {
+            format!("{}:{depot}:{id}", app.region)
+        },
+    );
+    let handler =
+        |State(app): State<App>, lease: Lease| async move { format!("{} {}", app.region, lease.key()) };
+    let app: Router = Router::new()
+        .route("/a/{id}", any(handler))
+        .route_layer(layer)
+        .with_state(state);
+    assert_eq!(key(&app, to("/a/7")).await, ok("eu eu:3:7"));
+    assert_eq!(
+        key(&app, to("/a/x")).await,
+        Err((400, None)),
+        "the extractor's own"
+    );
+}

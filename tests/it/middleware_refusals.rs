@@ -1,0 +1,249 @@
+//! Refusals of the user's own.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::extract::MatchedPath;
+use axum::response::{Html, IntoResponse};
+use axum::routing::get;
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{Empty, Full};
+use tenure::middleware::{LockKey, OnLost, OnRefusal, Problem, Refused, RefusedRequest};
+use tenure::{LockLayer, Locks, MemoryStore};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+
+use crate::middleware::{Desk, by_path, ms, send, soon, status, steal, text, to, until};
+
+/// Tells everything it sees.
+fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
+    let after = request.retry_after().map(|after| {
+        assert!((1..=3).contains(&after.as_secs()) && after.subsec_nanos() == 0);
+        "later"
+    });
+    let head = request
+        .parts()
+        .map(|parts| format!("{} {}", parts.method, parts.uri));
+    (
+        StatusCode::IM_A_TEAPOT,
+        format!(
+            "{:?} {} {after:?} {head:?}",
+            request.why(),
+            request.status().as_u16()
+        ),
+    )
+}
+
+#[tokio::test]
+async fn a_closure_answers() {
+    let locks = Locks::memory();
+    let held = locks.mutex("/o/a").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    for (layer, expected) in [
+        (by_path(&locks).skip(), r#"Busy 423 None Some("GET /o/a?b")"#),
+        (
+            by_path(&locks).wait(ms(10)),
+            r#"WaitedTooLong 503 Some("later") Some("GET /o/a?b")"#,
+        ),
+        (
+            by_path(&locks).lease(ms(1)),
+            r#"BadOptions 500 None Some("GET /o/a?b")"#,
+        ),
+    ] {
+        // Whatever is said before or after it.
+        let response = soon(send(&desk.app(layer.on_refusal(told)), to("/o/a?b")))
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 418);
+        assert!(response.extensions().get::<Refused>().is_some());
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+        assert_eq!(text(response).await, expected);
+    }
+    drop(held);
+    desk.let_go(1);
+    let app = desk.app(by_path(&locks).on_refusal(told));
+    assert_eq!(
+        status(&app, to("/o/a")).await,
+        200,
+        "who is let in is not touched"
+    );
+    soon(locks.shutdown()).await;
+    assert_eq!(
+        text(soon(send(&app, to("/o/a"))).await.unwrap()).await,
+        r#"Closed 503 Some("later") Some("GET /o/a")"#
+    );
+}
+
+#[tokio::test]
+async fn a_full_queue_is_told() {
+    let locks = Locks::memory();
+    let held = locks.mutex("/o/a").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let app = desk.app(by_path(&locks).max_waiters(1).on_refusal(told));
+    let waiter = send(&app, to("/o/a"));
+    until(|| locks.waiting() == 1).await;
+    assert_eq!(
+        text(soon(send(&app, to("/o/a"))).await.unwrap()).await,
+        r#"QueueFull 429 Some("later") Some("GET /o/a")"#
+    );
+    desk.let_go(1);
+    drop(held);
+    assert_eq!(soon(waiter).await.unwrap().status(), 200);
+}
+
+/// Counts, and answers in the language of who asks.
+struct House {
+    name: &'static str,
+    refused: Arc<AtomicUsize>,
+}
+
+impl OnRefusal for House {
+    type Answer = axum::response::Response;
+
+    fn answer(&self, request: &RefusedRequest<'_>) -> axum::response::Response {
+        self.refused.fetch_add(1, Ordering::SeqCst);
+        let accepts = request.parts().and_then(|parts| parts.headers.get(ACCEPT));
+        let mut response = if accepts.is_some_and(|accepts| accepts == "text/html") {
+            (request.status(), Html(format!("<p>{}", request.why().detail()))).into_response()
+        } else {
+            Problem.answer(request).into_response()
+        };
+        response
+            .headers_mut()
+            .insert("x-house", HeaderValue::from_static(self.name));
+        response
+    }
+}
+
+#[tokio::test]
+async fn a_type_answers() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/o/a").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let refused = Arc::new(AtomicUsize::new(0));
+    let house = House {
+        name: "ours",
+        refused: refused.clone(),
+    };
+    let app = desk.app(by_path(&locks).skip().on_refusal(house));
+    let mut html = to("/o/a");
+    html.headers_mut().insert(ACCEPT, "text/html".parse().unwrap());
+    for (request, kind, body) in [
+        (html, "text/html; charset=utf-8", "<p>Another request"),
+        (to("/o/a"), "application/problem+json", r#"{"type":"https://"#),
+    ] {
+        let response = soon(send(&app, request)).await.unwrap();
+        assert_eq!(response.status(), 423);
+        assert_eq!(response.extensions().get(), Some(&Refused::Busy));
+        assert_eq!(response.headers()[CONTENT_TYPE], kind);
+        assert_eq!(response.headers()["x-house"], "ours");
+        assert!(text(response).await.starts_with(body));
+    }
+    assert_eq!(refused.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn key_sources_refuse_as_the_layer_does() {
+    let locks = Locks::memory();
+    let layer = LockLayer::by(&locks, |parts| match parts.uri.query() {
+        Some("own") => Err((StatusCode::PAYMENT_REQUIRED, "own")),
+        _ => Ok(LockKey::refused(Refused::NoKey)),
+    });
+    let app = |layer: LockLayer<_>| Router::new().route("/", get(|| async {})).route_layer(layer);
+    let plain = app(layer.clone());
+    let response = soon(send(&plain, to("/"))).await.unwrap();
+    assert_eq!(response.status(), 400);
+    let body = text(response).await;
+    assert!(body.contains("enum.Refused.html#variant.NoKey"), "{body}");
+    let app = app(layer.on_refusal(told));
+    assert_eq!(
+        text(soon(send(&app, to("/"))).await.unwrap()).await,
+        r#"NoKey 400 None Some("GET /")"#
+    );
+    let response = soon(send(&app, to("/?own"))).await.unwrap();
+    assert_eq!(response.status(), 402);
+    assert!(response.extensions().get::<Refused>().is_none());
+}
+
+#[tokio::test]
+async fn extractors_reject_for_themselves() {
+    let layer = LockLayer::from_extractors(
+        &Locks::memory(),
+        |axum::extract::Path(id): axum::extract::Path<u64>| format!("{id}"),
+    );
+    let (desk, _seen) = Desk::new();
+    assert_eq!(status(&desk.app(layer.on_refusal(told)), to("/o/x")).await, 400);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_lost_is_told() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (desk, mut seen) = Desk::new();
+    // While the handler runs: it has the request's head.
+    let layer = by_path(&locks)
+        .lease(ms(150))
+        .on_lost(OnLost::Cancel)
+        .on_refusal(told);
+    let answer = send(&desk.app(layer.clone()), to("/o/a"));
+    seen.next().await;
+    steal(&store, "/o/a");
+    assert_eq!(
+        text(soon(answer).await.unwrap()).await,
+        r#"Lost 503 Some("later") None"#
+    );
+
+    // Before it began.
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(desk.routes());
+    let first = tokio::spawn(service.clone().oneshot(to("/o/b")));
+    seen.next().await;
+    let second = tokio::spawn(service.clone().oneshot(to("/o/c")));
+    until(|| store.len() == 2).await;
+    steal(&store, "/o/c");
+    assert_eq!(
+        text(soon(second).await.unwrap().unwrap()).await,
+        r#"Lost 503 Some("later") Some("GET /o/c")"#
+    );
+    desk.let_go(1);
+    assert_eq!(soon(first).await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn it_sees_what_axum_left() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/o/a").lock().await.unwrap();
+    let (desk, _seen) = Desk::new();
+    let app = desk.app(by_path(&locks).skip().on_refusal(|request: &RefusedRequest| {
+        let path = request
+            .parts()
+            .and_then(|parts| parts.extensions.get::<MatchedPath>());
+        path.unwrap().as_str().to_owned()
+    }));
+    assert_eq!(text(soon(send(&app, to("/o/a"))).await.unwrap()).await, "/o/{id}");
+}
+
+#[tokio::test]
+async fn any_body_and_the_errors_as_they_were() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("key").lock().await.unwrap();
+    let layer = LockLayer::by(&locks, |_| "key").skip();
+    let inner =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
+    let full = layer
+        .clone()
+        .on_refusal(|_: &RefusedRequest| Response::new(Full::new(Bytes::from("full"))));
+    let service = ServiceBuilder::new().layer(full).service(inner);
+    let Ok(response) = service.oneshot(Request::new(())).await;
+    assert_eq!(text(response).await, "full");
+    let string = layer.on_refusal(|_: &RefusedRequest| Response::new(String::from("string")));
+    let service = ServiceBuilder::new().layer(string).service(inner);
+    let Ok(response) = service.oneshot(Request::new(())).await;
+    assert_eq!(text(response).await, "string");
+}

@@ -1,0 +1,483 @@
+//! Jobs of several processes, each with a tokio-cron-scheduler of its own, on one Redis.
+//!
+//! `TENURE_JOBS_SECONDS=60` makes the runs as long as they should be now and then.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tenure::Tick;
+use tokio::time::sleep;
+use tokio_cron_scheduler::{Job, JobScheduler};
+
+use crate::help::{PATIENCE, locks, ms, now};
+use crate::server::RedisServer;
+
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+/// How long the long runs last.
+fn span() -> u64 {
+    let seconds = std::env::var("TENURE_JOBS_SECONDS");
+    seconds.map_or(12, |seconds| seconds.parse().expect("a number of seconds"))
+}
+
+/// Not a test but the door for [`Worker`]: a replica with a job each second.
+#[test]
+fn is_a_replica() {
+    let Ok(who) = std::env::var("TENURE_REPLICA") else {
+        return;
+    };
+    let var = |name: &str| std::env::var(name).unwrap();
+    let lease = ms(var("TENURE_LEASE_MS").parse().unwrap());
+    let first: u64 = var("TENURE_FIRST_MS").parse().unwrap();
+    let (url, expression) = (var("TENURE_URL"), var("TENURE_CRON"));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        say(&format!(
+            "clock {} {}",
+            wall.unwrap().as_millis(),
+            now().as_millis()
+        ));
+        let locks = locks(&url, lease).await;
+        let work = move |tick: Tick| async move {
+            let run = format!(
+                "{} {} {}",
+                tick.nominal_unix(),
+                tick.attempt(),
+                tick.fence().get()
+            );
+            let mut noted = Noted(run, "dropped");
+            say(&format!("start {}", noted.0));
+            // Only a first attempt may be long, so that whoever takes over comes to an end.
+            match (first, tick.attempt()) {
+                (0, 1) => pending().await,
+                (0, _) => sleep(ms(50)).await,
+                (first, _) => sleep(ms(first)).await,
+            }
+            noted.1 = "end";
+        };
+        let scheduler = JobScheduler::new().await.unwrap();
+        let job = locks.job_with("replicated", lease, work).unwrap();
+        let job = Job::new_async(expression.as_str(), job).unwrap();
+        scheduler.add(job).await.unwrap();
+        scheduler.start().await.unwrap();
+        say(&format!("ready {who}"));
+        pending::<()>().await;
+    });
+}
+
+/// One write per line, so that a kill leaves none in halves.
+fn say(line: &str) {
+    println!("@{line}");
+}
+
+struct Noted(String, &'static str);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        say(&format!("{} {}", self.1, self.0));
+    }
+}
+
+/// One line of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Line {
+    who: usize,
+    what: String,
+    tick: u64,
+    attempt: u64,
+    fence: u64,
+}
+
+/// What all replicas said, in the order in which they were heard.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<Line>>>);
+
+impl Heard {
+    fn lines(&self) -> Vec<Line> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn of(&self, what: &str) -> Vec<Line> {
+        let lines = self.lines().into_iter();
+        lines.filter(|line| line.what == what).collect()
+    }
+
+    fn until(&self, why: &str, so: impl Fn(&Line) -> bool) -> Line {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if let Some(line) = self.lines().into_iter().find(&so) {
+                return line;
+            }
+            std::thread::sleep(ms(2));
+        }
+        panic!("in vain: {why}: {:#?}", self.lines());
+    }
+
+    /// The ticks that were run to their end, and how often.
+    fn ended(&self) -> BTreeMap<u64, usize> {
+        let mut ended = BTreeMap::new();
+        for line in self.of("end") {
+            *ended.entry(line.tick).or_default() += 1;
+        }
+        ended
+    }
+
+    /// What holds whatever happens: in the order of their fences, ticks only grow, and attempts count from one.
+    fn check(&self) {
+        let mut starts = self.of("start");
+        starts.sort_by_key(|line| line.fence);
+        for two in starts.windows(2) {
+            assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
+            assert!(two[0].tick <= two[1].tick, "an older tick later: {two:?}");
+            if two[0].tick < two[1].tick {
+                assert_eq!(two[1].attempt, 1, "{two:?}");
+            } else {
+                assert!(two[1].attempt > two[0].attempt, "{two:?}");
+            }
+        }
+        let twice: Vec<_> = self.ended().into_iter().filter(|(_, times)| *times > 1).collect();
+        assert!(
+            twice.is_empty(),
+            "run twice to their end: {twice:?} {:#?}",
+            self.lines()
+        );
+    }
+}
+
+/// How a replica is set up.
+#[derive(Clone)]
+struct Setup {
+    url: String,
+    lease: Duration,
+    /// The job lasts so long; `None`: its first attempt never ends.
+    lasts: Option<Duration>,
+    /// So far its wall clock is off.
+    off: &'static str,
+    expression: String,
+}
+
+impl Setup {
+    fn on(url: String) -> Setup {
+        Setup {
+            url,
+            lease: ms(30_000),
+            lasts: Some(ms(50)),
+            off: "",
+            expression: "* * * * * *".to_owned(),
+        }
+    }
+}
+
+/// Another process with a scheduler. Killed when dropped.
+struct Worker {
+    child: Child,
+    /// Its wall clock and its lease clock, when it started.
+    clocks: (Duration, Duration),
+}
+
+impl Worker {
+    fn start(who: usize, setup: &Setup, heard: &Heard) -> Worker {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["jobs::is_a_replica", "--exact", "--nocapture", "--test-threads=1"])
+            .env("TENURE_REPLICA", who.to_string())
+            .env("TENURE_URL", &setup.url)
+            .env("TENURE_CRON", &setup.expression)
+            .env("TENURE_LEASE_MS", setup.lease.as_millis().to_string())
+            .env(
+                "TENURE_FIRST_MS",
+                setup.lasts.unwrap_or_default().as_millis().to_string(),
+            )
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        if !setup.off.is_empty() {
+            assert!(
+                Path::new(FAKETIME).exists(),
+                "{FAKETIME} is missing: apt-get install libfaketime"
+            );
+            command
+                .env("LD_PRELOAD", FAKETIME)
+                .env("FAKETIME", setup.off)
+                .env("DONT_FAKE_MONOTONIC", "1")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let clock = loop {
+            let said = next(&mut out).expect("the replica ended at once");
+            if let Some(clock) = said.strip_prefix("clock ") {
+                break clock.to_owned();
+            }
+        };
+        let numbers: Vec<u64> = clock.split(' ').map(|n| n.parse().unwrap()).collect();
+        let heard = heard.clone();
+        std::thread::spawn(move || {
+            while let Some(said) = next(&mut out) {
+                let words: Vec<&str> = said.split(' ').collect();
+                if let [what, tick, attempt, fence] = words[..] {
+                    heard.0.lock().unwrap().push(Line {
+                        who,
+                        what: what.to_owned(),
+                        tick: tick.parse().unwrap(),
+                        attempt: attempt.parse().unwrap(),
+                        fence: fence.parse().unwrap(),
+                    });
+                }
+            }
+        });
+        Worker {
+            child,
+            clocks: (ms(numbers[0]), ms(numbers[1])),
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args([signal, &id]).status();
+        assert!(status.unwrap().success(), "kill {signal}");
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The rest of the next line that a replica says; the harness writes in front of it.
+fn next(out: &mut impl BufRead) -> Option<String> {
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if out.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        if let Some((_, said)) = line.split_once('@') {
+            return Some(said.trim().to_owned());
+        }
+    }
+}
+
+fn wall() -> Duration {
+    let now = std::time::SystemTime::now();
+    now.duration_since(std::time::UNIX_EPOCH).unwrap()
+}
+
+/// Three replicas, started 170 ms apart, for the whole span; each tick of it was run once.
+fn once_per_tick(offs: [&'static str; 3]) {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let mut workers = Vec::new();
+    for (who, off) in offs.into_iter().enumerate() {
+        let setup = Setup {
+            off,
+            ..Setup::on(server.url())
+        };
+        workers.push(Worker::start(who, &setup, &heard));
+        let (seen, lease_clock) = workers[who].clocks;
+        assert!(
+            lease_clock.abs_diff(now()) < ms(2_000),
+            "the clock of leases is left alone"
+        );
+        if let Some(ahead) = off.strip_prefix('+') {
+            let ahead = Duration::from_secs_f64(ahead.parse().unwrap());
+            let expected = wall() + ahead;
+            assert!(
+                seen.abs_diff(expected) < ms(300).max(ahead / 4),
+                "its wall clock is off by {off}: {seen:?} for {expected:?}"
+            );
+        }
+        std::thread::sleep(ms(170));
+    }
+    // The span begins when everybody, by whatever clock, is there: a replica that is behind alone runs older ticks first.
+    let first = wall().as_secs() + 3;
+    std::thread::sleep(Duration::from_secs(span() + 3));
+    let last = wall().as_secs() - 3;
+    // What is under way comes to its end.
+    std::thread::sleep(ms(1_000));
+    drop(workers);
+    heard.check();
+    let ended = heard.ended();
+    for tick in first..=last {
+        assert_eq!(
+            ended.get(&tick),
+            Some(&1),
+            "tick {tick} of {offs:?}: {:#?}",
+            heard.lines()
+        );
+    }
+    let starts = heard.of("start");
+    assert!(starts.iter().all(|line| line.attempt == 1), "{starts:#?}");
+    let mut of: [usize; 3] = [0; 3];
+    starts.iter().for_each(|line| of[line.who] += 1);
+    println!(
+        "{offs:?}: {} runs for {} ticks, by {of:?}",
+        starts.len(),
+        ended.len()
+    );
+}
+
+/// Side by side: they mostly wait.
+#[test]
+fn three_processes_run_each_tick_once_whatever_their_clocks() {
+    std::thread::scope(|scope| {
+        for offs in [["", "", ""], ["", "+0.4", "-0.4"], ["", "+2.0", "-2.0"]] {
+            scope.spawn(move || once_per_tick(offs));
+        }
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        lease: ms(2_000),
+        ..Setup::on(server.url())
+    };
+    let mut workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let (began, mut kills) = (Instant::now(), 0);
+    // Each second one, at a random moment, half of them in the middle of a run.
+    let pause = ms((1_000 * span() / 12).min(10_000));
+    while began.elapsed() < Duration::from_secs(span()) {
+        std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
+        let mut who = fastrand::usize(..3);
+        if fastrand::bool() {
+            let seen = heard.lines().len();
+            let look = Instant::now();
+            while look.elapsed() < ms(1_500) {
+                if let Some(line) = heard.lines().get(seen..).and_then(|new| new.first())
+                    && line.what == "start"
+                {
+                    who = line.who;
+                    break;
+                }
+                std::thread::sleep(ms(1));
+            }
+        }
+        workers[who].kill();
+        workers[who] = Worker::start(who, &setup, &heard);
+        kills += 1;
+    }
+    // The last victim's tick is taken over, and ticks go on.
+    let seen = heard.of("end").len();
+    let began = Instant::now();
+    while heard.of("end").len() < seen + 2 {
+        assert!(began.elapsed() < PATIENCE, "ticks go on: {:#?}", heard.lines());
+        std::thread::sleep(ms(10));
+    }
+    drop(workers);
+    heard.check();
+    let (starts, ended) = (heard.of("start"), heard.ended().len());
+    let again = starts.iter().filter(|line| line.attempt > 1).count();
+    println!(
+        "{kills} kills, {} runs, {ended} ticks to their end, {again} taken over",
+        starts.len()
+    );
+    assert!(ended > 2, "{:#?}", heard.lines());
+}
+
+#[test]
+fn a_killed_owner_has_a_successor() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        lease: ms(2_000),
+        lasts: None,
+        ..Setup::on(server.url())
+    };
+    let mut workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let owner = heard.until("a run", |line| line.what == "start");
+    // A poll later everybody stands by.
+    std::thread::sleep(ms(700));
+    workers[owner.who].kill();
+    let killed = Instant::now();
+    let next = heard.until("a successor", |line| line.what == "start" && line.attempt == 2);
+    let took = killed.elapsed();
+    assert_eq!(next.tick, owner.tick);
+    assert_ne!(next.who, owner.who);
+    assert!(next.fence > owner.fence);
+    // The lease, its margin, and a timer of a third of it; what the machine is slow by.
+    assert!(took < ms(2_000 + 250 + 700 + 1_000), "{took:?}");
+    heard.until("its end", |line| line.what == "end" && line.fence == next.fence);
+    heard.check();
+    println!("a successor after {took:?} of a lease of 2 s");
+}
+
+#[test]
+fn a_stopped_owner_is_told_and_its_fence_is_refused() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        lease: ms(2_000),
+        lasts: None,
+        ..Setup::on(server.url())
+    };
+    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let owner = heard.until("a run", |line| line.what == "start");
+    std::thread::sleep(ms(700));
+    workers[owner.who].signal("-STOP");
+    let next = heard.until("a successor", |line| line.what == "start" && line.attempt == 2);
+    heard.until("its end", |line| line.what == "end" && line.fence == next.fence);
+    assert_eq!(heard.of("dropped"), [], "it sleeps");
+    workers[owner.who].signal("-CONT");
+    heard.until("it is told, and its future dropped", |line| {
+        line.what == "dropped" && line.fence == owner.fence
+    });
+    assert!(!heard.of("end").iter().any(|line| line.fence == owner.fence));
+    // A register that takes writes with the largest fence so far.
+    let mut register = next.fence;
+    let mut write = |fence: u64| {
+        let taken = fence >= register;
+        register = register.max(fence);
+        taken
+    };
+    assert!(write(next.fence) && !write(owner.fence));
+    heard.check();
+}
+
+#[test]
+fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup::on(server.url());
+    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    heard.until("a run", |line| line.what == "end");
+    server.freeze();
+    // Nothing that was asked before is answered any more.
+    std::thread::sleep(ms(200));
+    let before = heard.of("start").len();
+    let left = wall().as_secs();
+    std::thread::sleep(ms(4_500));
+    assert_eq!(
+        heard.of("start").len(),
+        before,
+        "nobody runs: {:#?}",
+        heard.lines()
+    );
+    server.thaw();
+    let back = wall().as_secs();
+    heard.until("a run", |line| line.what == "end" && line.tick >= back);
+    std::thread::sleep(ms(2_500));
+    drop(workers);
+    heard.check();
+    let late = heard
+        .ended()
+        .keys()
+        .filter(|tick| (left + 1..back).contains(*tick))
+        .count();
+    // Not each of those that were missed, but the newest, which a node may have waited with.
+    assert!(late <= 2, "{:#?}", heard.lines());
+    let starts = heard.of("start");
+    assert!(starts.len() > before + 1, "ticks go on");
+}
