@@ -29,8 +29,11 @@ use crate::store::{Link, Route};
 
 /// Batches under way per connection, at the most.
 const SLOTS: usize = 16;
+/// And so many at least, so that neither side sleeps while the other works: with one at a time the wake-ups on both
+/// sides were most of a round trip on loopback.
+const BUSY: usize = 4;
 /// A request waits for company about this long at the most: so many batches are under way that one of them comes
-/// back this often. On loopback that is one at a time, on a network of two milliseconds all of them.
+/// back this often. On a network of two milliseconds that is all of them.
 const COMPANY: Duration = Duration::from_micros(100);
 /// What answers within this is no server but memory, and company is not worth waiting for.
 const AT_ONCE: Duration = Duration::from_micros(10);
@@ -59,6 +62,8 @@ pub(crate) struct Courier {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Item>,
+    /// A caller is about to send for all. Should it fall asleep, the keeper does.
+    gathers: bool,
     under_way: Vec<Arc<Carriage>>,
     link: LinkState,
     generation: u64,
@@ -74,7 +79,7 @@ impl State {
             trip if trip < AT_ONCE => SLOTS,
             // A full batch has all the company there is.
             _ if self.waiting.len() >= CAP => SLOTS,
-            trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(1, SLOTS as u128) as usize,
+            trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(BUSY as u128, SLOTS as u128) as usize,
         };
         self.under_way.len() < slots
     }
@@ -165,6 +170,14 @@ impl std::fmt::Debug for Carriage {
     }
 }
 
+/// See [`Courier::turn`].
+pub(crate) enum Turn {
+    Wait,
+    /// Give way once, then send.
+    Gather,
+    Send,
+}
+
 impl Courier {
     pub(crate) fn new(side: Side, route: Route, server: Arc<Server>) -> Self {
         Courier {
@@ -179,9 +192,26 @@ impl Courier {
         lock(&self.state).waiting.push_back(Item { parcel, since, slot });
     }
 
-    /// Some batch has no answer yet.
-    pub(crate) fn is_under_way(&self) -> bool {
-        !lock(&self.state).under_way.is_empty()
+    /// What a caller does whose request waits.
+    ///
+    /// While batches are under way one caller lets every task that can run go first, and sends for all of them: the
+    /// answers that woke it woke others, and what they ask for travels along. Alone it waits for nobody.
+    pub(crate) fn turn(&self, may_gather: bool) -> Turn {
+        let mut state = lock(&self.state);
+        if state.waiting.is_empty() || state.gathers || !state.is_free() {
+            Turn::Wait
+        } else if may_gather && !state.under_way.is_empty() {
+            state.gathers = true;
+            Turn::Gather
+        } else {
+            Turn::Send
+        }
+    }
+
+    /// Who was to send for all does not.
+    pub(crate) fn gave_up_gathering(self: &Arc<Self>, node: &Arc<Node>) {
+        lock(&self.state).gathers = false;
+        self.pass_on(node);
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -192,6 +222,7 @@ impl Courier {
     /// Puts what waits into a batch, if a slot is free. Whoever gets it must poll it, or hand it to the keeper.
     pub(crate) fn depart(self: &Arc<Self>, node: &Arc<Node>) -> Option<Arc<Carriage>> {
         let mut state = lock(&self.state);
+        state.gathers = false;
         if state.waiting.is_empty() || !state.is_free() {
             return None;
         }

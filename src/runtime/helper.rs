@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
-use crate::runtime::courier::{Carriage, Courier};
+use crate::runtime::courier::{Carriage, Courier, Turn};
 use crate::runtime::node::Node;
 use crate::runtime::slot::Slot;
 
@@ -18,8 +18,10 @@ pub(crate) struct Helper {
     courier: Arc<Courier>,
     slot: Arc<Slot>,
     carriage: Option<Arc<Carriage>>,
-    /// Others that can run had their turn before we send.
-    has_yielded: bool,
+    /// It has waited for company or for a slot, and need not wait for company again.
+    has_waited: bool,
+    /// Others leave the sending to us.
+    gathers: bool,
 }
 
 impl Helper {
@@ -29,7 +31,8 @@ impl Helper {
             courier,
             slot,
             carriage: None,
-            has_yielded: false,
+            has_waited: false,
+            gathers: false,
         }
     }
 
@@ -47,15 +50,29 @@ impl Helper {
                 self.carriage = None;
             }
             if let Poll::Ready(ready) = wanted(&self.slot, cx) {
+                self.resign();
                 return Poll::Ready(ready);
             }
             if self.carriage.is_some() {
                 return Poll::Pending;
             }
             let is_runtime = Handle::try_current().is_ok();
-            if is_runtime && self.gather(cx).is_pending() {
-                return Poll::Pending;
+            let may_gather = is_runtime && !self.has_waited;
+            self.has_waited = true;
+            if !self.gathers {
+                match self.courier.turn(may_gather) {
+                    Turn::Send => {}
+                    Turn::Wait => return Poll::Pending,
+                    Turn::Gather => {
+                        self.gathers = true;
+                        // Its first poll puts us behind all that can run, and that is all it does: it need not be kept.
+                        if pin!(yield_now()).poll(cx).is_pending() {
+                            return Poll::Pending;
+                        }
+                    }
+                }
             }
+            self.gathers = false;
             let Some(carriage) = self.courier.depart(&self.node) else {
                 return Poll::Pending;
             };
@@ -69,21 +86,18 @@ impl Helper {
         }
     }
 
-    /// While batches are under way, lets every task that can run go first: the answers that woke us woke others,
-    /// and what they ask for travels with us. Alone we wait for nobody.
-    fn gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.has_yielded || !self.courier.is_under_way() {
-            return Poll::Ready(());
+    /// Leaves the sending to somebody else after all.
+    fn resign(&mut self) {
+        if std::mem::take(&mut self.gathers) {
+            self.courier.gave_up_gathering(&self.node);
         }
-        self.has_yielded = true;
-        // Its first poll puts us behind all that can run, and that is all it does: it need not be kept.
-        pin!(yield_now()).poll(cx)
     }
 }
 
 impl Drop for Helper {
     fn drop(&mut self) {
         self.slot.abandon();
+        self.resign();
         if let Some(carriage) = self.carriage.take() {
             self.node.keeper.adopt(carriage);
         }
