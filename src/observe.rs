@@ -43,20 +43,21 @@
 //!
 //! # Metrics
 //!
-//! Whatever recorder you install receives them; install it before `Locks` are built, so that it also learns units and
-//! texts. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with `_seconds`.
+//! With `features = ["metrics"]`. Whatever recorder you install receives them; install it before `Locks` are built, so
+//! that it also learns units and texts. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with
+//! `_seconds`. The values of labels below are all that there are: neither keys nor nodes are among them.
 //!
-//! | metric | kind | what it says |
-//! |---|---|---|
-//! | `tenure_grants_total` | counter | callers that got a lock. `kind`: `lock`, or `job` for the ticks of a job |
-//! | `tenure_wait_seconds` | histogram | from asking for a lock to the answer. `kind`: as above. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up`: the future was dropped, as `lock_timeout` does when the time is over |
-//! | `tenure_hold_seconds` | histogram | from getting a lock to giving it back or dropping the guard. `kind`: as above. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost |
-//! | `tenure_handoffs_total` | counter | leases that passed from one holder to the next who waited. `kind`: as above. `from`: `local`, a caller of this process; `remote`, the store's queue |
-//! | `tenure_losses_total` | counter | leases that ended before their guard did. `kind`: as above. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not |
-//! | `tenure_renewal_slack_seconds` | histogram | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
-//! | `tenure_batch_requests` | histogram | requests that travelled to the store together |
-//! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
-//! | `tenure_ticks_total` | counter | ticks that are over for this process. `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused`, as in `scheduler::TickOutcome` |
+//! | metric | kind | unit | labels | what it says |
+//! |---|---|---|---|---|
+//! | `tenure_grants_total` | counter | callers | `kind`: `lock`, or `job` for the ticks of a job | callers that got a lock |
+//! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
+//! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
+//! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
+//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not | leases that ended before their guard did |
+//! | `tenure_renewal_slack_seconds` | histogram | seconds | | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
+//! | `tenure_batch_requests` | histogram | requests | | requests that travelled to the store together |
+//! | `tenure_store_errors_total` | counter | errors | `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `wrong_type`, `out_of_memory`, `read_only`, `loading`, `busy`, `misconfigured`, `no_replicas`, `no_auth`, `wrong_password`, `no_permission`, `unsupported`, `other` | errors of the store |
+//! | `tenure_ticks_total` | counter | ticks | `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused` | ticks that are over for this process, as in `scheduler::TickOutcome`. A run that loses its lease is a loss of a `job`; its tick is over when this process knows who ended it |
 
 use std::time::Duration;
 
@@ -284,8 +285,10 @@ pub(crate) fn tick_untold(job: &Key, mark: Mark, error: &Error) {
     warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark, %error, "the store could not be told of the end");
 }
 
+/// Its tick is over with it, whichever that was.
 #[cfg(feature = "scheduler")]
 pub(crate) fn job_refused(job: &Key, why: &dyn std::fmt::Display) {
+    metrics::ticked("refused");
     error!(target: "tenure", event = "job_refused", %job, %why, "the job cannot be run");
 }
 

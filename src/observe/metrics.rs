@@ -14,8 +14,10 @@ pub struct Metric {
     pub name: &'static str,
     /// How it is told.
     pub kind: MetricKind,
-    /// The names of its labels. None of them ever has a key or a node for its value.
-    pub labels: &'static [&'static str],
+    /// What one of it is. A recorder is told of seconds; all else are counts to it.
+    pub unit: &'static str,
+    /// Its labels, each with every value that it can have. Keys and nodes are none of them.
+    pub labels: &'static [(&'static str, &'static [&'static str])],
     /// What it says.
     pub text: &'static str,
 }
@@ -31,88 +33,238 @@ pub enum MetricKind {
 }
 
 /// Every metric of this crate.
-pub const METRICS: &[Metric] = &[GRANTS, WAIT, HOLD, HANDOFFS, LOSSES, SLACK, BATCH, ERRORS, TICKS];
+pub static METRICS: &[&Metric] = &[
+    &GRANTS.metric,
+    &WAIT.metric,
+    &HOLD.metric,
+    &HANDOFFS.metric,
+    &LOSSES.metric,
+    &SLACK.metric,
+    &BATCH.metric,
+    &ERRORS.metric,
+    &TICKS.metric,
+];
 
-const GRANTS: Metric = Metric {
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job"]);
+
+static GRANTS: Series = Series::of(Metric {
     name: "tenure_grants_total",
     kind: MetricKind::Counter,
-    labels: &["kind"],
+    unit: "callers",
+    labels: &[KINDS],
     text: "Callers that got a lock",
-};
-const WAIT: Metric = Metric {
+});
+static WAIT: Series = Series::of(Metric {
     name: "tenure_wait_seconds",
     kind: MetricKind::Histogram,
-    labels: &["kind", "outcome"],
+    unit: "seconds",
+    labels: &[
+        KINDS,
+        (
+            "outcome",
+            &[
+                "granted",
+                "busy",
+                "queue_full",
+                "store",
+                "closed",
+                "invalid",
+                "not_due",
+                "gave_up",
+            ],
+        ),
+    ],
     text: "From asking for a lock to the answer",
-};
-const HOLD: Metric = Metric {
+});
+static HOLD: Series = Series::of(Metric {
     name: "tenure_hold_seconds",
     kind: MetricKind::Histogram,
-    labels: &["kind", "outcome"],
+    unit: "seconds",
+    labels: &[KINDS, ("outcome", &["released", "lost"])],
     text: "From getting a lock to giving it back",
-};
-const HANDOFFS: Metric = Metric {
+});
+static HANDOFFS: Series = Series::of(Metric {
     name: "tenure_handoffs_total",
     kind: MetricKind::Counter,
-    labels: &["kind", "from"],
+    unit: "leases",
+    labels: &[KINDS, ("from", &["local", "remote"])],
     text: "Leases that passed from one holder to the next who waited",
-};
-const LOSSES: Metric = Metric {
+});
+static LOSSES: Series = Series::of(Metric {
     name: "tenure_losses_total",
     kind: MetricKind::Counter,
-    labels: &["kind", "cause"],
+    unit: "leases",
+    labels: &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown"])],
     text: "Leases that ended before their guard did",
-};
-const SLACK: Metric = Metric {
+});
+static SLACK: Series = Series::of(Metric {
     name: "tenure_renewal_slack_seconds",
     kind: MetricKind::Histogram,
+    unit: "seconds",
     labels: &[],
     text: "What had been left of a lease when it was renewed",
-};
-const BATCH: Metric = Metric {
+});
+static BATCH: Series = Series::of(Metric {
     name: "tenure_batch_requests",
     kind: MetricKind::Histogram,
+    unit: "requests",
     labels: &[],
     text: "Requests that travelled to the store together",
-};
-const ERRORS: Metric = Metric {
+});
+static ERRORS: Series = Series::of(Metric {
     name: "tenure_store_errors_total",
     kind: MetricKind::Counter,
-    labels: &["during", "error"],
+    unit: "errors",
+    labels: &[
+        (
+            "during",
+            &[
+                "lock",
+                "wait",
+                "renew",
+                "release",
+                "withdraw",
+                "connection",
+                "inbox",
+            ],
+        ),
+        (
+            "error",
+            &[
+                "unreachable",
+                "timed_out",
+                "interrupted",
+                "wrong_type",
+                "out_of_memory",
+                "read_only",
+                "loading",
+                "busy",
+                "misconfigured",
+                "no_replicas",
+                "no_auth",
+                "wrong_password",
+                "no_permission",
+                "unsupported",
+                "other",
+            ],
+        ),
+    ],
     text: "Errors of the store",
-};
-const TICKS: Metric = Metric {
+});
+static TICKS: Series = Series::of(Metric {
     name: "tenure_ticks_total",
     kind: MetricKind::Counter,
-    labels: &["outcome"],
+    unit: "ticks",
+    labels: &[(
+        "outcome",
+        &[
+            "done",
+            "failed",
+            "panicked",
+            "elsewhere",
+            "skipped",
+            "missed",
+            "drained",
+            "refused",
+        ],
+    )],
     text: "Ticks of jobs that are over for this process",
-};
+});
 
-type Labels<'a> = &'a [(&'static str, &'static str)];
+/// A metric, and what its events are recorded under.
+struct Series {
+    metric: Metric,
+    /// One for each combination of its labels' values. Made once, so that no event allocates one.
+    #[cfg(feature = "metrics")]
+    keys: std::sync::OnceLock<Box<[::metrics::Key]>>,
+}
 
-#[cfg(feature = "metrics")]
-fn count(metric: &Metric, labels: Labels<'_>) {
-    ::metrics::counter!(metric.name, labels).increment(1);
+impl Series {
+    const fn of(metric: Metric) -> Series {
+        Series {
+            metric,
+            #[cfg(feature = "metrics")]
+            keys: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// `values` has one for each label, in order.
+    #[cfg(feature = "metrics")]
+    fn key(&self, values: &[&str]) -> Option<&::metrics::Key> {
+        let keys = self.keys.get_or_init(|| self.metric.keys());
+        let at = self
+            .metric
+            .labels
+            .iter()
+            .zip(values)
+            .try_fold(0, |at, ((_, all), value)| {
+                let of_this = all.iter().position(|one| one == value)?;
+                Some(at * all.len() + of_this)
+            });
+        debug_assert!(at.is_some(), "{values:?} of {}", self.metric.name);
+        keys.get(at?)
+    }
 }
 
 #[cfg(feature = "metrics")]
-fn record(metric: &Metric, labels: Labels<'_>, value: impl FnOnce() -> f64) {
-    ::metrics::histogram!(metric.name, labels).record(value());
+impl Metric {
+    fn keys(&self) -> Box<[::metrics::Key]> {
+        use ::metrics::{Key, Label};
+        let mut rows: Vec<Vec<Label>> = vec![Vec::new()];
+        for (label, values) in self.labels {
+            let longer = |row: &Vec<Label>, value| {
+                let label = Label::from_static_parts(label, value);
+                row.iter().cloned().chain([label]).collect()
+            };
+            let longer = |row| values.iter().map(move |value| longer(row, value));
+            rows = rows.iter().flat_map(longer).collect();
+        }
+        // They live as long as the program, so a recorder that clones the key allocates nothing either.
+        let keys = rows
+            .into_iter()
+            .map(|row| Key::from_static_labels(self.name, row.leak()));
+        keys.collect()
+    }
+}
+
+#[cfg(feature = "metrics")]
+static METADATA: ::metrics::Metadata<'static> =
+    ::metrics::Metadata::new("tenure", ::metrics::Level::INFO, Some(module_path!()));
+
+#[cfg(feature = "metrics")]
+fn count(series: &Series, values: &[&str]) {
+    if let Some(key) = series.key(values) {
+        ::metrics::with_recorder(|to| to.register_counter(key, &METADATA).increment(1));
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn record(series: &Series, values: &[&str], value: impl FnOnce() -> f64) {
+    if let Some(key) = series.key(values) {
+        ::metrics::with_recorder(|to| to.register_histogram(key, &METADATA).record(value()));
+    }
 }
 
 #[cfg(not(feature = "metrics"))]
-fn count(_: &Metric, _: Labels<'_>) {}
+fn count(_: &Series, _: &[&str]) {}
 
 #[cfg(not(feature = "metrics"))]
-fn record(_: &Metric, _: Labels<'_>, _: impl FnOnce() -> f64) {}
+fn record(_: &Series, _: &[&str], _: impl FnOnce() -> f64) {}
 
 /// Gives the recorder units and texts. Whatever is installed later does without.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
-    for Metric { name, kind, text, .. } in METRICS {
-        let unit = match name.ends_with("_seconds") {
-            true => ::metrics::Unit::Seconds,
-            false => ::metrics::Unit::Count,
+    for Metric {
+        name,
+        kind,
+        unit,
+        text,
+        ..
+    } in METRICS
+    {
+        let unit = match *unit {
+            "seconds" => ::metrics::Unit::Seconds,
+            _ => ::metrics::Unit::Count,
         };
         match kind {
             MetricKind::Counter => ::metrics::describe_counter!(*name, unit, *text),
@@ -147,8 +299,8 @@ impl Began {
     }
 }
 
-fn kind(name: &Name) -> (&'static str, &'static str) {
-    ("kind", name.kind.word())
+fn kind(name: &Name) -> &'static str {
+    name.kind.word()
 }
 
 /// A caller that asked for a lock has its answer. A tick that is not due is refused without an error.
@@ -162,9 +314,7 @@ pub(crate) fn answered(name: &Name, waited: Duration, answer: Result<(), Option<
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
     };
-    record(&WAIT, &[kind(name), ("outcome", outcome)], || {
-        waited.as_secs_f64()
-    });
+    record(&WAIT, &[kind(name), outcome], || waited.as_secs_f64());
     if answer.is_ok() {
         count(&GRANTS, &[kind(name)]);
     }
@@ -172,7 +322,7 @@ pub(crate) fn answered(name: &Name, waited: Duration, answer: Result<(), Option<
 
 /// A caller that asked for a lock waits no more.
 pub(crate) fn gave_up(name: &Name, since: Option<Instant>) {
-    record(&WAIT, &[kind(name), ("outcome", "gave_up")], || {
+    record(&WAIT, &[kind(name), "gave_up"], || {
         since.map_or(0.0, |since| since.elapsed().as_secs_f64())
     });
 }
@@ -186,15 +336,13 @@ pub(crate) fn held(
 ) {
     if cfg!(feature = "metrics") {
         let outcome = if over().is_some() { "lost" } else { "released" };
-        record(&HOLD, &[kind(name), ("outcome", outcome)], || {
-            began.span(now()).as_secs_f64()
-        });
+        record(&HOLD, &[kind(name), outcome], || began.span(now()).as_secs_f64());
     }
 }
 
 /// A lease passed to the next holder, within the process or from another one.
 pub(super) fn handed(name: &Name, from: &'static str) {
-    count(&HANDOFFS, &[kind(name), ("from", from)]);
+    count(&HANDOFFS, &[kind(name), from]);
 }
 
 pub(super) fn lost(name: &Name, cause: LostCause) {
@@ -203,9 +351,9 @@ pub(super) fn lost(name: &Name, cause: LostCause) {
         LostCause::Gone => "gone",
         LostCause::Ended => "ended",
         LostCause::Shutdown => "shutdown",
-        LostCause::Released => "released",
+        LostCause::Released => return,
     };
-    count(&LOSSES, &[kind(name), ("cause", cause)]);
+    count(&LOSSES, &[kind(name), cause]);
 }
 
 pub(super) fn renewed(slack: Duration) {
@@ -218,13 +366,13 @@ pub(crate) fn departed(requests: usize) {
 }
 
 pub(super) fn store_failed(during: &'static str, error: &StoreError) {
-    count(&ERRORS, &[("during", during), ("error", word(error.kind()))]);
+    count(&ERRORS, &[during, word(error.kind())]);
 }
 
 /// A dead claim could not be withdrawn before it ended by itself. Without an error the last try got no answer.
 pub(super) fn leave_failed(error: Option<&StoreError>) {
     let error = word(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
-    count(&ERRORS, &[("during", "withdraw"), ("error", error)]);
+    count(&ERRORS, &["withdraw", error]);
 }
 
 fn word(kind: &StoreErrorKind) -> &'static str {
@@ -251,5 +399,5 @@ fn word(kind: &StoreErrorKind) -> &'static str {
 
 #[cfg_attr(not(feature = "scheduler"), allow(dead_code, reason = "only jobs have ticks"))]
 pub(super) fn ticked(outcome: &'static str) {
-    count(&TICKS, &[("outcome", outcome)]);
+    count(&TICKS, &[outcome]);
 }

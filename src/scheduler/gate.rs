@@ -82,7 +82,10 @@ impl Gate {
     {
         let _pursuit = self.jobs.pursuits.token();
         let outcome = self.pursue_untold(mark, work).await;
-        observe::tick(&self.name, mark, outcome.word());
+        // A refusal was told where it happened, which may be before there is a tick.
+        if outcome != TickOutcome::Refused {
+            observe::tick(&self.name, mark, outcome.word());
+        }
         outcome
     }
 

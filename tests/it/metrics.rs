@@ -5,6 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use ::metrics::Unit;
+use tenure::error::LostCause;
 use tenure::observe::{METRICS, MetricKind};
 use tenure::{Clock, Locks, MemoryStore};
 
@@ -13,17 +14,33 @@ use crate::support::meter::Meter;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
 
-/// Every name with its kind and labels, once more: whoever changes one breaks somebody's dashboard, and meets this.
-const ALL: &[(&str, &str, &[&str])] = &[
-    ("tenure_grants_total", "counter", &["kind"]),
-    ("tenure_wait_seconds", "histogram", &["kind", "outcome"]),
-    ("tenure_hold_seconds", "histogram", &["kind", "outcome"]),
-    ("tenure_handoffs_total", "counter", &["kind", "from"]),
-    ("tenure_losses_total", "counter", &["kind", "cause"]),
-    ("tenure_renewal_slack_seconds", "histogram", &[]),
-    ("tenure_batch_requests", "histogram", &[]),
-    ("tenure_store_errors_total", "counter", &["during", "error"]),
-    ("tenure_ticks_total", "counter", &["outcome"]),
+type Labels = [(&'static str, &'static [&'static str])];
+
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job"]);
+
+/// Every name with its kind, unit and labels, once more: whoever changes one breaks somebody's dashboard, and meets
+/// this.
+#[rustfmt::skip]
+const ALL: &[(&str, &str, &str, &Labels)] = &[
+    ("tenure_grants_total", "counter", "callers", &[KINDS]),
+    ("tenure_wait_seconds", "histogram", "seconds", &[KINDS, ("outcome", &[
+        "granted", "busy", "queue_full", "store", "closed", "invalid", "not_due", "gave_up",
+    ])]),
+    ("tenure_hold_seconds", "histogram", "seconds", &[KINDS, ("outcome", &["released", "lost"])]),
+    ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote"])]),
+    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown"])]),
+    ("tenure_renewal_slack_seconds", "histogram", "seconds", &[]),
+    ("tenure_batch_requests", "histogram", "requests", &[]),
+    ("tenure_store_errors_total", "counter", "errors", &[
+        ("during", &["lock", "wait", "renew", "release", "withdraw", "connection", "inbox"]),
+        ("error", &[
+            "unreachable", "timed_out", "interrupted", "wrong_type", "out_of_memory", "read_only", "loading", "busy",
+            "misconfigured", "no_replicas", "no_auth", "wrong_password", "no_permission", "unsupported", "other",
+        ]),
+    ]),
+    ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[
+        "done", "failed", "panicked", "elsewhere", "skipped", "missed", "drained", "refused",
+    ])]),
 ];
 
 fn ms(ms: u64) -> Duration {
@@ -57,7 +74,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     let meter = Meter::global();
     let listed: Vec<_> = METRICS
         .iter()
-        .map(|metric| (metric.name, word(metric.kind), metric.labels))
+        .map(|metric| (metric.name, word(metric.kind), metric.unit, metric.labels))
         .collect();
     assert_eq!(listed, ALL);
 
@@ -65,38 +82,63 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     let rows = table
         .lines()
         .filter_map(|line| line.strip_prefix("//! | `tenure_"));
-    let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
     assert_eq!(rows.len(), ALL.len());
-    for (row, (name, kind, labels)) in rows.iter().zip(ALL) {
+    for (row, (name, kind, unit, labels)) in rows.iter().zip(ALL) {
         assert_eq!(format!("tenure_{}", row[0]), format!("{name}`"));
-        assert_eq!(row[1], *kind, "{name}");
-        for label in *labels {
-            assert!(row[2].contains(&format!("`{label}`: ")), "{name} and {label}");
-        }
+        assert_eq!((row[1], row[2]), (*kind, *unit), "{name}");
+        // A label, then each of its values, and so on.
+        let documented: Vec<&str> = row[3].split('`').skip(1).step_by(2).collect();
+        let of_label =
+            |(label, values): &(&'static str, &'static [&'static str])| [&[*label], *values].concat();
+        let expected: Vec<&str> = labels.iter().flat_map(of_label).collect();
+        assert_eq!(documented, expected, "{name}");
+        assert!(!row[4].is_empty(), "{name}");
     }
 
     let store = MemoryStore::new();
     let locks = Locks::builder()
-        .lease(ms(300))
+        .lease(ms(1_500))
         .burst(64, ms(600_000))
         .memory_shared(&store)
         .unwrap();
-    for (name, kind, _) in ALL {
-        let (described, unit, text) = meter.described(name).expect(name);
+    for (name, kind, unit, _) in ALL {
+        let (described, told, text) = meter.described(name).expect(name);
         assert_eq!(described, *kind, "{name}");
-        let seconds = name.ends_with("_seconds");
-        assert_eq!(unit == Some(Unit::Seconds), seconds, "{name}");
+        let seconds = *unit == "seconds";
+        assert_eq!(name.ends_with("_seconds"), seconds, "{name}");
+        let expected = if seconds { Unit::Seconds } else { Unit::Count };
+        assert_eq!(told, Some(expected), "{name}");
         assert!(!text.is_empty(), "{name}");
     }
 
-    // What the keeper's thread does comes here alone.
-    let guard = soon(locks.mutex("metered").lock()).await.unwrap();
-    meter.until("tenure_renewal_slack_seconds").await;
-    // As if it were flushed.
-    store.with_ledger(|ledger, _| ledger.forget());
-    soon(guard.lost()).await;
+    // What the keeper's thread does comes here alone. On a machine that stands still for a lease, that is lost before
+    // it is renewed or found to be gone: then once more.
+    let mutex = locks.mutex("metered");
+    soon(async {
+        let mut guard = mutex.lock().await.unwrap();
+        while meter.values("tenure_renewal_slack_seconds").is_empty() {
+            if !guard.is_held() {
+                drop(guard);
+                guard = mutex.lock().await.unwrap();
+            }
+            tokio::time::sleep(ms(1)).await;
+        }
+    })
+    .await;
+    soon(async {
+        loop {
+            let guard = mutex.lock().await.unwrap();
+            // As if it were flushed.
+            store.with_ledger(|ledger, _| ledger.forget());
+            if guard.lost().await == LostCause::Gone {
+                break;
+            }
+        }
+    })
+    .await;
     meter.until("tenure_losses_total{kind=lock,cause=gone}").await;
-    drop(guard);
+    meter.until("tenure_hold_seconds{kind=lock,outcome=lost}").await;
     soon(handed_on(&locks)).await;
     #[cfg(feature = "redis")]
     {
@@ -130,18 +172,27 @@ async fn every_metric_is_listed_documented_described_and_fed() {
 
     let mut fed = BTreeSet::new();
     for (kind, series) in meter.series() {
-        let (name, labels) = series.split_once('{').unwrap_or((&series, ""));
-        let (_, listed, allowed) = ALL.iter().find(|(listed, ..)| *listed == name).expect(&series);
+        let (name, labels) = series.split_once('{').unwrap_or((&series, "}"));
+        let (_, listed, _, allowed) = ALL.iter().find(|(listed, ..)| *listed == name).expect(&series);
         assert_eq!(kind, *listed, "{series}");
-        let labels: Vec<&str> = labels
+        let labels: Vec<_> = labels
+            .trim_end_matches('}')
             .split(',')
-            .filter_map(|label| Some(label.split_once('=')?.0))
+            .filter_map(|label| label.split_once('='))
             .collect();
-        assert_eq!(labels, *allowed, "{series}");
-        assert!(!series.contains("metered"), "a key in {series}");
-        assert!(!series.contains(&locks.node().to_string()), "a node in {series}");
+        assert_eq!(labels.len(), allowed.len(), "{series}");
+        // So neither a key nor a node is ever among them.
+        for ((label, value), (listed, values)) in labels.iter().zip(*allowed) {
+            assert_eq!(label, listed, "{series}");
+            assert!(values.contains(value), "{series}");
+        }
         fed.insert(name.to_owned());
     }
+    // Each series has one key for as long as the program runs, so no event makes one.
+    let keys = meter.keys();
+    let places: BTreeSet<usize> = keys.values().flatten().copied().collect();
+    assert!(keys.values().all(|places| places.len() == 1), "{keys:?}");
+    assert_eq!(places.len(), keys.len(), "{keys:?}");
     let expected = ALL.iter().map(|(name, ..)| *name);
     let expected: BTreeSet<_> = expected
         .filter(|name| cfg!(feature = "scheduler") || *name != "tenure_ticks_total")
@@ -287,4 +338,174 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         1
     );
     assert_eq!(granted(&meter), 5);
+}
+
+#[tokio::test]
+async fn losses_are_counted_by_cause() {
+    let meter = Meter::global();
+    let clock = Clock::new();
+    let locks = Locks::builder()
+        .lease(ms(60_000))
+        .clock(clock.clone())
+        .memory_shared(&MemoryStore::new())
+        .unwrap();
+    let (fixed, renewed) = (locks.mutex("fixed").fixed(ms(300)), locks.mutex("renewed"));
+    let guard = soon(fixed.lock()).await.unwrap();
+    soon(guard.lost()).await;
+    meter.until("tenure_losses_total{kind=lock,cause=ended}").await;
+    let guard = soon(renewed.lock()).await.unwrap();
+    clock.jump(ms(60_001));
+    assert!(!guard.is_held());
+    meter.until("tenure_losses_total{kind=lock,cause=deadline}").await;
+    drop(guard);
+    let guard = soon(renewed.lock()).await.unwrap();
+    soon(locks.shutdown()).await;
+    soon(guard.lost()).await;
+    meter.until("tenure_losses_total{kind=lock,cause=shutdown}").await;
+}
+
+#[cfg(feature = "scheduler")]
+mod ticks {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use tokio::sync::Notify;
+    use tokio_cron_scheduler::{Job, JobScheduler};
+
+    use super::*;
+
+    fn as_planned() {
+        panic!("as planned")
+    }
+
+    /// Every pursuit of a tick is counted once, under what became of it, on the thread of the scheduler.
+    #[tokio::test]
+    async fn a_tick_is_counted_once_by_what_became_of_it() {
+        let _everybody = Meter::global();
+        let meter = Meter::default();
+        let _mine = ::metrics::set_default_local_recorder(&meter);
+        let store = MemoryStore::new();
+        let node = || Locks::builder().memory_shared(&store).unwrap();
+        let (one, other) = (node(), node());
+        // Never started, so closures are called by hand. The latest tick of the one is the same for as long as the test
+        // runs, that of the other is younger.
+        let scheduler = JobScheduler::new().await.unwrap();
+        let (mut old, mut young) = (None, None);
+        for (id, expression) in [(&mut old, "0 0 0 1 1 *"), (&mut young, "* * * * * *")] {
+            let job = Job::new_async(expression, |_, _| Box::pin(async {})).unwrap();
+            *id = Some(scheduler.add(job).await.unwrap());
+        }
+        let (old, young) = (old.unwrap(), young.unwrap());
+        let counted = || {
+            let all = meter.series().into_iter().filter_map(|(_, series)| {
+                let outcome = series.strip_prefix("tenure_ticks_total{outcome=")?;
+                Some((outcome.trim_end_matches('}').to_owned(), meter.count(&series)))
+            });
+            all.collect::<BTreeMap<String, u64>>()
+        };
+        let mut expected = BTreeMap::new();
+        macro_rules! counts {
+            ($outcome:literal) => {
+                *expected.entry($outcome.to_owned()).or_default() += 1;
+                assert_eq!(counted(), expected);
+            };
+        }
+
+        let mut fire = one.job("done", |_| async {}).unwrap();
+        soon(fire(old, scheduler.clone())).await;
+        counts!("done");
+        soon(fire(old, scheduler.clone())).await;
+        counts!("elsewhere");
+        assert_eq!(
+            meter
+                .values("tenure_wait_seconds{kind=job,outcome=not_due}")
+                .len(),
+            1
+        );
+        let mut fire = one
+            .job("failed", |_| async { Err::<(), _>("no space left") })
+            .unwrap();
+        soon(fire(old, scheduler.clone())).await;
+        counts!("failed");
+        let mut fire = one.job("panicked", |_| async { as_planned() }).unwrap();
+        soon(fire(old, scheduler.clone())).await;
+        counts!("panicked");
+        let mut fire = one.job("refused", |_| async {}).unwrap();
+        soon(fire(uuid::Uuid::new_v4(), scheduler.clone())).await;
+        counts!("refused");
+
+        // The next tick comes while one is run, which then loses its lease: this is no end of a tick, and it is run again.
+        let (started, begun) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let work = {
+            let (started, begun) = (started.clone(), begun.clone());
+            move |tick: tenure::Tick| {
+                let (started, begun) = (started.clone(), begun.clone());
+                async move {
+                    started.notify_one();
+                    match tick.attempt() {
+                        1 => std::future::pending().await,
+                        _ => begun.notified().await,
+                    }
+                }
+            }
+        };
+        let mut fire = one.job_with("skipped", ms(3_000), work).unwrap();
+        let run = tokio::spawn(fire(old, scheduler.clone()));
+        soon(started.notified()).await;
+        let mut next = other.job("skipped", |_| async {}).unwrap();
+        soon(next(young, scheduler.clone())).await;
+        counts!("skipped");
+        let name = tenure::claim::Name::job("skipped".into());
+        store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
+        soon(started.notified()).await;
+        assert_eq!(counted(), expected);
+        assert_eq!(
+            meter.values("tenure_hold_seconds{kind=job,outcome=lost}").len(),
+            1
+        );
+        begun.notify_one();
+        soon(run).await.unwrap();
+        counts!("done");
+
+        // Nobody can be asked until the next tick has come.
+        #[cfg(feature = "redis")]
+        {
+            use std::time::{SystemTime, UNIX_EPOCH};
+            let nowhere = Locks::builder()
+                .lazy()
+                .redis("redis://127.0.0.1:1/")
+                .await
+                .unwrap();
+            let mut fire = nowhere.job("missed", |_| async {}).unwrap();
+            let first = tokio::spawn(fire(young, scheduler.clone()));
+            meter
+                .until("tenure_store_errors_total{during=lock,error=unreachable}")
+                .await;
+            let second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+            let fired = second();
+            while second() == fired {
+                tokio::time::sleep(ms(20)).await;
+            }
+            let second = tokio::spawn(fire(young, scheduler.clone()));
+            soon(first).await.unwrap();
+            counts!("missed");
+            soon(nowhere.drain(ms(0))).await.unwrap();
+            soon(second).await.unwrap();
+            counts!("drained");
+        }
+        soon(other.drain(ms(0))).await.unwrap();
+        soon(next(young, scheduler)).await;
+        counts!("drained");
+        let all: BTreeSet<&str> = ALL[8].3[0].1.iter().copied().collect();
+        let counted: BTreeSet<&str> = expected.keys().map(String::as_str).collect();
+        let missed = if cfg!(feature = "redis") {
+            None
+        } else {
+            Some("missed")
+        };
+        assert_eq!(
+            counted,
+            all.into_iter().filter(|one| Some(*one) != missed).collect()
+        );
+    }
 }

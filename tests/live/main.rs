@@ -21,6 +21,8 @@ mod interop;
 #[cfg(feature = "scheduler")]
 mod jobs;
 mod loss;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod quiet;
 mod runtimes;
 mod scenarios;

@@ -1,6 +1,6 @@
 //! Keeps what the crate counts and measures, name by name and label by label.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ struct Kept {
     counters: BTreeMap<Series, u64>,
     values: BTreeMap<Series, Vec<f64>>,
     described: BTreeMap<String, (&'static str, Option<Unit>, String)>,
+    /// Where the keys were that each series was fed under.
+    keys: BTreeMap<Series, BTreeSet<usize>>,
 }
 
 impl Meter {
@@ -48,6 +50,11 @@ impl Meter {
         let counters = kept.counters.keys().map(|series| ("counter", series.clone()));
         let values = kept.values.keys().map(|series| ("histogram", series.clone()));
         counters.chain(values).collect()
+    }
+
+    /// Where the keys were that each series was fed under.
+    pub fn keys(&self) -> BTreeMap<Series, BTreeSet<usize>> {
+        self.0.lock().unwrap().keys.clone()
     }
 
     /// Kind, unit and text of a metric.
@@ -87,6 +94,15 @@ impl Cell {
             false => format!("{}{{{}}}", key.name(), labels.join(",")),
         };
         let meter = meter.clone();
+        let at = std::ptr::from_ref(key).addr();
+        meter
+            .0
+            .lock()
+            .unwrap()
+            .keys
+            .entry(series.clone())
+            .or_default()
+            .insert(at);
         Arc::new(Cell { series, meter })
     }
 }
