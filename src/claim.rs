@@ -108,6 +108,26 @@ pub struct Holder {
     pub nonce: u64,
 }
 
+#[cfg(feature = "redis")]
+impl Holder {
+    /// Appends the text that [`Display`](fmt::Display) gives, by hand: every request carries it.
+    pub(crate) fn append_to(&self, text: &mut Vec<u8>) {
+        let mut uuid = Uuid::encode_buffer();
+        text.extend_from_slice(self.node.0.as_simple().encode_lower(&mut uuid).as_bytes());
+        text.push(b':');
+        let (mut digits, mut at, mut rest) = ([0; 20], 20, self.claim);
+        while at == 20 || rest > 0 {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        text.extend_from_slice(&digits[at..]);
+        text.push(b':');
+        let nibble = |n: u32| b"0123456789abcdef"[(self.nonce >> (4 * n)) as usize & 15];
+        text.extend((0..16).rev().map(nibble));
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{:016x}", self.node, self.claim, self.nonce)
@@ -357,4 +377,26 @@ pub struct Failure {
     pub executed: Executed,
     /// What happened.
     pub error: StoreError,
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_written_by_hand_as_it_is_shown() {
+        for (claim, nonce) in [
+            (0, 0),
+            (9, 15),
+            (10, 16),
+            (u64::MAX, u64::MAX),
+            (1_700, 0x0123_4567_89ab_cdef),
+        ] {
+            let node = NodeId::random();
+            let holder = Holder { node, claim, nonce };
+            let mut text = Vec::new();
+            holder.append_to(&mut text);
+            assert_eq!(String::from_utf8(text).unwrap(), holder.to_string());
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use crate::engine::{Input, Parcel, Tag};
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::runtime::node::{Node, Side};
+use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
 use crate::store::{Link, Route};
 
@@ -35,6 +36,8 @@ const COMPANY: Duration = Duration::from_micros(100);
 const AT_ONCE: Duration = Duration::from_micros(10);
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
+/// So many names are sooner compared with each other than hashed.
+const FEW: usize = 16;
 /// A batch is given this long at least; leases too short to save by then do not count.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// After a failed attempt to connect, others within this time share its error.
@@ -49,6 +52,7 @@ type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
 pub(crate) struct Courier {
     pub(crate) side: Side,
     pub(crate) route: Route,
+    server: Arc<Server>,
     state: Mutex<State>,
 }
 
@@ -73,6 +77,21 @@ impl State {
             trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(1, SLOTS as u128) as usize,
         };
         self.under_way.len() < slots
+    }
+
+    /// How many of those that wait fit into one batch. It names a key once: a store may read all of its keys before it
+    /// treats the first. And its keys are of one kind: a store may have other rules for another.
+    fn load(&self) -> usize {
+        let most = self.waiting.len().min(CAP);
+        let all = || self.waiting.iter().map(|item| &item.parcel.request.name);
+        let kind = all().next().map(|name| name.kind);
+        let names = || all().take(most).take_while(|name| Some(name.kind) == kind);
+        if most <= FEW {
+            let is_new = |(at, name): &(usize, &Name)| names().take(*at).all(|before| before != *name);
+            return names().enumerate().take_while(is_new).count();
+        }
+        let mut seen = HashSet::with_capacity(most);
+        names().take_while(|name| seen.insert(*name)).count()
     }
 
     /// Takes the shorter at once and the longer slowly: what is looked for is the wire, not the queue.
@@ -126,21 +145,16 @@ pub(crate) struct Carriage {
     node: Arc<Node>,
     sending: Mutex<Option<Sending>>,
     cargo: Mutex<Vec<(Tag, Name)>>,
-    departed: Arc<Departed>,
-    since: Moment,
-    deadline: Moment,
-    done: AtomicBool,
-    waker: Mutex<Option<Waker>>,
-}
-
-/// What is known once a batch was handed to its connection.
-#[derive(Debug, Default)]
-struct Departed {
     /// Read before the first byte was written; 0 before that.
     sent: AtomicU64,
     /// From when on the server refuses its claims as late.
     late_after: AtomicU64,
+    /// Of the connection that it was handed to.
     generation: AtomicU64,
+    since: Moment,
+    deadline: Moment,
+    done: AtomicBool,
+    waker: Mutex<Option<Waker>>,
 }
 
 impl std::fmt::Debug for Carriage {
@@ -152,10 +166,11 @@ impl std::fmt::Debug for Carriage {
 }
 
 impl Courier {
-    pub(crate) fn new(side: Side, route: Route) -> Self {
+    pub(crate) fn new(side: Side, route: Route, server: Arc<Server>) -> Self {
         Courier {
             side,
             route,
+            server,
             state: Mutex::default(),
         }
     }
@@ -181,22 +196,7 @@ impl Courier {
             return None;
         }
         let now = node.clock.now();
-        let mut load = state.waiting.len().min(CAP);
-        // A batch names a key once: a store may read all of its keys before it treats the first. And its keys are of
-        // one kind: a store may have other rules for another.
-        if load > 1 {
-            let mut names = HashSet::with_capacity(load);
-            let kind = state.waiting.front().map(|item| item.parcel.request.name.kind);
-            load = state
-                .waiting
-                .iter()
-                .take(load)
-                .take_while(|item| {
-                    let name = &item.parcel.request.name;
-                    Some(name.kind) == kind && names.insert(name)
-                })
-                .count();
-        }
+        let load = state.load();
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
         let mut patience = node.options.request_timeout;
@@ -210,20 +210,19 @@ impl Courier {
             patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
         }
         let deadline = now + patience;
-        let departed = Arc::new(Departed::default());
         let link = match &state.link {
             LinkState::Open(open) if open.is_alive() => Some(open.link.clone()),
             _ => None,
         };
-        if link.is_some() {
-            departed.generation.store(state.generation, Ordering::Release);
-        }
+        let generation = if link.is_some() { state.generation } else { 0 };
         let carriage = Arc::new(Carriage {
             courier: self.clone(),
             node: node.clone(),
             sending: Mutex::new(None),
             cargo: Mutex::new(cargo),
-            departed: departed.clone(),
+            sent: AtomicU64::new(0),
+            late_after: AtomicU64::new(0),
+            generation: AtomicU64::new(generation),
             since: now,
             deadline,
             done: AtomicBool::new(false),
@@ -235,11 +234,13 @@ impl Courier {
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
         *sending = Some(match link {
-            Some(link) => self.send(node, &departed, &*link, deadline, requests),
-            None => Box::pin(
-                self.clone()
-                    .connect_and_send(node.clone(), departed, deadline, requests),
-            ),
+            Some(link) => carriage.send(&*link, requests),
+            // It is held by the carriage, so it must not hold the carriage.
+            None => Box::pin(self.clone().connect_and_send(
+                node.clone(),
+                Arc::downgrade(&carriage),
+                requests,
+            )),
         });
         drop(sending);
         observe::departed(load);
@@ -249,34 +250,27 @@ impl Courier {
     async fn connect_and_send(
         self: Arc<Self>,
         node: Arc<Node>,
-        departed: Arc<Departed>,
-        deadline: Moment,
+        carriage: Weak<Carriage>,
         requests: Vec<Request>,
     ) -> Result<Answer, Failure> {
         let (link, generation) = self.link(&node).await.map_err(|error| Failure {
             executed: Executed::No,
             error,
         })?;
-        departed.generation.store(generation, Ordering::Release);
-        self.send(&node, &departed, &*link, deadline, requests).await
-    }
-
-    fn send(
-        &self,
-        node: &Node,
-        departed: &Departed,
-        link: &dyn Link,
-        deadline: Moment,
-        requests: Vec<Request>,
-    ) -> Sending {
-        let (batch, late_after) = node.batch(self.route, deadline, requests);
-        departed
-            .late_after
-            .store(late_after.as_nanos(), Ordering::Release);
-        departed
-            .sent
-            .store(node.clock.now().as_nanos(), Ordering::Release);
-        link.apply(batch)
+        let sending = match carriage.upgrade() {
+            Some(carriage) => {
+                carriage.generation.store(generation, Ordering::Release);
+                carriage.send(&*link, requests)
+            }
+            // Nobody would hear of the answer.
+            None => {
+                return Err(Failure {
+                    executed: Executed::No,
+                    error: StoreError::new(StoreErrorKind::Interrupted, "nobody waits for the batch"),
+                });
+            }
+        };
+        sending.await
     }
 
     /// The connection, opened if need be. It lives on the runtime of whoever comes first; when that ends, the next
@@ -329,7 +323,8 @@ impl Courier {
         let answer = tokio::time::timeout(patience, async {
             let (link, generation) = self.link(node).await?;
             asked.store(generation, Ordering::Relaxed);
-            let (batch, _) = node.batch(self.route, node.clock.now() + patience, Vec::new());
+            let deadline = node.clock.now() + patience;
+            let (batch, _) = self.server.batch(deadline, Vec::new(), patience);
             link.apply(batch).await.map_err(|failure| failure.error)
         });
         let error = match answer.await {
@@ -400,7 +395,7 @@ impl Courier {
         let now = node.clock.now();
         match open {
             Ok(open) => {
-                node.heard_time(self.route, open.link.time(), began, now);
+                self.server.heard_time(open.link.time(), began, now);
                 observe::connected(node.id, now.since(began));
                 state.generation += 1;
                 state.refused = None;
@@ -432,7 +427,7 @@ impl Courier {
         }
         observe::connection_lost(node.id, error);
         state.link = LinkState::None;
-        let on_it = |c: &&Arc<Carriage>| c.departed.generation.load(Ordering::Acquire) == generation;
+        let on_it = |c: &&Arc<Carriage>| c.generation.load(Ordering::Acquire) == generation;
         state.under_way.iter().filter(on_it).cloned().collect()
     }
 
@@ -504,6 +499,15 @@ impl Drop for Canary {
 }
 
 impl Carriage {
+    fn send(&self, link: &dyn Link, requests: Vec<Request>) -> Sending {
+        let patience = self.node.options.request_timeout;
+        let (batch, late_after) = self.courier.server.batch(self.deadline, requests, patience);
+        self.late_after.store(late_after.as_nanos(), Ordering::Release);
+        let now = self.node.clock.now();
+        self.sent.store(now.as_nanos(), Ordering::Release);
+        link.apply(batch)
+    }
+
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.done.load(Ordering::Acquire) {
             return Poll::Ready(());
@@ -557,7 +561,7 @@ impl Carriage {
         let future = lock(&self.sending).take();
         let Some(mut future) = future else { return };
         // Asked when nobody polls it any more: the last one who did may have sent it.
-        let sent = self.departed.sent.load(Ordering::Acquire) != 0;
+        let sent = self.sent.load(Ordering::Acquire) != 0;
         let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
         let mut result = None;
         if sent {
@@ -592,8 +596,8 @@ impl Carriage {
     fn arrive(&self, result: Result<Answer, Failure>) {
         let node = &self.node;
         let now = node.clock.now();
-        let sent = Moment::from_nanos(self.departed.sent.load(Ordering::Acquire));
-        let generation = self.departed.generation.load(Ordering::Acquire);
+        let sent = Moment::from_nanos(self.sent.load(Ordering::Acquire));
+        let generation = self.generation.load(Ordering::Acquire);
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
         {
@@ -607,11 +611,13 @@ impl Carriage {
         match result {
             Ok(answer) if answer.replies.len() == cargo.len() => {
                 if answer.time > 0 {
-                    node.heard_time(self.courier.route, answer.time, sent, now);
+                    self.courier.server.heard_time(answer.time, sent, now);
                 }
                 let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
-                    node.heard_reply(self.courier.route, &reply);
+                    if let Reply::Granted(number) | Reply::Won(number, _) = reply {
+                        self.courier.server.heard_number(number);
+                    }
                     node.drive(&name, Input::Answered { tag, sent, reply }, on);
                 }
                 if demoted {
@@ -626,8 +632,7 @@ impl Carriage {
                 if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after =
-                    Moment::from_nanos(self.departed.late_after.load(Ordering::Acquire)).max(now);
+                let late_after = Moment::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(

@@ -1,8 +1,8 @@
 //! A caller's part in the sending: it sends for all who queued when a slot is free, and polls what it sent.
 
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
@@ -18,24 +18,8 @@ pub(crate) struct Helper {
     courier: Arc<Courier>,
     slot: Arc<Slot>,
     carriage: Option<Arc<Carriage>>,
-    turn: Turn,
-}
-
-/// Whether others that can run had their turn before we send.
-enum Turn {
-    Untaken,
-    Taking(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
-    Taken,
-}
-
-impl std::fmt::Debug for Turn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if matches!(self, Turn::Taken) {
-            "Taken"
-        } else {
-            "Untaken"
-        })
-    }
+    /// Others that can run had their turn before we send.
+    has_yielded: bool,
 }
 
 impl Helper {
@@ -45,7 +29,7 @@ impl Helper {
             courier,
             slot,
             carriage: None,
-            turn: Turn::Untaken,
+            has_yielded: false,
         }
     }
 
@@ -88,17 +72,12 @@ impl Helper {
     /// While batches are under way, lets every task that can run go first: the answers that woke us woke others,
     /// and what they ask for travels with us. Alone we wait for nobody.
     fn gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.turn, Turn::Untaken) {
-            if !self.courier.is_under_way() {
-                return Poll::Ready(());
-            }
-            self.turn = Turn::Taking(Box::pin(yield_now()));
+        if self.has_yielded || !self.courier.is_under_way() {
+            return Poll::Ready(());
         }
-        if let Turn::Taking(turn) = &mut self.turn {
-            ready!(turn.as_mut().poll(cx));
-            self.turn = Turn::Taken;
-        }
-        Poll::Ready(())
+        self.has_yielded = true;
+        // Its first poll puts us behind all that can run, and that is all it does: it need not be kept.
+        pin!(yield_now()).poll(cx)
     }
 }
 

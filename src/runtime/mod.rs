@@ -11,4 +11,5 @@ pub(crate) mod handle;
 pub(crate) mod helper;
 pub(crate) mod keeper;
 pub(crate) mod node;
+pub(crate) mod server;
 pub(crate) mod slot;

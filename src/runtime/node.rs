@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::claim::{Batch, Fence, Name, NodeId, Number, Reply, Request};
+use crate::claim::{Fence, Name, NodeId};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Shard;
 use crate::engine::{Denial, Effect, Input, Notice, Outcome, Rules, Ticket, Want};
@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::runtime::clock::Clock;
 use crate::runtime::courier::{Carriage, Courier};
 use crate::runtime::keeper::{self, Keeper};
+use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, Wake, lock};
 use crate::store::{Route, Store};
 
@@ -57,22 +58,40 @@ struct Cell {
     effects: Vec<Effect>,
 }
 
+/// What is done when the engine is unlocked, as it may run foreign code.
+#[derive(Debug)]
+enum After {
+    Tell(Effect),
+    Wake(Wake),
+}
+
 /// What there is per server.
 #[derive(Debug)]
 struct Lane {
     route: Route,
     callers: Arc<Courier>,
     keeper: Arc<Courier>,
-    highest: AtomicU64,
-    time: Mutex<Option<ServerTime>>,
+    server: Arc<Server>,
 }
 
-/// The server said `time` somewhere between two moments of ours.
-#[derive(Debug, Clone, Copy)]
-struct ServerTime {
-    time: u64,
-    asked: Moment,
-    heard: Moment,
+impl Lane {
+    fn new(route: Route) -> Self {
+        let server = Arc::<Server>::default();
+        let courier = |side| Arc::new(Courier::new(side, route, server.clone()));
+        Lane {
+            route,
+            callers: courier(Side::Callers),
+            keeper: courier(Side::Keeper),
+            server,
+        }
+    }
+
+    fn courier(&self, side: Side) -> &Arc<Courier> {
+        match side {
+            Side::Callers => &self.callers,
+            Side::Keeper => &self.keeper,
+        }
+    }
 }
 
 impl Node {
@@ -195,72 +214,80 @@ impl Node {
     }
 
     fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) {
+        // Read behind the lock: a step is never earlier than the one before it.
+        let now = self.clock.now();
         let mut effects = std::mem::take(&mut cell.effects);
-        cell.shard.handle(self.clock.now(), name, input, &mut effects);
-        self.carry_out(cell, effects, Some(name), on);
+        cell.shard.handle(now, name, input, &mut effects);
+        self.carry_out(now, cell, effects, Some(name), on);
     }
 
     /// Carries effects out. What may run foreign code is done when the engine is unlocked.
     fn carry_out(
         &self,
+        now: Moment,
         mut cell: std::sync::MutexGuard<'_, Cell>,
         mut effects: Vec<Effect>,
         name: Option<&Name>,
         on: Side,
     ) {
-        let mut wakes: Vec<Wake> = Vec::new();
-        let mut notices: Vec<Effect> = Vec::new();
+        let mut after: Vec<After> = Vec::new();
         let mut to_keeper = false;
-        let now = self.clock.now();
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(parcel) => {
-                    let lane = self.lane(self.store.route(&parcel.request.name));
+                    let route = self.store.route(&parcel.request.name);
                     let caller = parcel.caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
                     let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
-                    let courier = if by_callers { &lane.callers } else { &lane.keeper };
-                    courier.take(parcel, now, caller);
+                    let side = if by_callers { Side::Callers } else { Side::Keeper };
+                    self.lane(route, |lane| lane.courier(side).take(parcel, now, caller));
                 }
                 Effect::Granted(ticket, fence) => {
-                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence))));
+                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence)));
                     if let Some(name) = name {
                         // Here, and not when a push arrives: only the engine knows a forged one.
-                        self.heard_number(name, fence.number());
-                        observe::granted(name, fence);
+                        self.lane(self.store.route(name), |lane| {
+                            lane.server.heard_number(fence.number());
+                        });
                     }
+                    after.push(After::Tell(Effect::Granted(ticket, fence)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Denied(ticket, denial) => {
-                    notices.push(Effect::Denied(ticket, denial.clone()));
-                    wakes.extend(
-                        cell.slots
-                            .remove(&ticket)
-                            .and_then(|slot| slot.decide(Err(denial))),
-                    );
+                    let slot = cell.slots.remove(&ticket);
+                    let wake = slot.and_then(|slot| slot.decide(Err(denial.clone())));
+                    after.push(After::Tell(Effect::Denied(ticket, denial)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Lost(ticket, cause) => {
-                    notices.push(Effect::Lost(ticket, cause));
-                    wakes.extend(cell.slots.get(&ticket).and_then(|slot| slot.end(cause)));
+                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.end(cause));
+                    after.push(After::Tell(Effect::Lost(ticket, cause)));
+                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Released(ticket, outcome) => {
-                    if let Some(slot) = cell.slots.remove(&ticket) {
-                        wakes.extend(slot.end(LostCause::Released));
-                        wakes.extend(slot.settle(outcome.clone()));
-                    }
-                    notices.push(Effect::Released(ticket, outcome));
+                    let slot = cell.slots.remove(&ticket);
+                    let wakes =
+                        slot.map(|slot| [slot.end(LostCause::Released), slot.settle(outcome.clone())]);
+                    after.push(After::Tell(Effect::Released(ticket, outcome)));
+                    after.extend(wakes.into_iter().flatten().flatten().map(After::Wake));
                 }
-                Effect::Notice(notice) => notices.push(Effect::Notice(notice)),
+                Effect::Notice(notice) => after.push(After::Tell(Effect::Notice(notice))),
             }
         }
         let due = cell.shard.next_due();
         let is_empty = cell.shard.is_empty();
         cell.effects = effects;
         drop(cell);
-        if let Some(name) = name {
-            notices.iter().for_each(|effect| tell(name, effect));
+        // All is told before anybody runs on because of it.
+        for after in &after {
+            if let (After::Tell(effect), Some(name)) = (after, name) {
+                tell(name, effect);
+            }
         }
-        for wake in wakes {
-            wake.wake();
+        for after in after {
+            if let After::Wake(wake) = after {
+                wake.wake();
+            }
         }
         if to_keeper {
             self.keeper.notify();
@@ -284,7 +311,7 @@ impl Node {
                     cell.effects = effects;
                     break;
                 };
-                self.carry_out(cell, effects, Some(&name), Side::Keeper);
+                self.carry_out(now, cell, effects, Some(&name), Side::Keeper);
             }
         }
     }
@@ -293,11 +320,11 @@ impl Node {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
-            cell.shard
-                .opened(self.clock.now(), &mut effects, |name, effects| {
-                    effects.iter().for_each(|effect| tell(name, effect));
-                });
-            self.carry_out(cell, effects, None, Side::Keeper);
+            let now = self.clock.now();
+            cell.shard.opened(now, &mut effects, |name, effects| {
+                effects.iter().for_each(|effect| tell(name, effect));
+            });
+            self.carry_out(now, cell, effects, None, Side::Keeper);
         }
         self.inbox.send_replace(true);
     }
@@ -337,10 +364,9 @@ impl Node {
 
     /// A batch of what waits on that side, if there is any.
     pub(crate) fn depart(self: &Arc<Self>, side: Side) -> Option<Arc<Carriage>> {
-        self.lanes().iter().find_map(|lane| match side {
-            Side::Callers => lane.callers.depart(self),
-            Side::Keeper => lane.keeper.depart(self),
-        })
+        self.lanes()
+            .iter()
+            .find_map(|lane| lane.courier(side).depart(self))
     }
 
     // Per server.
@@ -352,84 +378,36 @@ impl Node {
             .clone()
     }
 
-    fn lane(&self, route: Route) -> Arc<Lane> {
-        let known = |lanes: &[Arc<Lane>]| lanes.iter().find(|lane| lane.route == route).cloned();
-        if let Some(lane) = known(
-            &self
-                .lanes
-                .read()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        ) {
-            return lane;
-        }
-        let mut lanes = self
+    /// Looks at what there is for a server.
+    fn lane<T>(&self, route: Route, look: impl FnOnce(&Lane) -> T) -> T {
+        let of_route = |lane: &&Arc<Lane>| lane.route == route;
+        if let Some(lane) = self
             .lanes
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        known(&lanes).unwrap_or_else(|| {
-            let lane = Arc::new(Lane {
-                route,
-                callers: Arc::new(Courier::new(Side::Callers, route)),
-                keeper: Arc::new(Courier::new(Side::Keeper, route)),
-                highest: AtomicU64::new(0),
-                time: Mutex::new(None),
-            });
-            lanes.push(lane.clone());
-            lane
-        })
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .iter()
+            .find(of_route)
+        {
+            return look(lane);
+        }
+        let lane = {
+            let mut lanes = self
+                .lanes
+                .write()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let known = lanes.iter().find(of_route).cloned();
+            known.unwrap_or_else(|| {
+                let lane = Arc::new(Lane::new(route));
+                lanes.push(lane.clone());
+                lane
+            })
+        };
+        look(&lane)
     }
 
     /// The courier of a side of the server that answers for `name`.
     pub(crate) fn courier(&self, name: &Name, side: Side) -> Arc<Courier> {
-        let lane = self.lane(self.store.route(name));
-        match side {
-            Side::Callers => lane.callers.clone(),
-            Side::Keeper => lane.keeper.clone(),
-        }
-    }
-
-    /// A batch, and from when on the server refuses its claims as late, for sure.
-    pub(crate) fn batch(&self, route: Route, deadline: Moment, requests: Vec<Request>) -> (Batch, Moment) {
-        let lane = self.lane(route);
-        let (not_after, late_after) = match *lock(&lane.time) {
-            Some(known) => {
-                let age = deadline.since(known.asked);
-                // The latest that the server's clock can show when we give up.
-                let not_after = known.time.saturating_add(micros(age));
-                // And the earliest, with what its rate may differ from ours.
-                let unknown = known.heard.since(known.asked) + age / 100 + Duration::from_millis(10);
-                (not_after, deadline + unknown)
-            }
-            None => (u64::MAX, deadline + self.options.request_timeout),
-        };
-        let highest = lane.highest.load(Ordering::Relaxed);
-        let batch = Batch {
-            highest,
-            not_after,
-            requests,
-        };
-        (batch, late_after)
-    }
-
-    /// The server's clock showed `time` between two moments of ours. The younger of two is kept.
-    pub(crate) fn heard_time(&self, route: Route, time: u64, asked: Moment, heard: Moment) {
-        let lane = self.lane(route);
-        let mut known = lock(&lane.time);
-        if known.is_none_or(|known| known.asked <= asked) {
-            *known = Some(ServerTime { time, asked, heard });
-        }
-    }
-
-    pub(crate) fn heard_reply(&self, route: Route, reply: &Reply) {
-        if let Reply::Granted(number) | Reply::Won(number, _) = reply {
-            self.lane(route).highest.fetch_max(*number, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn heard_number(&self, name: &Name, number: Number) {
-        self.lane(self.store.route(name))
-            .highest
-            .fetch_max(number, Ordering::Relaxed);
+        self.lane(self.store.route(name), |lane| lane.courier(side).clone())
     }
 
     // The end.
@@ -439,10 +417,11 @@ impl Node {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut effects = std::mem::take(&mut cell.effects);
-            cell.shard.close(self.clock.now(), &mut effects, |name, effects| {
+            let now = self.clock.now();
+            cell.shard.close(now, &mut effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(cell, effects, None, Side::Keeper);
+            self.carry_out(now, cell, effects, None, Side::Keeper);
         }
     }
 
@@ -498,10 +477,6 @@ impl Node {
     }
 }
 
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
 fn tell(name: &Name, effect: &Effect) {
     match effect {
         Effect::Denied(_, Denial::Store(error)) => observe::denied_by_store(name, error),
@@ -527,6 +502,7 @@ fn tell(name: &Name, effect: &Effect) {
             Notice::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
             _ => {}
         },
-        Effect::Send(_) | Effect::Granted(..) => {}
+        Effect::Granted(_, fence) => observe::granted(name, *fence),
+        Effect::Send(_) => {}
     }
 }

@@ -35,6 +35,8 @@ const JOB: [&str; 4] = [
 
 /// The format of names and pushes.
 const FORMAT: &str = "tenure1";
+/// Where a server keeps the last grant number.
+const CLOCK: &str = "tenure1:clock";
 
 /// A script and the name by which a server knows it.
 #[derive(Debug)]
@@ -224,45 +226,33 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .arg(&*script(batch).sha)
         .arg(keys * requests.len() + 1);
     // Writing into a command's buffer cannot fail.
-    let mut put = |write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>| {
-        let _ = write(&mut cmd.writer_for_next_arg());
-    };
     for request in requests {
-        put(&mut |out| names.write_record(&request.name, out));
+        let _ = names.write_record(&request.name, cmd.writer_for_next_arg());
     }
-    put(&mut |out| write!(out, "{FORMAT}:clock"));
-    let mut record = Vec::with_capacity(128);
+    cmd.arg(CLOCK);
+    let mut word = Vec::with_capacity(128);
     for request in requests {
-        record.clear();
-        let _ = names.write_record(&request.name, &mut record);
-        put(&mut |out| names.write_queue(&record, out));
+        word.clear();
+        let _ = names.write_record(&request.name, &mut word);
+        let _ = names.write_queue(&word, cmd.writer_for_next_arg());
     }
     if kind == Kind::Job {
         for request in requests {
-            put(&mut |out| names.write_memory(&request.name, out));
+            let _ = names.write_memory(&request.name, cmd.writer_for_next_arg());
         }
     }
-    put(&mut |out| write!(out, "{}", batch.highest));
-    put(&mut |out| {
-        write!(
-            out,
-            "{}",
-            if batch.not_after == u64::MAX {
-                0
-            } else {
-                batch.not_after.max(1)
-            }
-        )
-    });
+    let not_after = match batch.not_after {
+        u64::MAX => 0,
+        not_after => not_after.max(1),
+    };
     let counts = requests.iter().any(|request| request.verb != Verb::Renew);
-    put(&mut |out| {
-        write!(
-            out,
-            "{}{}",
-            if probe { "p" } else { "" },
-            if counts { "q" } else { "" }
-        )
-    });
+    let flags = match (probe, counts) {
+        (false, false) => "",
+        (false, true) => "q",
+        (true, false) => "p",
+        (true, true) => "pq",
+    };
+    cmd.arg(batch.highest).arg(not_after).arg(flags);
     for Request {
         holder,
         term,
@@ -272,22 +262,27 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     } in requests
     {
         let letter = match verb {
-            Verb::Claim { wait: false } => b"c",
-            Verb::Claim { wait: true } => b"w",
-            Verb::Renew => b"r",
-            Verb::Finish if kind == Kind::Job => b"f",
-            Verb::Leave | Verb::Finish => b"l",
-            Verb::Yield { .. } => b"y",
+            Verb::Claim { wait: false } => "c",
+            Verb::Claim { wait: true } => "w",
+            Verb::Renew => "r",
+            Verb::Finish if kind == Kind::Job => "f",
+            Verb::Leave | Verb::Finish => "l",
+            Verb::Yield { .. } => "y",
+        };
+        let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
+            word.clear();
+            holder.append_to(&mut word);
+            word.push(b':');
+            cmd.arg(&word);
         };
         if kind == Kind::Job {
-            put(&mut |out| write!(out, "{}", mark.min(&EXACT)));
+            cmd.arg((*mark).min(EXACT));
         }
-        put(&mut |out| out.write_all(letter));
-        put(&mut |out| write!(out, "{holder}:"));
-        put(&mut |out| write!(out, "{}", term.lease_ms));
-        put(&mut |out| write!(out, "{}", term.hold_ms()));
+        cmd.arg(letter);
+        put_holder(&mut cmd, holder);
+        cmd.arg(term.lease_ms).arg(term.hold_ms());
         if let Verb::Yield { to } = verb {
-            put(&mut |out| write!(out, "{to}:"));
+            put_holder(&mut cmd, to);
         }
     }
     cmd
