@@ -117,6 +117,8 @@ pub(crate) struct Held {
     pub(crate) index: u64,
     /// When the burst began.
     pub(crate) since: Moment,
+    /// When it is to be renewed next.
+    pub(crate) due: Moment,
 }
 
 impl Claim {
@@ -492,12 +494,14 @@ impl Desk {
         let Some(ticket) = ticket else {
             return self.leave(cx, at, None);
         };
+        let thirds = claim.lease() / 3 * 2;
         claim.phase = Phase::Held(Held {
             number,
             deadline,
             ticket,
             index: 0,
             since: cx.now,
+            due: cx.now + deadline.since(cx.now).saturating_sub(thirds),
         });
         cx.effects.push(Effect::Granted(ticket, Fence::new(number, 0)));
         self.schedule(cx, at);

@@ -84,12 +84,19 @@ impl Desk {
     }
 
     /// A lease is renewed when a third of it is over. A lease of fixed length is not.
+    ///
+    /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
+    /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
     pub(crate) fn schedule(&mut self, cx: &mut Cx<'_>, at: usize) {
         let claim = &mut self.claims[at];
         let third = claim.lease() / 3;
-        if let Phase::Held(held) = &claim.phase {
+        if let Phase::Held(held) = &mut claim.phase {
             let left = held.deadline.since(cx.now);
-            claim.act = (!claim.want.fixed).then(|| cx.now + left.saturating_sub(2 * third));
+            let latest = cx.now + left.saturating_sub(2 * third);
+            while held.due <= cx.now {
+                held.due = held.due + third;
+            }
+            claim.act = (!claim.want.fixed).then(|| held.due.min(latest));
         }
     }
 

@@ -108,3 +108,45 @@ fn a_claim_that_is_due_again_waits_for_our_own_leave() {
     engine.answer(Reply::Done);
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
 }
+
+/// The keys that are due at `now`, renewed and answered at once.
+fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
+    let mut renewed = Vec::new();
+    while let Some(name) = engine.shard.wake_next(engine.now, &mut engine.effects) {
+        assert_eq!(engine.sent().request.verb, Verb::Renew);
+        engine.name = name.clone();
+        engine.answer(Reply::Granted(7));
+        renewed.push(name);
+    }
+    renewed
+}
+
+#[test]
+fn leases_that_an_outage_made_due_at_once_part_again() {
+    const APART: Duration = Duration::from_millis(20);
+    let mut engine = Engine::new(Rules::default());
+    let names: Vec<Name> = (0..10).map(|n| Name::lock(Key::from(format!("{n}")))).collect();
+    for name in &names {
+        engine.name = name.clone();
+        engine.lock(false);
+        engine.answer(Reply::Granted(7));
+        engine.now = engine.now + APART;
+    }
+    // Due after 333 to 513 ms. Nothing is answered before 600 ms, and then everything is.
+    engine.now = engine.now + (Duration::from_millis(600) - 10 * APART);
+    assert_eq!(renew_what_is_due(&mut engine).len(), names.len());
+    // A third of a lease in which nothing comes late: one after the other, as they were taken.
+    let end = engine.now + Duration::from_millis(1000) / 3;
+    let mut dues = Vec::new();
+    while let Some(due) = engine.shard.next_due().filter(|due| *due <= end) {
+        engine.now = due;
+        dues.extend(renew_what_is_due(&mut engine).into_iter().map(|name| (name, due)));
+    }
+    assert_eq!(
+        dues.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(),
+        names
+    );
+    for pair in dues.windows(2) {
+        assert_eq!(pair[1].1.since(pair[0].1), APART, "they stay in step: {dues:?}");
+    }
+}
