@@ -22,7 +22,7 @@ pub(crate) struct Desk {
     pub(crate) reclaim: Option<Moment>,
     /// Since when the store has been failing a line that had waited before.
     pub(crate) outage: Option<Moment>,
-    /// Failures in a row of claims for the line.
+    /// Failures in a row of claims. An answer ends the row, whatever it says.
     pub(crate) fails: u32,
     /// The timer that the shard keeps for this key.
     pub(crate) due: Option<Moment>,
@@ -230,7 +230,8 @@ impl Desk {
 
     fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
         if want.mark != NO_TICK {
-            // The store alone knows what became of a tick.
+            // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
+            self.reclaim = None;
             return self.solos.push((ticket, want));
         }
         if !want.wait && self.is_taken() {
