@@ -138,6 +138,7 @@ impl Desk {
 
     /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
     fn refused_tick(&mut self, cx: &mut Cx<'_>, at: usize, denial: Denial) {
+        self.fails = 0;
         match (&self.claims[at].phase, self.claims[at].whose) {
             (Phase::Held(_), _) => self.lose(cx, at, LostCause::Gone),
             (Phase::Leaving { .. }, _) => {}
@@ -152,9 +153,11 @@ impl Desk {
 
     fn busy(&mut self, cx: &mut Cx<'_>, at: usize, waited: bool, left: Option<u64>) {
         let claim = self.claims.swap_remove(at);
+        (self.fails, self.outage) = (0, None);
         match claim.whose {
-            // A tick that comes while an earlier one runs is skipped, however patient.
-            Whose::Solo(ticket) if claim.want.mark != NO_TICK => {
+            // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
+            // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
+            Whose::Solo(ticket) if claim.want.mark != NO_TICK && cx.source.rules.queues => {
                 return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
             }
             Whose::Solo(ticket) if waited => self.solos.push((ticket, claim.want)),
@@ -162,7 +165,7 @@ impl Desk {
             Whose::Cohort => self.deny_the_impatient(cx),
             Whose::Nobody => {}
         }
-        if waited && claim.want.mark == NO_TICK {
+        if waited {
             // Only a store that cannot queue says so to a claim that would wait.
             let third = ms(claim.term.lease_ms) / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);

@@ -22,7 +22,7 @@ pub(crate) struct Desk {
     pub(crate) reclaim: Option<Moment>,
     /// Since when the store has been failing a line that had waited before.
     pub(crate) outage: Option<Moment>,
-    /// Failures in a row of claims for the line.
+    /// Failures in a row of claims. An answer ends the row, whatever it says.
     pub(crate) fails: u32,
     /// The timer that the shard keeps for this key.
     pub(crate) due: Option<Moment>,
@@ -197,24 +197,31 @@ impl Desk {
     }
 
     pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
+        self.of(ticket).map_or(0, |claim| claim.attempt)
+    }
+
+    pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
+        self.of(ticket).map(|claim| claim.holder)
+    }
+
+    fn of(&self, ticket: Ticket) -> Option<&Claim> {
         let mut claims = self.claims.iter();
-        claims
-            .find(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
-            .map_or(0, |claim| claim.attempt)
+        claims.find(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
     }
 
     pub(crate) fn fence(&self, now: Moment, ticket: Ticket) -> Option<Fence> {
         self.holders(now)
-            .find(|(holder, _)| *holder == ticket)
-            .map(|(_, fence)| fence)
+            .find(|(holds, ..)| *holds == ticket)
+            .map(|(_, _, fence)| fence)
     }
 
-    pub(crate) fn holders(&self, now: Moment) -> impl Iterator<Item = (Ticket, Fence)> {
-        self.claims
+    pub(crate) fn holders(&self, now: Moment) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
+        let held = self
+            .claims
             .iter()
-            .filter_map(Claim::held)
-            .filter(move |held| now < held.deadline)
-            .map(|held| (held.ticket, Fence::new(held.number, held.index)))
+            .filter_map(|claim| Some((claim.holder, claim.held()?)));
+        held.filter(move |(_, held)| now < held.deadline)
+            .map(|(holder, held)| (held.ticket, holder, Fence::new(held.number, held.index)))
     }
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
@@ -232,7 +239,8 @@ impl Desk {
 
     fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
         if want.mark != NO_TICK {
-            // The store alone knows what became of a tick.
+            // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
+            self.reclaim = None;
             return self.solos.push((ticket, want));
         }
         if !want.wait && self.is_taken() {

@@ -162,6 +162,12 @@ impl Shard {
         self.desks.get(name).map_or(0, |desk| desk.attempt(ticket))
     }
 
+    /// The claim that a holder holds by, for checkers.
+    #[doc(hidden)]
+    pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
+        self.desks.get(name)?.claimed_by(ticket)
+    }
+
     /// The fence of a holder, if it still holds.
     pub fn fence(&self, now: Moment, name: &Name, ticket: Ticket) -> Option<Fence> {
         self.desks.get(name)?.fence(now, ticket)
@@ -179,10 +185,11 @@ impl Shard {
 
     /// Every holder that may act as one at `now`, for checkers.
     #[doc(hidden)]
-    pub fn holders(&self, now: Moment) -> impl Iterator<Item = (&Name, Ticket, Fence)> {
-        self.desks
-            .iter()
-            .flat_map(move |(name, desk)| desk.holders(now).map(move |(t, f)| (name, t, f)))
+    pub fn holders(&self, now: Moment) -> impl Iterator<Item = (&Name, Ticket, Holder, Fence)> {
+        self.desks.iter().flat_map(move |(name, desk)| {
+            let holders = desk.holders(now);
+            holders.map(move |(ticket, holder, fence)| (name, ticket, holder, fence))
+        })
     }
 
     /// The claim is not over here, for checkers.

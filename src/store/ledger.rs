@@ -123,6 +123,14 @@ pub enum Flaw {
     EarlyTickGranted,
     /// A tick that is over is handed to its standby.
     FinishedTickHandedOver,
+    /// Nobody stands by for a tick: who comes second is told busy.
+    NoStandby,
+    /// A tick that was begun is granted to nobody who stands by for it.
+    StandbyNeverGranted,
+    /// Whoever stands by for a tick is not told that it is over.
+    StandbyNeverTold,
+    /// Who owns a job, and who won a tick, is known by the node alone.
+    JobByNode,
 }
 
 /// What rare branches were taken; the simulator adds them up.
@@ -155,6 +163,16 @@ pub enum Branch {
     TickTakenOver,
     /// A tick was finished by a winner whose record had ended.
     TickFinishedLate,
+    /// A tick was to be finished by a claim that is not its latest winner.
+    TickFinishedByAnother,
+    /// The claim of a tick came after its not-after.
+    TickLate,
+    /// A tick was granted while an earlier one had not ended well, which is now never run again.
+    TickOvertaken,
+    /// Somebody stood by for a tick that was over.
+    StandbyDropped,
+    /// Somebody who had stood by for a tick was told that it is over.
+    StandbyTold,
 }
 
 /// What one request sees and leaves behind.
@@ -356,7 +374,11 @@ impl Desk<'_> {
             && self.now_us > not_after
             && !self.has(Flaw::LateClaimExecuted)
         {
-            self.branches.push(Branch::LateRefused);
+            self.branches.push(if self.job.is_some() {
+                Branch::TickLate
+            } else {
+                Branch::LateRefused
+            });
             return Reply::Late;
         }
         let now = self.now();
@@ -410,7 +432,7 @@ impl Desk<'_> {
             self.branches.push(Branch::TickSkipped);
             return Reply::Busy(left);
         }
-        if !wait {
+        if !wait || self.has(Flaw::NoStandby) && self.job.is_some() {
             return Reply::Busy(left);
         }
         if !self.state.queue.iter().any(|entry| entry.holder == holder) {
@@ -448,13 +470,16 @@ impl Desk<'_> {
 
     fn finish(&mut self, holder: Holder) -> Reply {
         let is_owner = self.owned_by(holder).is_some();
+        let by_node = self.has(Flaw::JobByNode);
         let mut finished = false;
-        if let Some(job) = &mut self.job
-            && job.mark == self.mark
-            && job.winner == Some(holder)
-        {
-            job.done = true;
-            finished = true;
+        if let Some(job) = &mut self.job {
+            let is_winner = |winner: Holder| winner == holder || (by_node && winner.node == holder.node);
+            if job.mark == self.mark && job.winner.is_some_and(is_winner) {
+                job.done = true;
+                finished = true;
+            } else {
+                self.branches.push(Branch::TickFinishedByAnother);
+            }
         }
         if finished && !is_owner {
             self.branches.push(Branch::TickFinishedLate);
@@ -473,6 +498,7 @@ impl Desk<'_> {
         } else if self.state.queue.iter().any(|entry| entry.holder == holder) {
             Reply::Queued(self.left())
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
+            self.branches.push(Branch::StandbyTold);
             Reply::Over
         } else {
             Reply::Gone
@@ -534,10 +560,15 @@ impl Desk<'_> {
 
     /// Nobody waits for a tick that is over, or a finished one would be handed to its standby.
     fn drop_over(&mut self) {
+        let before = self.state.queue.len();
         if let Some(job) = &self.job
             && !self.has(Flaw::FinishedTickHandedOver)
+            && !self.has(Flaw::StandbyNeverTold)
         {
             self.state.queue.retain(|entry| job.is_open(entry.mark));
+        }
+        if self.state.queue.len() < before {
+            self.branches.push(Branch::StandbyDropped);
         }
     }
 
@@ -555,6 +586,14 @@ impl Desk<'_> {
         let mut chosen = None;
         for (at, entry) in self.state.queue.iter().enumerate() {
             let is_caller = caller == Some(entry.holder);
+            let is_kept_waiting = self.job.as_ref().is_some_and(|job| match self.flaw {
+                Some(Flaw::StandbyNeverGranted) => job.mark == entry.mark,
+                Some(Flaw::StandbyNeverTold) => !job.is_open(entry.mark),
+                _ => false,
+            });
+            if is_kept_waiting {
+                continue;
+            }
             if !is_caller && !entry.is_fresh(now) && !self.has(Flaw::DeadHeadGranted) {
                 self.branches.push(Branch::StalePassedOver);
             } else if !is_caller
@@ -593,6 +632,8 @@ impl Desk<'_> {
             let again = job.mark == mark && job.attempt > 0;
             if again {
                 self.branches.push(Branch::TickTakenOver);
+            } else if job.attempt > 0 && !job.done {
+                self.branches.push(Branch::TickOvertaken);
             }
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(holder));
@@ -623,6 +664,12 @@ impl Desk<'_> {
                 owner: Owner::Claim(owner, number),
                 ..
             }) if owner == holder => Some(number),
+            Some(Record {
+                owner: Owner::Claim(owner, number),
+                ..
+            }) if self.has(Flaw::JobByNode) && self.job.is_some() => {
+                (owner.node == holder.node).then_some(number)
+            }
             _ => None,
         }
     }

@@ -81,8 +81,14 @@ pub enum Wrong {
     TickAgain,
     /// A run began before its time.
     TickEarly,
-    /// Marks went back, or attempts were miscounted.
+    /// Marks went back, attempts were miscounted, or a tick was skipped or finished by what may not do so.
     TickOrder,
+    /// Somebody pursues a tick and nobody runs it.
+    TickAsleep,
+    /// Somebody stands by for a tick that is over and is not told.
+    TickUntold,
+    /// A tick was given up that may still be run.
+    TickDropped,
     /// A fence does not exceed one that was granted before it.
     Fence,
     /// A record was changed by somebody who does not own it.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{Name, NodeId, Reply, Term, Verb};
+use tenure::claim::{Mark, NO_TICK, Name, NodeId, Reply, Term, Verb};
 use tenure::engine::moment::Moment;
 use tenure::engine::shard::Shard;
-use tenure::engine::{Effect, Input, Outcome, Parcel, Rules, Ticket, Want};
+use tenure::engine::{Denial, Effect, Input, Outcome, Parcel, Rules, Ticket, Want};
 use tenure::error::LostCause;
 
 /// A shard, its key, and what it sent.
@@ -19,9 +19,13 @@ struct Engine {
 
 impl Engine {
     fn new(rules: Rules) -> Self {
+        Engine::of(Name::lock(Key::from("a")), rules)
+    }
+
+    fn of(name: Name, rules: Rules) -> Self {
         Engine {
             shard: Shard::new(NodeId::numbered(1), 0, 1, 1, rules),
-            name: Name::lock(Key::from("a")),
+            name,
             now: Moment::from_nanos(1_000_000_000),
             effects: Vec::new(),
         }
@@ -32,6 +36,14 @@ impl Engine {
     }
 
     fn lock(&mut self, fixed: bool) -> Ticket {
+        self.want(fixed, NO_TICK)
+    }
+
+    fn tick(&mut self, mark: Mark) -> Ticket {
+        self.want(false, mark)
+    }
+
+    fn want(&mut self, fixed: bool, mark: Mark) -> Ticket {
         let ticket = self.shard.issue();
         let want = Want {
             term: Term {
@@ -40,7 +52,7 @@ impl Engine {
             },
             wait: true,
             fixed,
-            mark: tenure::claim::NO_TICK,
+            mark,
             limit: 10,
         };
         self.tell(Input::Lock(ticket, want));
@@ -60,6 +72,32 @@ impl Engine {
         let (tag, sent) = (self.sent().tag, self.now);
         self.tell(Input::Answered { tag, sent, reply });
     }
+
+    /// Until the next timer.
+    fn passes(&mut self) -> Duration {
+        let due = self.shard.next_due().expect("something is due");
+        let passed = due.since(self.now);
+        self.now = due;
+        self.shard.wake(self.now, &mut self.effects);
+        passed
+    }
+
+    fn denial(&self, of: Ticket) -> Option<&Denial> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
+            _ => None,
+        })
+    }
+}
+
+fn a_job(queues: bool) -> Engine {
+    Engine::of(
+        Name::job(Key::from("a")),
+        Rules {
+            queues,
+            ..Rules::default()
+        },
+    )
 }
 
 #[test]
@@ -148,5 +186,88 @@ fn leases_that_an_outage_made_due_at_once_part_again() {
     );
     for pair in dues.windows(2) {
         assert_eq!(pair[1].1.since(pair[0].1), APART, "they stay in step: {dues:?}");
+    }
+}
+
+#[test]
+fn a_store_that_cannot_queue_is_asked_anew_until_the_tick_is_over() {
+    let mut engine = a_job(false);
+    let standby = engine.tick(100);
+    let first = engine.sent();
+    engine.answer(Reply::Busy(Some(5_000)));
+    assert!(engine.denial(standby).is_none(), "told busy");
+    let passed = engine.passes();
+    let third = Duration::from_millis(1000) / 3;
+    assert!(passed <= third && passed >= third * 8 / 10, "{passed:?}");
+    let again = engine.sent();
+    assert_eq!(
+        (again.request.verb, again.request.mark),
+        (Verb::Claim { wait: true }, 100)
+    );
+    assert!(
+        again.tag.claim > first.tag.claim,
+        "a number lives once: {:?} after {:?}",
+        again.tag,
+        first.tag
+    );
+    engine.answer(Reply::Over);
+    assert!(matches!(engine.denial(standby), Some(Denial::Over)));
+    assert!(engine.shard.is_empty());
+}
+
+#[test]
+fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_whoever_asks_again() {
+    let mut engine = a_job(false);
+    let standby = engine.tick(100);
+    engine.answer(Reply::Busy(Some(1)));
+    engine.passes();
+    engine.answer(Reply::Won(9, 2));
+    assert_eq!(engine.shard.attempt(&engine.name, standby), 2);
+    assert!(
+        engine
+            .shard
+            .remaining(engine.now, &engine.name, standby)
+            .is_some()
+    );
+}
+
+#[test]
+fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
+    let mut engine = a_job(false);
+    engine.tick(100);
+    engine.answer(Reply::Busy(Some(5_000)));
+    let newer = engine.tick(200);
+    let sent = engine.sent().request;
+    assert_eq!((sent.mark, sent.verb), (200, Verb::Claim { wait: true }));
+    engine.answer(Reply::Won(9, 1));
+    assert_eq!(engine.shard.attempt(&engine.name, newer), 1);
+}
+
+#[test]
+fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say() {
+    for between in [Reply::Over, Reply::Early(5), Reply::Busy(None)] {
+        let mut engine = a_job(true);
+        // While it runs, what the node knows of the job stays.
+        engine.tick(100);
+        engine.answer(Reply::Won(7, 1));
+        for mark in [200, 300, 400] {
+            let ticket = engine.tick(mark);
+            engine.answer(Reply::Late);
+            assert!(
+                engine.denial(ticket).is_none(),
+                "{mark}, {between:?} between: {:?}",
+                engine.denial(ticket)
+            );
+            assert_eq!(engine.sent().request.mark, mark, "asked again");
+            engine.answer(between.clone());
+            assert!(
+                matches!(
+                    engine.denial(ticket),
+                    Some(Denial::Over | Denial::Early(_) | Denial::Busy)
+                ),
+                "{:?}",
+                engine.denial(ticket)
+            );
+        }
     }
 }

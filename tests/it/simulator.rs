@@ -270,6 +270,35 @@ fn finds_a_release_before_the_jobs_future_ended() {
             ..Setup::default()
         },
         Wrong::TwoRuns,
+        306,
+    );
+}
+
+#[test]
+fn finds_a_tick_that_nobody_stands_by_for() {
+    finds(ledger_flaw(ledger::Flaw::NoStandby), Wrong::TickDropped, 1);
+}
+
+#[test]
+fn finds_a_standby_that_is_never_granted() {
+    finds(
+        ledger_flaw(ledger::Flaw::StandbyNeverGranted),
+        Wrong::TickAsleep,
         1,
     );
+}
+
+#[test]
+fn finds_a_standby_that_is_never_told() {
+    finds(ledger_flaw(ledger::Flaw::StandbyNeverTold), Wrong::TickUntold, 1);
+}
+
+#[test]
+fn finds_a_tick_run_twice_by_two_claims_of_one_node() {
+    finds(ledger_flaw(ledger::Flaw::JobByNode), Wrong::TickAgain, 1);
+}
+
+#[test]
+fn finds_two_claims_of_one_node_that_run_a_job_at_once() {
+    finds(ledger_flaw(ledger::Flaw::JobByNode), Wrong::TwoHolders, 1);
 }

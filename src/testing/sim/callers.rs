@@ -1,6 +1,6 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::claim::{Fence, NO_TICK};
+use crate::claim::{Fence, Holder, NO_TICK};
 use crate::engine::{Denial, Input, Outcome, Ticket, Want};
 use crate::error::LostCause;
 use crate::testing::sim::Wrong;
@@ -15,6 +15,8 @@ pub(super) struct Caller {
     pub(super) state: State,
     /// Was seen not to hold after it held.
     pub(super) dark: bool,
+    /// The claim that it holds or held by.
+    pub(super) claim: Option<Holder>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,7 @@ impl World {
             want,
             state: State::Waiting,
             dark: false,
+            claim: None,
         });
         node.live.push(caller);
         node.asked += 1;
@@ -189,13 +192,14 @@ impl World {
         let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
         self.nodes[slot].callers[caller].state = State::Holding;
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        self.nodes[slot].callers[caller].claim = self.nodes[slot].shard.claim(&self.keys[key], ticket);
         self.saw(Seen::Granted);
         if want.fixed {
             self.saw(Seen::GrantedFixed);
         }
         self.watch_fence(slot, key, fence);
         if want.mark != NO_TICK {
-            return self.run_begins(slot, caller);
+            return self.run_begins(slot, caller, fence);
         }
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
@@ -244,7 +248,8 @@ impl World {
             Denial::Closed => Seen::DeniedClosed,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
-        if matches!(denial, Denial::Busy) && want.wait && want.mark == NO_TICK {
+        let may_be_busy = want.mark != NO_TICK && self.profile.rules.queues;
+        if matches!(denial, Denial::Busy) && want.wait && !may_be_busy {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
@@ -277,7 +282,7 @@ impl World {
             // The run is dropped, and its node stands by for the same tick.
             self.saw(Seen::TickLost);
             self.over(slot, caller);
-            self.chase_after(slot, key, want.mark, MS);
+            self.chase_after(slot, key, want.mark, MS, true);
         }
     }
 
@@ -306,5 +311,9 @@ impl World {
             (Outcome::Failed(_), _) => self.saw(Seen::ReleaseFailed),
         }
         self.over(slot, caller);
+        let mark = self.nodes[slot].callers[caller].want.mark;
+        if mark != NO_TICK {
+            self.pursuit_ends(slot, key, mark);
+        }
     }
 }

@@ -63,8 +63,14 @@ impl World {
         self.die(slot);
     }
 
-    /// The process is gone. What it wrote may still arrive; the server learns of it at once or late.
+    /// The process is gone, which is unrest until the server has learnt of it.
     pub(super) fn die(&mut self, slot: usize) {
+        let notice = self.kill(slot);
+        self.unrest(self.now + notice);
+    }
+
+    /// The process is gone. What it wrote may still arrive; the server learns of it at once or after what is answered.
+    pub(super) fn kill(&mut self, slot: usize) -> u64 {
         let node = &mut self.nodes[slot];
         node.alive = false;
         node.paused = None;
@@ -85,7 +91,7 @@ impl World {
         self.after(notice, Event::Unsubscribed { slot, life, sub });
         let rise = self.rng.u64(0..1_500 * MS);
         self.after(rise, Event::Rise { slot });
-        self.unrest(self.now + notice);
+        notice
     }
 
     pub(super) fn rise(&mut self, slot: usize) {

@@ -22,7 +22,7 @@ pub(super) struct Watch {
     /// What is executed is a copy: its original may have been refused, and be over for its node.
     pub(super) twin: bool,
     pub(super) ticks: Ticks,
-    forgot: bool,
+    pub(super) forgot: bool,
     fences: Vec<Option<Fence>>,
     /// Grants that nothing is promised of any more.
     tainted: HashSet<Number>,
@@ -75,7 +75,7 @@ impl World {
             let local = node.clock.local(self.now);
             // More than one only when a stranger deleted the record of the first.
             let mut holds = Vec::new();
-            for (name, ticket, fence) in node.shard.holders(local) {
+            for (name, ticket, claim, fence) in node.shard.holders(local) {
                 if *name != self.keys[key] {
                     continue;
                 }
@@ -107,7 +107,7 @@ impl World {
                     break;
                 }
                 let backed = record.is_some_and(|record| match record.owner {
-                    Owner::Claim(holder, number) => holder.node == node.id && number == fence.number(),
+                    Owner::Claim(holder, number) => holder == claim && number == fence.number(),
                     _ => false,
                 });
                 if !backed && found.is_none() && self.setup.only != Some(Wrong::TwoHolders) {
@@ -162,6 +162,10 @@ impl World {
         }
     }
 
+    pub(super) fn is_tainted(&self, number: Number) -> bool {
+        self.watch.tainted.contains(&number)
+    }
+
     pub(super) fn taint_all(&mut self) {
         for key in 0..self.keys.len() {
             self.taint(key);
@@ -206,7 +210,7 @@ impl World {
             let key = self.index(&request.name);
             let after = self.server.ledger.record(&request.name, us).cloned();
             self.watch_owner(key, request, before.as_ref(), after.as_ref());
-            self.watch_tick(key, request, reply);
+            self.watch_tick(key, request, reply, before.is_some() || after.is_some());
             if before.is_some() || after.is_some() {
                 self.watch.free_since[key] = None;
             }
@@ -317,6 +321,12 @@ impl World {
                 self.watch_sleepers(key);
             }
             self.watch_orphans();
+        }
+        for key in self.locks..self.keys.len() {
+            self.watch_pursuits(key, calm);
+        }
+        if calm && !self.draining {
+            self.kill_a_winner();
         }
         if self.now / (1_000 * MS) != self.watch.second {
             self.watch.second = self.now / (1_000 * MS);
@@ -470,7 +480,7 @@ impl World {
         self.finished = true;
     }
 
-    fn describe(&self, key: usize) -> String {
+    pub(super) fn describe(&self, key: usize) -> String {
         let us = self.server_us();
         let mut text = format!("record {:?}\n", self.server.ledger.record(&self.keys[key], us));
         for holder in self.server.ledger.waiters(&self.keys[key]) {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
-use crate::claim::{Answer, Batch, Grant, Name, NodeId, Number, Term};
+use crate::claim::{Answer, Batch, Grant, Mark, Name, NodeId, Number, Term};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Shard;
 use crate::engine::{Effect, Input, Parcel, Rules};
@@ -78,6 +78,8 @@ pub(super) struct Node {
     /// Its wall clock beyond the truth.
     pub(super) skew_ms: i64,
     pub(super) newest: u64,
+    /// The ticks that its scheduler saw and is not through with: which job's, and which.
+    pub(super) pursuits: Vec<(usize, Mark)>,
     pub(super) retired: bool,
 }
 
@@ -185,6 +187,7 @@ pub(super) enum Event {
         life: u32,
         key: usize,
         mark: u64,
+        patient: bool,
     },
     Arrival {
         slot: usize,
@@ -389,7 +392,8 @@ impl World {
                 life,
                 key,
                 mark,
-            } if self.is(slot, life) => self.chase(slot, key, mark),
+                patient,
+            } if self.is(slot, life) => self.chase(slot, key, mark, patient),
             Event::Arrival { slot } => self.arrival(slot),
             Event::Caller {
                 slot,
@@ -487,6 +491,7 @@ impl World {
             asked: 0,
             skew_ms,
             newest: 0,
+            pursuits: Vec::new(),
             retired: false,
         }
     }
