@@ -56,7 +56,7 @@
 //! | `tenure_renewal_slack_seconds` | histogram | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests that travelled to the store together |
 //! | `tenure_store_errors_total` | counter | errors of the store. `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `out_of_memory`, `read_only`, `no_permission` and so on |
-//! | `tenure_ticks_total` | counter | ticks that are over for this process. `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused`, as in `scheduler::TickOutcome` |
+//! | `tenure_ticks_total` | counter | ticks that are over for this process. `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused`; the module `scheduler` says what they mean |
 
 use std::time::Duration;
 
