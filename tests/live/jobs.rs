@@ -21,6 +21,9 @@ use crate::server::RedisServer;
 
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
+/// A replica that stood still for so long may come too late for a tick, or keep one open until the next.
+const STALL: Duration = ms(200);
+
 /// How long the long runs last.
 fn span() -> u64 {
     let seconds = std::env::var("TENURE_JOBS_SECONDS");
@@ -84,7 +87,14 @@ fn is_a_replica() {
         scheduler.add(job).await.unwrap();
         scheduler.start().await.unwrap();
         say(&format!("ready {who}"));
-        pending::<()>().await;
+        loop {
+            let slept = Instant::now();
+            sleep(ms(20)).await;
+            let took = slept.elapsed();
+            if took > STALL {
+                say(&format!("stalled 0 0 {}", took.as_millis()));
+            }
+        }
     });
 }
 
@@ -253,10 +263,16 @@ impl Worker {
             while let Some(said) = next(&mut out) {
                 let words: Vec<&str> = said.split(' ').collect();
                 if let [what, tick, attempt, fence] = words[..] {
+                    // Of a stall the moment counts, by this clock.
+                    let tick = if what == "stalled" {
+                        wall().as_secs()
+                    } else {
+                        tick.parse().unwrap()
+                    };
                     heard.0.lock().unwrap().push(Line {
                         who,
                         what: what.to_owned(),
-                        tick: tick.parse().unwrap(),
+                        tick,
                         attempt: attempt.parse().unwrap(),
                         fence: fence.parse().unwrap(),
                     });
@@ -340,20 +356,26 @@ fn once_per_tick(offs: [&'static str; 3]) {
     drop(workers);
     heard.check();
     let ended = heard.ended();
+    // A machine that is too busy to look for ticks has none. It says so, and excuses no tick that was run twice.
+    let stalls = heard.of("stalled");
+    let excused = |tick: u64| stalls.iter().any(|stall| stall.tick.abs_diff(tick) <= 2);
+    let mut missed = 0;
     for tick in first..=last {
-        assert_eq!(
-            ended.get(&tick),
-            Some(&1),
-            "tick {tick} of {offs:?}: {:#?}",
-            heard.lines()
-        );
+        match ended.get(&tick) {
+            Some(1) => {}
+            None if excused(tick) => missed += 1,
+            times => panic!(
+                "tick {tick} of {offs:?} was run {times:?} times: {:#?}",
+                heard.lines()
+            ),
+        }
     }
     let starts = heard.of("start");
     assert!(starts.iter().all(|line| line.attempt == 1), "{starts:#?}");
     let mut of: [usize; 3] = [0; 3];
     starts.iter().for_each(|line| of[line.who] += 1);
     println!(
-        "{offs:?}: {} runs for {} ticks, by {of:?}",
+        "{offs:?}: {} runs for {} ticks, by {of:?}; {missed} more while the machine stalled",
         starts.len(),
         ended.len()
     );
@@ -483,29 +505,37 @@ fn a_stopped_owner_is_told_and_its_fence_is_refused() {
 #[test]
 fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
     let (server, heard) = (RedisServer::start(), Heard::default());
-    // One tick in a few seconds, and the next in an hour.
-    let tick = wall().as_secs() + 6;
     let setup = Setup {
-        expression: format!("{} {} * * * *", tick % 60, tick / 60 % 60),
+        expression: "0,20,40 * * * * *".to_owned(),
         ..Setup::on(server.url())
     };
     let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let (tick, before) = loop {
+        let tick = (wall().as_secs() + 2).next_multiple_of(20);
+        std::thread::sleep(Duration::from_secs(tick - 1).saturating_sub(wall()));
+        let before = heard.of("start").len();
+        server.freeze();
+        if wall().as_secs() < tick {
+            break (tick, before);
+        }
+        server.thaw();
+    };
     // Longer than a request may take, so that some have failed and others are under way when it is back.
-    std::thread::sleep(Duration::from_secs(tick - 1).saturating_sub(wall()));
-    server.freeze();
-    assert!(wall().as_secs() < tick, "before anybody fires");
-    assert_eq!(heard.lines(), []);
     std::thread::sleep(ms(4_500));
-    assert_eq!(heard.lines(), [], "nobody runs");
+    assert_eq!(heard.of("start").len(), before, "nobody runs");
     server.thaw();
-    let told = heard.until("its end", |line| line.what == "told");
+    heard.until("its end", |line| line.what == "told" && line.tick == tick);
     // Whatever was still under way has had its time.
     std::thread::sleep(ms(2_500));
     drop(workers);
     heard.check();
-    assert_eq!(told.tick, tick);
-    assert_eq!(heard.ended(), BTreeMap::from([(tick, 1)]));
-    assert_eq!(heard.of("start").len(), 1, "{:#?}", heard.lines());
+    let starts = heard.of("start");
+    assert_eq!(
+        starts.iter().filter(|line| line.tick == tick).count(),
+        1,
+        "{starts:#?}"
+    );
+    assert_eq!(heard.ended()[&tick], 1);
 }
 
 /// Of many that were missed only the last few are run: those that were asked for within the time that a request may
@@ -522,7 +552,7 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
     std::thread::sleep(ms(200));
     let before = heard.of("start").len();
     let left = wall().as_secs();
-    std::thread::sleep(ms(8_500));
+    std::thread::sleep(ms(10_500));
     assert_eq!(
         heard.of("start").len(),
         before,
@@ -539,9 +569,9 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
         .keys()
         .filter(|tick| (left + 1..back).contains(*tick))
         .collect();
-    // Two seconds of a request, and one in which a replica had not fired again.
+    // Two seconds of a request, one in which a replica had not fired again, and what a busy machine is late by.
     assert!(
-        late.iter().all(|tick| **tick + 4 >= back),
+        late.iter().all(|tick| **tick + 6 >= back),
         "{late:?} at {back}: {:#?}",
         heard.lines()
     );
