@@ -87,6 +87,13 @@ async fn ten_tasks(replicas: &[Locks; 2]) -> Result<usize, Trouble> {
 
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
+    if std::env::args().len() > 1 {
+        eprintln!(
+            "usage: cargo run --example flash_sale\n\
+             REDIS_URL=redis://127.0.0.1/ puts the locks and the stock on that Redis."
+        );
+        std::process::exit(2);
+    }
     let redis = std::env::var("REDIS_URL").ok();
     let stock = Stock::open(redis.as_deref()).await?;
     let memory = MemoryStore::new();

@@ -30,6 +30,9 @@ const SHOW: Duration = Duration::from_secs(12);
 /// The tick in whose middle the winner is killed.
 const FATAL: usize = 4;
 
+const USAGE: &str = "usage: cargo run --example reconcile [-- --kill-winner]
+REDIS_URL=redis://127.0.0.1/ makes the replicas three processes on that Redis.";
+
 // The service.
 
 /// One replica: a scheduler, and the job on it. What it runs, it reports.
@@ -57,18 +60,32 @@ async fn replica(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let has = |flag: &str| std::env::args().any(|arg| arg == flag);
     let url = std::env::var("REDIS_URL").ok();
-    if let (true, Some(url)) = (has("--replica"), &url) {
-        let locks = Locks::redis(url).await?;
-        let _scheduler = replica(&locks, |line| println!("{line}")).await?;
-        return std::future::pending().await;
-    }
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let kill = match (&args[..], &url) {
+        ([], _) => false,
+        (["--kill-winner"], _) => true,
+        // What the processes are that it starts.
+        (["--replica"], Some(url)) => {
+            let locks = Locks::redis(url).await?;
+            let _scheduler = replica(&locks, |line| println!("{line}")).await?;
+            return std::future::pending().await;
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            std::process::exit(2);
+        }
+    };
     let (said, hears) = mpsc::unbounded_channel();
     let mut replicas = Vec::new();
     let store = MemoryStore::new();
     match &url {
-        Some(_) => println!("Three processes on one Redis, each with a scheduler that fires every second."),
+        Some(url) => {
+            // Said once, and not by each of them.
+            Locks::redis(url).await?.shutdown().await;
+            println!("Three processes on one Redis, each with a scheduler that fires every second.");
+        }
         None => println!(
             "Three schedulers in this process on one store in memory, each firing every second.\n\
              With REDIS_URL=redis://127.0.0.1/ they are three processes."
@@ -87,7 +104,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // Replicas never start together.
         sleep(Duration::from_millis(170)).await;
     }
-    show(replicas, hears, has("--kill-winner")).await
+    show(replicas, hears, kill).await
 }
 
 enum Replica {
@@ -182,6 +199,9 @@ async fn show(
         "\n{starts} runs, {} ticks run to their end, {twice} of them twice",
         ends.len()
     );
+    if ends.is_empty() {
+        return Err("nobody ran anything".into());
+    }
     if twice > 0 {
         return Err("a tick was run twice".into());
     }

@@ -1,6 +1,6 @@
 //! Decides, tick by tick, whether this node runs the job. Knows leases and ticks, and no cron crate.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -33,9 +33,21 @@ pub(crate) struct Jobs {
     /// No tick is pursued any more.
     pub(crate) closing: CancellationToken,
     /// What still runs is cancelled.
-    pub(crate) cancelling: CancellationToken,
+    cancelling: CancellationToken,
+    /// What runs, by its fence, and how it is told.
+    running: Mutex<HashMap<u64, CancellationToken>>,
     /// Every pursuit of a tick.
     pub(crate) pursuits: TaskTracker,
+}
+
+impl Jobs {
+    /// Cancels what runs. Each run is told from here, not from its own task, which a job may be blocking while others
+    /// work for it.
+    pub(crate) fn cancel(&self) {
+        self.cancelling.cancel();
+        let running: Vec<_> = lock(&self.running).values().cloned().collect();
+        running.iter().for_each(CancellationToken::cancel);
+    }
 }
 
 /// One job of this node.
@@ -45,6 +57,8 @@ pub(crate) struct Gate {
     lease: Duration,
     jobs: Arc<Jobs>,
     newest: watch::Sender<Mark>,
+    /// The ticks that are claimed, awaited or run right now.
+    pursued: Mutex<HashSet<Mark>>,
 }
 
 /// What became of one holding.
@@ -52,6 +66,24 @@ enum Run {
     Over(TickOutcome),
     /// It was lost in the middle: this node stands by for whoever runs the tick now.
     Lost,
+}
+
+/// A tick that this node pursues.
+struct Pursued<'a>(&'a Gate, Mark);
+
+impl Drop for Pursued<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.pursued).remove(&self.1);
+    }
+}
+
+/// A run that is to be told when it is cancelled.
+struct Running<'a>(&'a Jobs, u64);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.running).remove(&self.1);
+    }
 }
 
 impl Gate {
@@ -65,6 +97,7 @@ impl Gate {
             lease,
             jobs,
             newest: watch::Sender::new(0),
+            pursued: Mutex::default(),
         })
     }
 
@@ -100,6 +133,11 @@ impl Gate {
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
         loop {
+            // The engine may fire one tick again and again, every 500 ms when its own store cannot be written: whoever is
+            // after it here already will do.
+            let Some(pursued) = self.take_up(mark) else {
+                return TickOutcome::Elsewhere;
+            };
             let entering = Lock::tick(self.handle.clone(), self.name.clone(), self.lease, mark);
             let entered = tokio::select! {
                 biased;
@@ -115,6 +153,7 @@ impl Gate {
                 // The store's clock decides when it is time. Later ticks may fire meanwhile, where this node's clock is
                 // ahead by more than their distance: they are early, too, and no reason to let go of this one.
                 Err(Refusal::Early(left)) => {
+                    drop(pursued);
                     tokio::select! {
                         biased;
                         () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
@@ -134,6 +173,7 @@ impl Gate {
                     pause.mul_f64(0.5 + fastrand::f64() * 0.5)
                 }
             };
+            drop(pursued);
             tokio::select! {
                 biased;
                 () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
@@ -141,6 +181,11 @@ impl Gate {
                 () = sleep(wait) => {}
             }
         }
+    }
+
+    fn take_up(&self, mark: Mark) -> Option<Pursued<'_>> {
+        let is_new = lock(&self.pursued).insert(mark);
+        is_new.then(|| Pursued(self, mark))
     }
 
     async fn run<F, Fut>(&self, guard: Guard, mark: Mark, work: &F) -> Run
@@ -153,7 +198,14 @@ impl Gate {
         let cancelled = guard.lost_token().child_token();
         // Also when this very future is dropped.
         let _cancel = cancelled.clone().drop_guard();
+        let fence = guard.fence().get();
+        lock(&self.jobs.running).insert(fence, cancelled.clone());
+        let _running = Running(&self.jobs, fence);
         let told = cancelled.clone();
+        if self.jobs.cancelling.is_cancelled() {
+            // It was won in that very moment.
+            told.cancel();
+        }
         let attempt = guard.attempt();
         let tick = Tick {
             lease: guard.lease(),
@@ -162,10 +214,10 @@ impl Gate {
             cancelled,
         };
         observe::tick_starts(&self.name, mark, attempt);
+        // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
+        // error that it returns.
+        let mut job = Box::pin(async { work(tick).await.failure() });
         let ended = {
-            // The job is called inside, so that a panic before its first await is caught as one after it, and so is one
-            // of the error that it returns.
-            let mut job = Box::pin(async { work(tick).await.failure() });
             let job = poll_fn(
                 |cx| match catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx))) {
                     Ok(Poll::Pending) => Poll::Pending,
@@ -183,23 +235,27 @@ impl Gate {
                 }
             }
         };
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
+        if dropped.is_err() {
+            observe::tick_failed(&self.name, mark, "it panicked when it was cancelled");
+        }
         let outcome = match ended {
-            Some(Ok(Some(failure))) => match failure {
-                None => TickOutcome::Done,
-                Some(text) => {
-                    observe::tick_failed(&self.name, mark, &text);
-                    TickOutcome::Failed
-                }
-            },
+            Some(Ok(Some(None))) => TickOutcome::Done,
+            Some(Ok(Some(Some(text)))) => {
+                observe::tick_failed(&self.name, mark, &text);
+                TickOutcome::Failed
+            }
             Some(Ok(None)) => {
                 observe::tick_failed(&self.name, mark, "it panicked");
                 TickOutcome::Panicked
             }
+            // Whoever has the lease now runs the tick, whatever became of it here.
             Some(Err(_)) => {
                 drop(guard);
                 return Run::Lost;
             }
+            None if dropped.is_err() => TickOutcome::Panicked,
             None => {
                 if let Err(error) = guard.release().await {
                     observe::tick_untold(&self.name, mark, &error);

@@ -86,8 +86,9 @@ async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Cron, String> 
     let data = data.ok_or("the scheduler does not know the job that it fires")?;
     if data.time_offset_seconds != 0 {
         return Err(format!(
-            "it is scheduled {} s off UTC, and tokio-cron-scheduler freezes the offset of a zone when the job is made: \
-             use `Job::new_async`, whose expression is read in UTC",
+            "it is scheduled {} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
+             tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Job::new_async`, whose \
+             expression is read in UTC",
             data.time_offset_seconds
         ));
     }

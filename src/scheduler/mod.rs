@@ -30,13 +30,45 @@
 //! | a node's clock is behind, or it comes late | the tick is over, and it runs nothing |
 //! | the job is still running when the next tick comes | that tick is skipped, and an event says so |
 //! | the job fails or panics | the tick has ended, and the next one comes as usual |
-//! | the store is away | nobody runs until it is back; then the newest tick is run, once |
+//! | the store is away | nobody runs until it is back; then each node pursues the newest tick that it has seen, which is run once |
 //! | the node drains | it claims nothing; what runs is cancelled after the timeout, and handed to a standby |
 //!
 //! A run that lost its lease is told, and its future dropped. A job must bear being run again from its beginning, and
 //! should [fence](crate::Tick::fence) what it writes.
 //!
-//! The expression is read in UTC. A job with another offset is refused, with an event.
+//! The expression is read in UTC. A job with another offset is refused, with an event; a zone whose offset happens to be
+//! zero when the job is made cannot be told from UTC.
+//!
+//! # Outcomes
+//!
+//! How a tick ended for a node, as the event `tick` and the metric `tenure_ticks_total` call it:
+//!
+//! | outcome | |
+//! |---|---|
+//! | `done` | run here, to its end |
+//! | `failed`, `panicked` | run here, and it said so, or panicked, when it was dropped included. It is not run again |
+//! | `elsewhere` | another node ran it, or this one does already |
+//! | `skipped` | an earlier tick was still running, here or elsewhere, so this one is never run |
+//! | `missed` | the store could not be reached before the next tick came |
+//! | `drained` | this node drains. What it ran was cancelled for another node to take over |
+//! | `refused` | the job cannot be run as it is; an event says why |
+//!
+//! # What tokio-cron-scheduler does
+//!
+//! Version 0.15.1, and what a leased job makes of it:
+//!
+//! | it | |
+//! |---|---|
+//! | looks every 500 ms, at a phase of its own in each process | which replica comes first or last makes no difference |
+//! | tells a job no nominal time | [`Tick::nominal`](crate::Tick::nominal) |
+//! | starts the next run beside one that has not ended | that tick is skipped |
+//! | fires once, late, for all the ticks that a stopped process slept through | the newest is run, unless another replica has done so |
+//! | fires again and again when its own storage cannot be written, and after a restart with an older clock | the tick is over |
+//! | never runs a job again whose closure panicked | jobs are called elsewhere, and a panic ends its tick |
+//! | loses what fires when more than 256 jobs do so at once on a current-thread runtime | another replica runs those; none loses any with [`JobScheduler::new_with_channel_size`] of twice the number of jobs |
+//! | fires up to 500 ms after its `shutdown` | [`drain`](Locks::drain) first, and it fires in vain |
+//! | makes the first tick of a [`JobBuilder`](tokio_cron_scheduler::JobBuilder) with both a day of the month and a day of the week where one matches, all others where both do | it is the tick before, by the rule of all others, and over if it was run: make such jobs with `Job::new_async` |
+//! | freezes the offset of a zone, and stops repeated jobs for good after a delay | both are refused, with an event |
 
 use std::fmt;
 use std::future::Future;
@@ -130,11 +162,12 @@ impl Locks {
         if tokio::time::timeout(timeout, jobs.pursuits.wait()).await.is_ok() {
             return Ok(());
         }
-        jobs.cancelling.cancel();
+        jobs.cancel();
         let ended = tokio::time::timeout(timeout.max(GRACE), jobs.pursuits.wait()).await;
-        ended.map_err(|_| StillRunning {
-            jobs: jobs.pursuits.len(),
-        })
+        match jobs.pursuits.len() {
+            jobs if ended.is_err() && jobs > 0 => Err(StillRunning { jobs }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -2,17 +2,16 @@
 
 use std::fmt;
 
-/// What became of a tick on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TickOutcome {
+/// What became of a tick on this node. Users see its word, in events and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TickOutcome {
     /// Run here, to its end.
     Done,
     /// Run here, and it said that it failed. It is not run again.
     Failed,
     /// Run here, and it panicked. It is not run again.
     Panicked,
-    /// Another node ran it.
+    /// Another node ran it, or this one does already.
     Elsewhere,
     /// An earlier tick was still running, here or elsewhere, so this one is never run.
     Skipped,
@@ -25,8 +24,7 @@ pub enum TickOutcome {
 }
 
 impl TickOutcome {
-    /// The word that stands for it in events and metrics.
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             TickOutcome::Done => "done",
             TickOutcome::Failed => "failed",
@@ -37,12 +35,6 @@ impl TickOutcome {
             TickOutcome::Drained => "drained",
             TickOutcome::Refused => "refused",
         }
-    }
-}
-
-impl fmt::Display for TickOutcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
     }
 }
 

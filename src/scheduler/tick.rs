@@ -50,7 +50,8 @@ impl Tick {
     }
 
     /// Cancelled when the lease is lost or the node drains for longer than it would; then the job's future is dropped
-    /// at its next await. For what the job has spawned elsewhere.
+    /// at its next await. Also when the run is over. For what the job has spawned elsewhere, which is told even while
+    /// the job blocks its own task.
     pub fn cancelled(&self) -> CancellationToken {
         self.cancelled.clone()
     }

@@ -1,4 +1,21 @@
 //! Jobs on the real tokio-cron-scheduler, on a store in memory.
+//!
+//! What that crate does to a job in UTC (0.15.1), and where it is seen what a leased one makes of it:
+//!
+//! | it | |
+//! |---|---|
+//! | looks every 500 ms at a phase of its own, so replicas fire apart | `each_tick_is_run_once_by_three_nodes_out_of_phase`, and `live/jobs.rs` |
+//! | tells no nominal time | `a_tick_tells_its_nominal_time` |
+//! | lets runs overlap | `a_slow_job_overlaps_nobody_and_what_it_skips_is_said` |
+//! | is starved by jobs that block | `a_job_that_never_yields_keeps_its_lease` |
+//! | fires once for all that it slept through | `an_engine_that_was_held_up_runs_the_newest_tick_once`, and stopped processes in `live/jobs.rs` |
+//! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_again_and_again_in_vain` |
+//! | fires again after a restart with an older clock | `a_tick_that_fires_again_is_over` |
+//! | is ended by a panic in the closure | `a_panic_ends_its_tick_and_nothing_else` |
+//! | loses what does not fit into its channel | `ticks_that_the_engine_of_one_replica_loses_are_run_by_another` |
+//! | fires after its shutdown | `a_drained_node_claims_nothing_however_often_it_fires` |
+//! | reads two days in two ways, if a builder made the job | `a_builder_whose_first_tick_is_none_runs_the_one_before_it_once` |
+//! | freezes offsets; loses repeated jobs | `what_has_no_ticks_that_all_agree_on_is_refused_with_an_event` |
 
 use std::fmt;
 use std::future::pending;
@@ -10,7 +27,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tenure::scheduler::{JobError, StillRunning};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
-use tokio_cron_scheduler::{Job, JobScheduler};
+use tokio_cron_scheduler::job::job_data::{JobAndNextTick, JobStoredData};
+use tokio_cron_scheduler::store::{DataStore, InitStore, MetaDataStorage};
+use tokio_cron_scheduler::{
+    Job, JobBuilder, JobScheduler, JobSchedulerError, SimpleJobCode, SimpleMetadataStore,
+    SimpleNotificationCode, SimpleNotificationStore,
+};
 use uuid::Uuid;
 
 use crate::support::events::Watch;
@@ -168,6 +190,252 @@ async fn a_tick_that_fires_again_is_over() {
         .iter()
         .filter(|told| told.text.contains("outcome=elsewhere"));
     assert_eq!(elsewhere.count(), 14);
+}
+
+/// The scheduler's own storage, which can be read but not written, as that of a database which is full.
+#[derive(Default)]
+struct ReadOnly(SimpleMetadataStore);
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, JobSchedulerError>> + Send>>;
+
+impl DataStore<JobStoredData> for ReadOnly {
+    fn get(&mut self, id: Uuid) -> Answer<Option<JobStoredData>> {
+        self.0.get(id)
+    }
+
+    fn add_or_update(&mut self, data: JobStoredData) -> Answer<()> {
+        self.0.add_or_update(data)
+    }
+
+    fn delete(&mut self, id: Uuid) -> Answer<()> {
+        self.0.delete(id)
+    }
+}
+
+impl InitStore for ReadOnly {
+    fn init(&mut self) -> Answer<()> {
+        self.0.init()
+    }
+
+    fn inited(&mut self) -> Answer<bool> {
+        self.0.inited()
+    }
+}
+
+impl MetaDataStorage for ReadOnly {
+    fn list_next_ticks(&mut self) -> Answer<Vec<JobAndNextTick>> {
+        self.0.list_next_ticks()
+    }
+
+    fn set_next_and_last_tick(
+        &mut self,
+        _: Uuid,
+        _: Option<chrono::DateTime<chrono::Utc>>,
+        _: Option<chrono::DateTime<chrono::Utc>>,
+    ) -> Answer<()> {
+        Box::pin(async { Err(JobSchedulerError::UpdateJobData) })
+    }
+
+    fn time_till_next_job(&mut self) -> Answer<Option<Duration>> {
+        self.0.time_till_next_job()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
+    let (locks, log, watch) = (Locks::memory(), Log::default(), Watch::of("of a full database"));
+    let scheduler = JobScheduler::new_with_storage_and_code(
+        Box::new(ReadOnly::default()),
+        Box::new(SimpleNotificationStore::default()),
+        Box::new(SimpleJobCode::default()),
+        Box::new(SimpleNotificationCode::default()),
+        200,
+    );
+    let scheduler = scheduler.await.unwrap();
+    let (fired, ended, over) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(tokio::sync::Notify::new()),
+    );
+    let (of_job, goes_on) = (log.clone(), over.clone());
+    let work = move |tick| {
+        let goes_on = goes_on.clone();
+        of_job
+            .clone()
+            .during(0, tick, async move { goes_on.notified().await })
+    };
+    let mut fire = locks.job("of a full database", work).unwrap();
+    let (fires, ends) = (fired.clone(), ended.clone());
+    let closure = move |id, scheduler| {
+        fires.fetch_add(1, Ordering::SeqCst);
+        let (pursuit, ends) = (fire(id, scheduler), ends.clone());
+        let counted = async move {
+            pursuit.await;
+            ends.fetch_add(1, Ordering::SeqCst);
+        };
+        Box::pin(counted) as Pin<Box<dyn Future<Output = ()> + Send>>
+    };
+    // One tick, in two or three seconds, and the next in an hour.
+    let at = chrono::Utc::now() + ms(3_000);
+    let job = Job::new_async(at.format("%S %M * * * *").to_string(), closure).unwrap();
+    scheduler.add(job).await.unwrap();
+    scheduler.start().await.unwrap();
+    let fired = || fired.load(Ordering::SeqCst);
+    until("it fires while the job runs", || fired() >= 3).await;
+    until("only the first pursues it", || ended.load(Ordering::SeqCst) >= 2).await;
+    assert_eq!(
+        locks.waiting(),
+        0,
+        "none stands by for this very node: {:#?}",
+        watch.told()
+    );
+    over.notify_one();
+    until("it ends", || log.count("end") == 1).await;
+    let seen = fired();
+    until("it fires when the job has ended", || fired() >= seen + 2).await;
+    assert_eq!(log.count("start"), 1);
+    stop([scheduler]).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_was_held_up_runs_the_newest_tick_once() {
+    let log = Log::default();
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, async {});
+    let scheduler = ticking(Locks::memory().job("held up", work).unwrap()).await;
+    until("it runs", || log.count("end") >= 1).await;
+    let before = log.count("end");
+    // On the only thread, so that nobody looks for ticks; a stopped process or a virtual machine is no different.
+    std::thread::sleep(ms(3_300));
+    until("it goes on", || log.count("end") >= before + 2).await;
+    stop([scheduler]).await;
+    let ticks: Vec<u64> = log.all("start").iter().map(|line| line.tick).collect();
+    assert!(ticks.windows(2).all(|two| two[0] < two[1]), "{ticks:?}");
+    let slept = ticks[before] - ticks[before - 1];
+    assert!(slept >= 3, "nothing is made up for: {ticks:?}");
+}
+
+#[test]
+fn ticks_that_the_engine_of_one_replica_loses_are_run_by_another() {
+    const JOBS: usize = 300;
+    let (store, log) = (MemoryStore::new(), Log::default());
+    // One tick, in two or three seconds, and the next in an hour.
+    let at = chrono::Utc::now() + ms(3_000);
+    let expression = at.format("%S %M * * * *").to_string();
+    let fired = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let add = async |who: usize, locks: &Locks, scheduler: &JobScheduler| {
+        for n in 0..JOBS {
+            let (log, fired) = (log.clone(), fired[who].clone());
+            let work = move |tick| log.clone().during(n, tick, async {});
+            let mut fire = locks.job(format!("lost {n}"), work).unwrap();
+            let closure = move |id, scheduler| {
+                fired.fetch_add(1, Ordering::SeqCst);
+                fire(id, scheduler)
+            };
+            let job = Job::new_async(expression.as_str(), closure).unwrap();
+            scheduler.add(job).await.unwrap();
+        }
+        scheduler.start().await.unwrap();
+    };
+    let ran = |n: usize| log.all("end").iter().filter(|line| line.who == n).count();
+    std::thread::scope(|scope| {
+        let loses = node(&store);
+        let (add, log) = (&add, &log);
+        let (ends, end) = tokio::sync::oneshot::channel::<()>();
+        scope.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let scheduler = JobScheduler::new().await.unwrap();
+                add(0, &loses, &scheduler).await;
+                let _ = end.await;
+                stop([scheduler]).await;
+            });
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let locks = node(&store);
+            // Room for all.
+            let scheduler = JobScheduler::new_with_channel_size(2 * JOBS).await.unwrap();
+            add(1, &locks, &scheduler).await;
+            until("every job runs", || log.count("end") >= JOBS).await;
+            until("this one loses none", || fired[1].load(Ordering::SeqCst) == JOBS).await;
+            // Whatever fires now fires too late.
+            locks.drain(Duration::ZERO).await.unwrap();
+            stop([scheduler]).await;
+        });
+        ends.send(()).unwrap();
+    });
+    assert!((0..JOBS).all(|n| ran(n) == 1), "{:?}", log.all("start"));
+    // What tokio-cron-scheduler does today. When it does so no more, its documentation here may go.
+    assert_eq!(fired[0].load(Ordering::SeqCst), 256);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_builder_whose_first_tick_is_none_runs_the_one_before_it_once() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    // The seconds of a day of the month that is a day of the week as well, and neither today nor tomorrow. To the
+    // builder either is enough, so each second of today is one.
+    let (now, next) = (chrono::Utc::now(), chrono::Utc::now() + ms(86_400_000));
+    let date = ["10", "20"].into_iter().find(|date| {
+        let is = |at: &chrono::DateTime<chrono::Utc>| at.format("%d").to_string() == **date;
+        !is(&now) && !is(&next)
+    });
+    let (date, days) = (
+        date.unwrap(),
+        format!("{},{}", now.format("%a"), next.format("%a")).to_uppercase(),
+    );
+    let (mut schedulers, watch) = (Vec::new(), Watch::of("built"));
+    for who in 0..2 {
+        let log = log.clone();
+        let work = move |tick| log.clone().during(who, tick, async {});
+        let job = JobBuilder::new()
+            .with_cron_job_type()
+            .with_schedule(format!("* * * {date} * {days}"))
+            .unwrap()
+            .with_run_async(Box::new(node(&store).job("built", work).unwrap()))
+            .build()
+            .unwrap();
+        let scheduler = JobScheduler::new().await.unwrap();
+        scheduler.add(job).await.unwrap();
+        scheduler.start().await.unwrap();
+        schedulers.push(scheduler);
+    }
+    until("both have fired", || watch.count("tick") == 2).await;
+    stop(schedulers).await;
+    let starts = log.all("start");
+    assert_eq!(starts.len(), 1, "{starts:?}");
+    let tick = chrono::DateTime::<chrono::Utc>::from_timestamp(starts[0].tick as i64, 0).unwrap();
+    assert_eq!(tick.format("%d %T").to_string(), format!("{date} 23:59:59"));
+    assert!(
+        days.contains(&tick.format("%a").to_string().to_uppercase()),
+        "{tick}"
+    );
+    assert!(tick + ms(86_400_000) < now, "long ago: {tick}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_removed_leaves_its_name() {
+    let (locks, log) = (Locks::memory(), Log::default());
+    let scheduler = JobScheduler::new().await.unwrap();
+    scheduler.start().await.unwrap();
+    for who in 0..2 {
+        let of_job = log.clone();
+        let work = move |tick| of_job.clone().during(who, tick, async {});
+        let mut free = None;
+        until("its name is free", || {
+            free = locks.job("removed", work.clone()).ok();
+            free.is_some()
+        })
+        .await;
+        let job = Job::new_async(EACH_SECOND, free.unwrap()).unwrap();
+        let id = scheduler.add(job).await.unwrap();
+        until("it runs", || log.all("end").iter().any(|line| line.who == who)).await;
+        scheduler.remove(&id).await.unwrap();
+    }
+    stop([scheduler]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -358,7 +626,170 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     assert_eq!(soon(blocks.drain(ms(10))).await, Ok(()));
 }
 
+#[cfg(feature = "testing")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
+    use tenure::claim::Name;
+    for how in ["lost", "drained"] {
+        let (store, log) = (MemoryStore::new(), Log::default());
+        let (id, scheduler) = by_hand(EACH_YEAR).await;
+        let (locks, name) = (node(&store), format!("blocks and is {how}"));
+        let of_job = log.clone();
+        let work = move |tick: Tick| {
+            let log = of_job.clone();
+            async move {
+                log.note("start", 0, &tick);
+                if tick.attempt() > 1 {
+                    return;
+                }
+                let (tells, hears) = std::sync::mpsc::channel();
+                let (cancelled, (up, is_up)) = (tick.cancelled(), tokio::sync::oneshot::channel());
+                tokio::spawn(async move {
+                    up.send(()).unwrap();
+                    cancelled.cancelled().await;
+                    let _ = tells.send(());
+                });
+                // From another worker on, so that blocking this one does not hold it up.
+                is_up.await.unwrap();
+                log.note("blocks", 0, &tick);
+                let told = hears.recv_timeout(ms(15_000)).is_ok();
+                log.note(if told { "told" } else { "not told" }, 0, &tick);
+            }
+        };
+        let mut fire = locks.job_with(name.as_str(), ms(900), work).unwrap();
+        let pursuit = tokio::spawn(fire(id, scheduler));
+        until("it blocks", || log.count("blocks") == 1).await;
+        match how {
+            "lost" => store.with_ledger(|ledger, _| ledger.overwrite(&Name::job(name.into()), None)),
+            _ => soon(locks.drain(Duration::ZERO)).await.unwrap(),
+        }
+        soon(pursuit).await.unwrap();
+        assert_eq!((log.count("told"), log.count("not told")), (1, 0), "{how}");
+        // What came to its end before it was dropped has ended well, unless the lease was lost.
+        assert_eq!(log.count("start"), if how == "lost" { 2 } else { 1 }, "{how}");
+    }
+}
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("in the middle of a drop");
+    }
+}
+
+#[cfg(feature = "testing")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_panics_when_it_is_cancelled_kills_nothing() {
+    use tenure::claim::Name;
+    for how in ["lost", "drained"] {
+        let (store, log) = (MemoryStore::new(), Log::default());
+        let (id, scheduler) = by_hand(EACH_YEAR).await;
+        let (locks, other) = (node(&store), node(&store));
+        let name = format!("drops badly and is {how}");
+        let (watch, job) = (Watch::of(name.clone()), Name::job(name.as_str().into()));
+        let of_job = log.clone();
+        let work = move |tick: Tick| {
+            let first = tick.attempt() == 1;
+            of_job.clone().during(0, tick, async move {
+                if first {
+                    let _bad = PanicsWhenDropped;
+                    pending::<()>().await;
+                }
+            })
+        };
+        let of_other = log.clone();
+        let standby = move |tick| of_other.clone().during(1, tick, async {});
+        let mut fire = locks.job_with(name.as_str(), ms(900), work).unwrap();
+        let pursuit = tokio::spawn(fire(id, scheduler.clone()));
+        until("it runs", || log.count("start") == 1).await;
+        let mut fire_other = other.job_with(name.as_str(), ms(900), standby).unwrap();
+        let standby = tokio::spawn(fire_other(id, scheduler.clone()));
+        match how {
+            "lost" => store.with_ledger(|ledger, _| ledger.overwrite(&job, None)),
+            _ => soon(locks.drain(Duration::ZERO)).await.unwrap(),
+        }
+        soon(pursuit).await.expect("no panic gets out");
+        soon(standby).await.unwrap();
+        let told = watch.until("tick_failed").await;
+        assert!(told.text.contains("panicked when it was cancelled"), "{told:?}");
+        let panicked = watch.told();
+        let panicked = panicked
+            .iter()
+            .filter(|told| told.text.contains("outcome=panicked"));
+        if how == "drained" {
+            assert_eq!(panicked.count(), 1, "its tick has ended: {:#?}", watch.told());
+            assert_eq!(log.count("start"), 1);
+        } else {
+            assert_eq!(panicked.count(), 0, "{:#?}", watch.told());
+            assert_eq!((log.count("start"), log.count("end")), (2, 1), "somebody ran it");
+        }
+        until("nothing is held", || store.is_empty()).await;
+    }
+}
+
 // The end of a node.
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_standby_gives_up_its_place() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store), node(&store)];
+    let mut pursuits = Vec::new();
+    for (who, locks) in nodes.iter().enumerate() {
+        let of_this = log.clone();
+        let work = move |tick| {
+            of_this.clone().during(who, tick, async move {
+                if who == 0 {
+                    pending().await
+                }
+            })
+        };
+        let mut fire = locks.job("three of us", work).unwrap();
+        pursuits.push(tokio::spawn(fire(id, scheduler.clone())));
+        // In this order they stand in line.
+        until("the first one runs", || log.count("start") == 1).await;
+        until("it has a place", || locks.keys() == 1).await;
+        sleep(ms(50)).await;
+    }
+    // At once, and not when the winner has ended.
+    soon(nodes[1].drain(ms(60_000))).await.unwrap();
+    soon(pursuits.remove(1)).await.unwrap();
+    soon(nodes[0].drain(Duration::ZERO)).await.unwrap();
+    for pursuit in pursuits {
+        soon(pursuit).await.unwrap();
+    }
+    let starts: Vec<_> = log
+        .all("start")
+        .iter()
+        .map(|line| (line.who, line.attempt))
+        .collect();
+    assert_eq!(
+        starts,
+        [(0, 1), (2, 2)],
+        "whoever is next in line, but for the drained one"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drains_may_be_many() {
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let (locks, log) = (Locks::memory(), Log::default());
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, pending());
+    let mut fire = locks.job("drained twice", work).unwrap();
+    let pursuit = tokio::spawn(fire(id, scheduler));
+    until("it runs", || log.count("start") == 1).await;
+    // The more patient one does not hold up the other, and sees the end, too.
+    let patient = locks.drain(Duration::MAX);
+    let (patient, other) = soon(async { tokio::join!(patient, locks.drain(ms(50))) }).await;
+    assert_eq!((patient, other), (Ok(()), Ok(())));
+    assert_eq!((log.count("end"), log.count("dropped")), (0, 1));
+    soon(pursuit).await.unwrap();
+    for patience in [Duration::ZERO, Duration::MAX] {
+        assert_eq!(soon(locks.drain(patience)).await, Ok(()), "nothing is left to do");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_node_claims_nothing_however_often_it_fires() {

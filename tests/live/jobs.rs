@@ -2,10 +2,12 @@
 //!
 //! `TENURE_JOBS_SECONDS=60` makes the runs as long as they should be now and then.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,10 +16,13 @@ use tenure::Tick;
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-use crate::help::{PATIENCE, locks, ms, now};
+use crate::help::{PATIENCE, locks, ms, now, soon};
 use crate::server::RedisServer;
 
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+/// A replica that stood still for so long may come too late for a tick, or keep one open until the next.
+const STALL: Duration = ms(200);
 
 /// How long the long runs last.
 fn span() -> u64 {
@@ -64,15 +69,38 @@ fn is_a_replica() {
                 (first, _) => sleep(ms(first)).await,
             }
             noted.1 = "end";
+            RAN.with(|ran| ran.replace(Some(noted.0.clone())));
         };
         let scheduler = JobScheduler::new().await.unwrap();
-        let job = locks.job_with("replicated", lease, work).unwrap();
-        let job = Job::new_async(expression.as_str(), job).unwrap();
+        let mut job = locks.job_with("replicated", lease, work).unwrap();
+        let closure = move |id, scheduler| {
+            let pursuit = job(id, scheduler);
+            let pursuit = RAN.scope(RefCell::default(), async move {
+                pursuit.await;
+                if let Some(run) = RAN.with(RefCell::take) {
+                    say(&format!("told {run}"));
+                }
+            });
+            Box::pin(pursuit) as Pin<Box<dyn Future<Output = ()> + Send>>
+        };
+        let job = Job::new_async(expression.as_str(), closure).unwrap();
         scheduler.add(job).await.unwrap();
         scheduler.start().await.unwrap();
         say(&format!("ready {who}"));
-        pending::<()>().await;
+        loop {
+            let slept = Instant::now();
+            sleep(ms(20)).await;
+            let took = slept.elapsed();
+            if took > STALL {
+                say(&format!("stalled 0 0 {}", took.as_millis()));
+            }
+        }
     });
+}
+
+tokio::task_local! {
+    /// The run that came to its end in this pursuit.
+    static RAN: RefCell<Option<String>>;
 }
 
 /// One write per line, so that a kill leaves none in halves.
@@ -132,25 +160,35 @@ impl Heard {
         ended
     }
 
-    /// What holds whatever happens: in the order of their fences, ticks only grow, and attempts count from one.
+    /// What holds whatever happens: in the order of their fences, ticks only grow, and so do their attempts; and no tick
+    /// that was run to its end, and the store told of it, is run again.
     fn check(&self) {
-        let mut starts = self.of("start");
+        let (mut starts, lines) = (self.of("start"), self.lines());
         starts.sort_by_key(|line| line.fence);
         for two in starts.windows(2) {
             assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
             assert!(two[0].tick <= two[1].tick, "an older tick later: {two:?}");
-            if two[0].tick < two[1].tick {
-                assert_eq!(two[1].attempt, 1, "{two:?}");
-            } else {
+            // The first that is seen of a tick need not be the first attempt: its winner may have died at once.
+            if two[0].tick == two[1].tick {
                 assert!(two[1].attempt > two[0].attempt, "{two:?}");
             }
         }
-        let twice: Vec<_> = self.ended().into_iter().filter(|(_, times)| *times > 1).collect();
-        assert!(
-            twice.is_empty(),
-            "run twice to their end: {twice:?} {:#?}",
-            self.lines()
-        );
+        for run in self.of("told") {
+            let again = starts
+                .iter()
+                .find(|start| start.tick == run.tick && start.fence > run.fence);
+            assert!(again.is_none(), "run again: {run:?} {again:?} {lines:#?}");
+        }
+        let unproven = self.ends_untold().len();
+        let twice = self.ended().values().filter(|times| **times > 1).count();
+        assert!(twice <= unproven, "run twice to their end: {lines:#?}");
+    }
+
+    /// Runs that came to their end, and whose process was killed before the store was known to know.
+    fn ends_untold(&self) -> Vec<Line> {
+        let told = self.of("told");
+        let is_told = |end: &Line| told.iter().any(|told| told.fence == end.fence);
+        self.of("end").into_iter().filter(|end| !is_told(end)).collect()
     }
 }
 
@@ -225,10 +263,16 @@ impl Worker {
             while let Some(said) = next(&mut out) {
                 let words: Vec<&str> = said.split(' ').collect();
                 if let [what, tick, attempt, fence] = words[..] {
+                    // Of a stall the moment counts, by this clock.
+                    let tick = if what == "stalled" {
+                        wall().as_secs()
+                    } else {
+                        tick.parse().unwrap()
+                    };
                     heard.0.lock().unwrap().push(Line {
                         who,
                         what: what.to_owned(),
-                        tick: tick.parse().unwrap(),
+                        tick,
                         attempt: attempt.parse().unwrap(),
                         fence: fence.parse().unwrap(),
                     });
@@ -312,20 +356,26 @@ fn once_per_tick(offs: [&'static str; 3]) {
     drop(workers);
     heard.check();
     let ended = heard.ended();
+    // A machine that is too busy to look for ticks has none. It says so, and excuses no tick that was run twice.
+    let stalls = heard.of("stalled");
+    let excused = |tick: u64| stalls.iter().any(|stall| stall.tick.abs_diff(tick) <= 2);
+    let mut missed = 0;
     for tick in first..=last {
-        assert_eq!(
-            ended.get(&tick),
-            Some(&1),
-            "tick {tick} of {offs:?}: {:#?}",
-            heard.lines()
-        );
+        match ended.get(&tick) {
+            Some(1) => {}
+            None if excused(tick) => missed += 1,
+            times => panic!(
+                "tick {tick} of {offs:?} was run {times:?} times: {:#?}",
+                heard.lines()
+            ),
+        }
     }
     let starts = heard.of("start");
     assert!(starts.iter().all(|line| line.attempt == 1), "{starts:#?}");
     let mut of: [usize; 3] = [0; 3];
     starts.iter().for_each(|line| of[line.who] += 1);
     println!(
-        "{offs:?}: {} runs for {} ticks, by {of:?}",
+        "{offs:?}: {} runs for {} ticks, by {of:?}; {missed} more while the machine stalled",
         starts.len(),
         ended.len()
     );
@@ -341,6 +391,7 @@ fn three_processes_run_each_tick_once_whatever_their_clocks() {
     });
 }
 
+/// A random one is killed and started anew, every ten seconds in a long run and every second in a short one.
 #[test]
 fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
     let (server, heard) = (RedisServer::start(), Heard::default());
@@ -350,18 +401,18 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
     };
     let mut workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
     let (began, mut kills) = (Instant::now(), 0);
-    // Each second one, at a random moment, half of them in the middle of a run.
-    let pause = ms((1_000 * span() / 12).min(10_000));
-    while began.elapsed() < Duration::from_secs(span()) {
-        std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
+    let every = ms(if span() < 60 { 1_000 } else { 10_000 });
+    while every * (kills + 1) <= Duration::from_secs(span()) {
+        // At a random moment of each turn; half of them in the middle of a run.
+        let at = every * kills + every.mul_f64(fastrand::f64());
+        std::thread::sleep(at.saturating_sub(began.elapsed()));
         let mut who = fastrand::usize(..3);
         if fastrand::bool() {
             let seen = heard.lines().len();
             let look = Instant::now();
             while look.elapsed() < ms(1_500) {
-                if let Some(line) = heard.lines().get(seen..).and_then(|new| new.first())
-                    && line.what == "start"
-                {
+                let lines = heard.lines();
+                if let Some(line) = lines[seen..].iter().find(|line| line.what == "start") {
                     who = line.who;
                     break;
                 }
@@ -371,21 +422,24 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
         workers[who].kill();
         workers[who] = Worker::start(who, &setup, &heard);
         kills += 1;
+        println!("{:.1?}: replica {who} killed and started anew", began.elapsed());
     }
     // The last victim's tick is taken over, and ticks go on.
-    let seen = heard.of("end").len();
-    let began = Instant::now();
-    while heard.of("end").len() < seen + 2 {
-        assert!(began.elapsed() < PATIENCE, "ticks go on: {:#?}", heard.lines());
+    let seen = heard.of("told").len();
+    let look = Instant::now();
+    while heard.of("told").len() < seen + 2 {
+        assert!(look.elapsed() < PATIENCE, "ticks go on: {:#?}", heard.lines());
         std::thread::sleep(ms(10));
     }
     drop(workers);
     heard.check();
     let (starts, ended) = (heard.of("start"), heard.ended().len());
     let again = starts.iter().filter(|line| line.attempt > 1).count();
+    let dead = starts.len() - heard.of("end").len();
     println!(
-        "{kills} kills, {} runs, {ended} ticks to their end, {again} taken over",
-        starts.len()
+        "{kills} kills, {dead} of them in the middle of a run; {} runs, {ended} ticks to their end, {again} taken over, \
+         none run twice",
+        starts.len(),
     );
     assert!(ended > 2, "{:#?}", heard.lines());
 }
@@ -447,37 +501,139 @@ fn a_stopped_owner_is_told_and_its_fence_is_refused() {
     heard.check();
 }
 
+/// A tick that nobody could claim when it came: once the server is back it is run, once, and by one of them.
 #[test]
 fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
     let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        expression: "0,20,40 * * * * *".to_owned(),
+        ..Setup::on(server.url())
+    };
+    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let (tick, before) = loop {
+        let tick = (wall().as_secs() + 2).next_multiple_of(20);
+        std::thread::sleep(Duration::from_secs(tick - 1).saturating_sub(wall()));
+        let before = heard.of("start").len();
+        server.freeze();
+        if wall().as_secs() < tick {
+            break (tick, before);
+        }
+        server.thaw();
+    };
+    // Longer than a request may take, so that some have failed and others are under way when it is back.
+    std::thread::sleep(ms(4_500));
+    assert_eq!(heard.of("start").len(), before, "nobody runs");
+    server.thaw();
+    heard.until("its end", |line| line.what == "told" && line.tick == tick);
+    // Whatever was still under way has had its time.
+    std::thread::sleep(ms(2_500));
+    drop(workers);
+    heard.check();
+    let starts = heard.of("start");
+    assert_eq!(
+        starts.iter().filter(|line| line.tick == tick).count(),
+        1,
+        "{starts:#?}"
+    );
+    assert_eq!(heard.ended()[&tick], 1);
+}
+
+/// Of many that were missed only the last few are run: those that were asked for within the time that a request may
+/// take, and which the server finds when it is back, or that a replica fired for last, each at a phase of its own. One
+/// after the other, and none twice.
+#[test]
+fn ticks_that_a_redis_missed_are_not_made_up_for() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup::on(server.url());
     let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    heard.until("a run", |line| line.what == "end");
+    heard.until("a run", |line| line.what == "told");
     server.freeze();
     // Nothing that was asked before is answered any more.
     std::thread::sleep(ms(200));
     let before = heard.of("start").len();
     let left = wall().as_secs();
-    std::thread::sleep(ms(4_500));
+    std::thread::sleep(ms(10_500));
     assert_eq!(
         heard.of("start").len(),
         before,
         "nobody runs: {:#?}",
         heard.lines()
     );
-    server.thaw();
     let back = wall().as_secs();
-    heard.until("a run", |line| line.what == "end" && line.tick >= back);
-    std::thread::sleep(ms(2_500));
+    server.thaw();
+    heard.until("ticks go on", |line| line.what == "told" && line.tick > back);
     drop(workers);
     heard.check();
-    let late = heard
-        .ended()
+    let ended = heard.ended();
+    let late: Vec<_> = ended
         .keys()
         .filter(|tick| (left + 1..back).contains(*tick))
-        .count();
-    // Not each of those that were missed, but the newest, which a node may have waited with.
-    assert!(late <= 2, "{:#?}", heard.lines());
-    let starts = heard.of("start");
-    assert!(starts.len() > before + 1, "ticks go on");
+        .collect();
+    // Two seconds of a request, one in which a replica had not fired again, and what a busy machine is late by.
+    assert!(
+        late.iter().all(|tick| **tick + 6 >= back),
+        "{late:?} at {back}: {:#?}",
+        heard.lines()
+    );
+    println!(
+        "{} ticks missed, {} of them run late",
+        back - left - 1,
+        late.len()
+    );
+}
+
+/// Stopped between two runs, as a process that is debugged or a machine that is suspended: what it then fires for is
+/// over, or the newest.
+#[test]
+fn a_replica_that_was_stopped_runs_nothing_again() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        lease: ms(2_000),
+        ..Setup::on(server.url())
+    };
+    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    let run = heard.until("a run", |line| line.what == "told");
+    let stopped = (run.who + 1) % 3;
+    workers[stopped].signal("-STOP");
+    // Should it have won one in that moment, it is taken over.
+    let seen = heard.until("others go on", |line| {
+        line.what == "told" && line.tick > run.tick + 4
+    });
+    workers[stopped].signal("-CONT");
+    heard.until("it wakes up", |line| {
+        line.what == "told" && line.tick > seen.tick + 2
+    });
+    drop(workers);
+    heard.check();
+}
+
+/// A job's name is a key like any other, also in the memory that outlives its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_may_have_every_byte() {
+    let server = RedisServer::start();
+    let nodes = [
+        locks(&server.url(), ms(30_000)).await,
+        locks(&server.url(), ms(30_000)).await,
+    ];
+    let scheduler = JobScheduler::new().await.unwrap();
+    // Its latest tick is the same for as long as the test runs.
+    let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
+    let id = scheduler.add(job).await.unwrap();
+    let every: Vec<u8> = (0..=255).collect();
+    let mut names: Vec<Vec<u8>> = every.iter().map(|byte| vec![*byte]).collect();
+    names.extend([every, b"{a}b".to_vec(), b"}{".to_vec(), vec![b'x'; 512]]);
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    for name in &names {
+        for locks in &nodes {
+            let runs = runs.clone();
+            let work = move |tick: Tick| {
+                assert!(tick.is_held());
+                runs.lock().unwrap().push(tick.job().as_bytes().to_vec());
+                async {}
+            };
+            let mut fire = locks.job(name.clone(), work).unwrap();
+            soon(fire(id, scheduler.clone())).await;
+        }
+    }
+    assert_eq!(*runs.lock().unwrap(), names, "each once, under its own name");
 }
