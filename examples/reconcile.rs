@@ -155,7 +155,7 @@ async fn show(
         {
             let at: &Instant = at;
             println!(
-                "             replica {} has taken over, {:.1?} after the end of the winner",
+                "             replica {} has taken over, {:.1?} after the end of the winner; ticks in between are skipped",
                 who + 1,
                 at.elapsed()
             );
@@ -196,8 +196,8 @@ async fn show(
     }
     let twice = ends.values().filter(|times| **times > 1).count();
     println!(
-        "\n{starts} runs, {} ticks run to their end, {twice} of them twice",
-        ends.len()
+        "\n{starts} runs, {} of them to their end; ticks that were run twice: {twice}",
+        ends.values().sum::<i32>()
     );
     if ends.is_empty() {
         return Err("nobody ran anything".into());
