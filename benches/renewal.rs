@@ -151,7 +151,7 @@ impl Scene {
         let cpu = Cpu::read(raw, Some(keeper)).await - cpu;
         let elapsed = start.elapsed().as_secs_f64();
         let (scripts, server_time) = raw.stats(|name| name == "evalsha").await;
-        let (inside, _) = raw.stats(|name| is_of_scripts(name)).await;
+        let (inside, _) = raw.stats(is_of_scripts).await;
         let (renewals, _) = raw.stats(|name| name == "pexpire").await;
 
         // The same again, watched, and with a caller beside it.
