@@ -453,6 +453,15 @@ impl Desk {
         };
         claim.ghost_until = None;
         claim.attempt = grant.attempt;
+        // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
+        // any more, as when the number is left at once because nobody wants it.
+        if let Some(Yielded {
+            release: Some(ticket),
+            ..
+        }) = claim.yielded.take()
+        {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.

@@ -486,14 +486,6 @@ impl Desk {
         let claim = &mut self.claims[at];
         claim.fails = 0;
         claim.ghost_until = None;
-        // A push that overtakes the answer to a yield proves that the yield was done.
-        if let Some(Yielded {
-            release: Some(ticket),
-            ..
-        }) = claim.yielded.take()
-        {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
-        }
         let ticket = match claim.whose {
             Whose::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
             Whose::Solo(ticket) => Some(ticket),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{Mark, NO_TICK, Name, NodeId, Reply, Term, Verb};
+use tenure::claim::{Grant, Mark, NO_TICK, Name, NodeId, Reply, Term, Verb};
 use tenure::engine::moment::Moment;
 use tenure::engine::shard::Shard;
 use tenure::engine::{Denial, Effect, Input, Outcome, Parcel, Rules, Ticket, Want};
@@ -121,6 +121,41 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
         matches!(outcome, Some(Outcome::Lost(LostCause::Gone))),
         "{outcome:?}"
     );
+}
+
+#[test]
+fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_lease() {
+    let mut engine = Engine::new(Rules {
+        burst: 1,
+        ..Rules::default()
+    });
+    let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
+    engine.answer(Reply::Granted(7));
+    engine.tell(Input::Release(tickets[0]));
+    engine.tell(Input::Release(tickets[1]));
+    let Verb::Yield { to } = engine.sent().request.verb else {
+        panic!("{:?} is no yield", engine.sent().request.verb)
+    };
+    engine.tell(Input::Cancel(tickets[2]));
+    // So old that it would be renewed before use.
+    engine.now = engine.now + Duration::from_millis(800);
+    engine.tell(Input::Pushed(Grant {
+        name: engine.name.clone(),
+        holder: to,
+        number: 9,
+        lease_ms: 1000,
+        attempt: 0,
+    }));
+    assert_eq!(engine.sent().request.verb, Verb::Leave);
+    let answers: Vec<_> = engine
+        .effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Released(ticket, outcome) if *ticket == tickets[1] => Some(outcome),
+            _ => None,
+        })
+        .collect();
+    assert!(matches!(answers[..], [Outcome::Kept]), "{answers:?}");
 }
 
 #[test]
