@@ -292,6 +292,30 @@ async fn a_replica_is_no_store() {
 }
 
 #[tokio::test]
+async fn what_may_not_be_deleted_is_not_left() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    let () = command("ACL SETUSER default -del")
+        .query(&mut server.client())
+        .unwrap();
+    let answer = link.apply(batch(vec![
+        request(b"a", holder(1, 1), Verb::Leave),
+        request(b"c", holder(1, 3), CLAIM),
+        request(b"b", holder(1, 2), Verb::Leave),
+    ]));
+    let replies = answer.await.unwrap().replies;
+    let refused = Reply::Refused(Refusal::NoPermission);
+    assert_eq!((&replies[0], &replies[2]), (&refused, &refused));
+    granted(&replies[1]);
+    assert!(matches!(
+        ask(&link, b"a", holder(2, 1), CLAIM).await,
+        Reply::Busy(Some(_))
+    ));
+}
+
+#[tokio::test]
 async fn every_byte_makes_a_key() {
     let server = RedisServer::start();
     let store = store(&server.url());

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, RedisWrite, Value};
 
 use crate::claim::{
-    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Request, Verb,
+    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Term, Verb,
 };
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
@@ -221,7 +221,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .iter()
         .map(|r| 2 * (names.prefix.len() + r.name.key.as_bytes().len()) + 160)
         .sum();
-    let mut cmd = Cmd::with_capacity(7 * requests.len() + 8, bytes + 160);
+    let mut cmd = Cmd::with_capacity(4 * requests.len() + 11, bytes + 160);
     cmd.arg("EVALSHA")
         .arg(&*script(batch).sha)
         .arg(keys * requests.len() + 1);
@@ -253,35 +253,44 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         (true, true) => "pq",
     };
     cmd.arg(batch.highest).arg(not_after).arg(flags);
-    for Request {
-        holder,
-        term,
-        mark,
-        verb,
-        ..
-    } in requests
-    {
-        let letter = match verb {
-            Verb::Claim { wait: false } => "c",
-            Verb::Claim { wait: true } => "w",
-            Verb::Renew => "r",
-            Verb::Finish if kind == Kind::Job => "f",
-            Verb::Leave | Verb::Finish => "l",
-            Verb::Yield { .. } => "y",
+    // Nearly always all have the same terms, which are then written once.
+    let common = requests.first().map(|request| request.term);
+    word.clear();
+    word.extend(requests.iter().map(|request| {
+        let letter = match request.verb {
+            Verb::Claim { wait: false } => b'c',
+            Verb::Claim { wait: true } => b'w',
+            Verb::Renew => b'r',
+            Verb::Finish if kind == Kind::Job => b'f',
+            Verb::Leave | Verb::Finish => b'l',
+            Verb::Yield { .. } => b'y',
         };
-        let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
-            word.clear();
-            holder.append_to(&mut word);
-            word.push(b':');
-            cmd.arg(&word);
-        };
-        if kind == Kind::Job {
-            cmd.arg((*mark).min(EXACT));
+        if Some(request.term) == common {
+            letter
+        } else {
+            letter.to_ascii_uppercase()
         }
-        cmd.arg(letter);
-        put_holder(&mut cmd, holder);
-        cmd.arg(term.lease_ms).arg(term.hold_ms());
-        if let Verb::Yield { to } = verb {
+    }));
+    cmd.arg(&word)
+        .arg(common.map_or(0, |term| term.lease_ms))
+        .arg(common.map_or(0, Term::hold_ms));
+    let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
+        word.clear();
+        holder.append_to(&mut word);
+        word.push(b':');
+        cmd.arg(&word);
+    };
+    for request in requests {
+        put_holder(&mut cmd, &request.holder);
+    }
+    for request in requests {
+        if kind == Kind::Job {
+            cmd.arg(request.mark.min(EXACT));
+        }
+        if Some(request.term) != common {
+            cmd.arg(request.term.lease_ms).arg(request.term.hold_ms());
+        }
+        if let Verb::Yield { to } = &request.verb {
             put_holder(&mut cmd, to);
         }
     }
@@ -524,10 +533,7 @@ mod tests {
                     "{name}: the body uses {word}, the header does not say so"
                 );
             }
-            // The verb itself was read by the loop in batch.lua.
-            let words = told
-                .iter()
-                .filter(|word| word.starts_with("ARGV[") && *word != "ARGV[at]");
+            let words = told.iter().filter(|word| word.starts_with("ARGV["));
             for word in words {
                 assert!(
                     body.contains(word),

@@ -2,13 +2,12 @@
 -- the caller waits.
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
--- ARGV[at]     verb: c, or w to wait
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms: the lease and the margin
+-- waits        whether the caller stands in the queue when it is not free
+-- holder       <node>:<claim>:<nonce>:
+-- lease        in ms
+-- hold         in ms: the lease and the margin
 -- returns      integer = granted, its number; Q<ms> or Q = queued; B<ms> or B = busy; L = late; E<error>
-local function claim(i, at)
-  local holder, lease, hold = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+local function claim(i, waits, holder, lease, hold)
   local entry = holder .. lease .. ':' .. hold .. tail
   if not records[i] and waiting(i) then
     local err = settle(i, entry)
@@ -23,7 +22,7 @@ local function claim(i, at)
     local new, err = grant(i, holder, hold)
     return new or 'E' .. err
   end
-  if ARGV[at] == 'c' then return left(i, 'B') end
+  if not waits then return left(i, 'B') end
   local err = enqueue(i, entry, lease)
   return err and 'E' .. err or left(i, 'Q')
 end

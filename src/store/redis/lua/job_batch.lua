@@ -1,35 +1,47 @@
 -- job_batch: every request in turn, each answered on its own.
--- KEYS[n+1]    the clock
--- ARGV[at]     mark: the tick, in ms since 1970; from then on at is one further, and all is as for locks:
--- ARGV[at]     verb: c, w (claim), r (renew), l (leave), f (finish), y (yield)
--- returns      {server time in µs, one reply per request}
-local replies, at = { us }, 4
+-- KEYS[n+1]     the clock
+-- ARGV[4]       the verbs as in batch.lua, and f (finish)
+-- ARGV[5]       lease in ms of all that have no terms of their own
+-- ARGV[6]       hold in ms of the same
+-- ARGV[6+i]     holder
+-- ARGV[more]    in the order of the requests: the mark, which is the tick in ms since 1970; `to` of a yield comes last
+-- ARGV[more+1]  lease of one with terms of its own
+-- ARGV[more+2]  hold of the same
+-- returns       {server time in µs, one reply per request}
+local replies, more = { us }, 6 + n
 for i = 1, n do
-  mark, tail = tonumber(ARGV[at]), ':' .. ARGV[at]
-  at = at + 1
-  local verb, reply = ARGV[at], nil
-  if late and (verb == 'c' or verb == 'w' or verb == 'y') then
+  local verb, holder, lease, hold, to, reply = byte(ARGV[4], i), ARGV[6 + i], ARGV[5], ARGV[6], nil, nil
+  more = more + 1
+  mark, tail = tonumber(ARGV[more]), ':' .. ARGV[more]
+  if verb < 97 then
+    verb, lease, hold, more = verb + 32, ARGV[more + 1], ARGV[more + 2], more + 2
+  end
+  -- 99 is c, 102 f, 108 l, 114 r, 119 w, 121 y.
+  if verb == 121 then
+    more = more + 1
+    to = ARGV[more]
+  end
+  if late and (to or verb == 99 or verb == 119) then
     reply = 'L'
   else
     local err = not records[i] and typed(i) or recall(i)
     if err then
       reply = 'E' .. err
-    elseif verb == 'r' then
-      reply = renew(i, at)
+    elseif verb == 114 then
+      reply = renew(i, holder, lease, hold)
       if reply == 'X' and not open(mark) then reply = 'O' end
-    elseif verb == 'l' then
-      reply = leave(i, at)
-    elseif verb == 'f' then
-      reply = finish(i, at)
-    elseif verb == 'y' then
-      reply = yield(i, at)
+    elseif verb == 108 then
+      reply = leave(i, holder, lease, hold)
+    elseif verb == 102 then
+      reply = finish(i, holder, lease, hold)
+    elseif to then
+      reply = yield(i, holder, lease, hold, to)
     else
-      reply = claim(i, at)
+      reply = claim(i, verb == 119, holder, lease, hold)
     end
   end
   if type(reply) == 'number' then reply = format('W%d:%d', reply, memory.attempt) end
   replies[i + 1] = reply
-  at = at + (verb == 'y' and 5 or 4)
 end
 -- As in batch.lua: after the grants, and no loss should it fail.
 if last_text then

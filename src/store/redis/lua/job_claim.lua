@@ -1,13 +1,12 @@
 -- job_claim: run a tick, if it is due and was not run, and nobody is running it or an earlier one.
 -- KEYS[i]      the lease record
--- ARGV[at]     verb: c, or w to wait
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms: the lease and the margin
+-- waits        whether the caller stands by when somebody runs it
+-- holder       <node>:<claim>:<nonce>:
+-- lease        in ms
+-- hold         in ms: the lease and the margin
 -- returns      integer = won, its number; O = the tick is over; F<ms> = it comes in so many ms; Q<ms> or Q = queued;
 --              B<ms> or B = busy; E<error>
-local function claim(i, at)
-  local holder, lease, hold = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+local function claim(i, waits, holder, lease, hold)
   local entry = holder .. lease .. ':' .. hold .. tail
   if not records[i] then
     local err = settle(i, entry)
@@ -31,7 +30,7 @@ local function claim(i, at)
     memory.skipped = mark
     return left(i, 'B')
   end
-  if ARGV[at] == 'c' then return left(i, 'B') end
+  if not waits then return left(i, 'B') end
   local err = enqueue(i, entry, lease)
   return err and 'E' .. err or left(i, 'Q')
 end

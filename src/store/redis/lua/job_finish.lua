@@ -1,10 +1,10 @@
 -- job_finish: the tick was run to its end; then as leave. Counts for the latest winner also when its record is gone.
 -- KEYS[n+1+i]  the queue
--- ARGV[at]     verb: f
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>: and what follows it, as leave reads it
+-- holder       <node>:<claim>:<nonce>:
+-- lease, hold  as leave has them
 -- returns      D = done; N = was not there; E<error>
-local function finish(i, at)
-  local finished = mark == memory.mark and memory.winner == sub(ARGV[at + 1], 1, -2)
+local function finish(i, holder, lease, hold)
+  local finished = mark == memory.mark and memory.winner == sub(holder, 1, -2)
   if finished then
     -- Only the first write of a script is refused for want of memory, and this makes one that needs none.
     pcall('ZREM', KEYS[n + 1 + i], 'b')
@@ -12,6 +12,6 @@ local function finish(i, at)
     if type(set) == 'table' then return 'E' .. set.err end
     memory.done = true
   end
-  local reply = leave(i, at)
+  local reply = leave(i, holder, lease, hold)
   return finished and reply == 'N' and 'D' or reply
 end

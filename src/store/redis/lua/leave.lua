@@ -1,13 +1,11 @@
 -- leave: the owner hands over to the first live waiter, or deletes; a waiter steps out of the queue.
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
--- ARGV[at]     verb: l
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms: the lease and the margin; with the lease it names the waiter's members
+-- holder       <node>:<claim>:<nonce>:
+-- lease        in ms
+-- hold         in ms: the lease and the margin; with the lease it names the waiter's members
 -- returns      D = done; N = was not there; E<error>
-local function leave(i, at)
-  local holder = ARGV[at + 1]
+local function leave(i, holder, lease, hold)
   if owned(i, holder) then
     -- A queue of a wrong type must not keep the owner from leaving.
     local unreadable = prune(i)
@@ -19,7 +17,7 @@ local function leave(i, at)
   end
   local err = not records[i] and typed(i) or prune(i)
   if err then return 'E' .. err end
-  local entry = holder .. ARGV[at + 2] .. ':' .. ARGV[at + 3] .. tail
+  local entry = holder .. lease .. ':' .. hold .. tail
   -- Also when there is no queue: a replica says READONLY to this write, and its "not there" would mean nothing.
   local out = pcall('ZREM', KEYS[n + 1 + i], 'a' .. entry, 'b' .. entry)
   if type(out) == 'table' then return 'E' .. out.err end

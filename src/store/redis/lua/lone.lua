@@ -6,14 +6,14 @@
 -- ARGV[1]  highest grant number that the sending node saw
 -- ARGV[2]  not_after: server time in µs after which claims are late; 0 for none
 -- ARGV[4]  verb
--- ARGV[5]  holder: <node>:<claim>:<nonce>:
--- ARGV[7]  hold in ms
+-- ARGV[6]  hold in ms
+-- ARGV[7]  holder: <node>:<claim>:<nonce>:
 -- returns  {server time in µs, or 0 when it was not asked, reply}
 if #KEYS == 3 then
   local verb = ARGV[4]
   if verb == 'l' then
     local value = redis.pcall('GET', KEYS[1])
-    if value and not value.err and string.find(value, ARGV[5], 1, true) == 1
+    if value and not value.err and string.find(value, ARGV[7], 1, true) == 1
       and redis.call('EXISTS', KEYS[3]) == 0 then
       local gone = redis.pcall('DEL', KEYS[1])
       return { 0, gone == 1 and 'D' or 'E' .. gone.err }
@@ -35,7 +35,7 @@ if #KEYS == 3 then
       -- The server's clock stands or went back, or this is no number at all: put back, and gone into below.
       redis.call('SET', KEYS[2], stored)
     else
-      local set = redis.pcall('SET', KEYS[1], ARGV[5] .. text, 'PX', ARGV[7])
+      local set = redis.pcall('SET', KEYS[1], ARGV[7] .. text, 'PX', ARGV[6])
       return { us, set.err and 'E' .. set.err or number }
     end
   end

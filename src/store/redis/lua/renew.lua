@@ -1,13 +1,11 @@
 -- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
--- ARGV[at]     verb: r
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms: the lease and the margin
+-- holder       <node>:<claim>:<nonce>:
+-- lease        in ms
+-- hold         in ms: the lease and the margin
 -- returns      integer = granted, its number; Q<ms> or Q = queued; X = gone; E<error>
-local function renew(i, at)
-  local holder, lease, hold = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+local function renew(i, holder, lease, hold)
   local entry = holder .. lease .. ':' .. hold .. tail
   local number = owned(i, holder)
   if number then

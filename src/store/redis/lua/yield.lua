@@ -2,14 +2,12 @@
 -- waits it owns under that number.
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
--- ARGV[at]     verb: y
--- ARGV[at+1]   holder: <node>:<claim>:<nonce>:
--- ARGV[at+2]   lease in ms
--- ARGV[at+3]   hold in ms: the lease and the margin
--- ARGV[at+4]   to: the holder under its fresh number
+-- holder       <node>:<claim>:<nonce>:
+-- lease        in ms
+-- hold         in ms: the lease and the margin
+-- to           the holder under its fresh number
 -- returns      integer = granted to the fresh number; Q<ms> = the fresh number is queued; X = gone; L = late; E<error>
-local function yield(i, at)
-  local holder, lease, hold, to = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+local function yield(i, holder, lease, hold, to)
   if not records[i] then
     local err = settle(i, holder .. lease .. ':' .. hold .. tail)
     if err then return 'E' .. err end
