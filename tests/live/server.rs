@@ -117,7 +117,8 @@ impl Drop for RedisServer {
 
 fn spawn(port: u16, dir: &std::path::Path, args: &[String]) -> Child {
     let log = std::fs::File::create(dir.join("log")).expect("a log file");
-    Command::new("redis-server")
+    Command::new("setsid")
+        .arg("redis-server")
         .args([
             "--bind",
             "127.0.0.1",

@@ -16,7 +16,8 @@ use crate::options::LONGEST_LEASE;
 
 const LONE: &str = include_str!("lua/lone.lua");
 const OPEN: &str = include_str!("lua/open.lua");
-/// Made only when a request is not one of the two plain cases: closures cost as much as calls.
+const PLAIN: &str = include_str!("lua/plain.lua");
+/// Reached only when a request is not one of the two plain cases.
 const RULES: [&str; 5] = [
     include_str!("lua/queue.lua"),
     include_str!("lua/claim.lua"),
@@ -65,7 +66,7 @@ impl Script {
 /// The script for locks.
 static LOCKS: LazyLock<Script> = LazyLock::new(|| {
     Script::new(&format!(
-        "{LONE}local n = (#KEYS - 1) / 2\n{OPEN}local function rules()\n{}return claim, renew, leave, yield\nend\n{BATCH}",
+        "{LONE}local n = (#KEYS - 1) / 2\n{OPEN}{PLAIN}{}{BATCH}",
         RULES.concat()
     ))
 });
@@ -498,7 +499,7 @@ mod tests {
 
     #[test]
     fn headers_name_what_the_bodies_use() {
-        let files = RULES.into_iter().chain(JOB).chain([OPEN, BATCH, LONE]);
+        let files = RULES.into_iter().chain(JOB).chain([OPEN, PLAIN, BATCH, LONE]);
         for (file, name) in files.zip([
             "queue",
             "claim",
@@ -510,6 +511,7 @@ mod tests {
             "job_finish",
             "job_batch",
             "open",
+            "plain",
             "batch",
             "lone",
         ]) {

@@ -1,6 +1,6 @@
 -- job_batch: every request in turn, each answered on its own.
 -- KEYS[n+1]     the clock
--- ARGV[4]       the verbs as in batch.lua, and f (finish)
+-- ARGV[4]       the verbs as in plain.lua, and f (finish)
 -- ARGV[5]       lease in ms of all that have no terms of their own
 -- ARGV[6]       hold in ms of the same
 -- ARGV[6+i]     holder
@@ -43,7 +43,7 @@ for i = 1, n do
   if type(reply) == 'number' then reply = format('W%d:%d', reply, memory.attempt) end
   replies[i + 1] = reply
 end
--- As in batch.lua: after the grants, and no loss should it fail.
+-- As in plain.lua: after the grants, and no loss should it fail.
 if last_text then
   pcall('SET', KEYS[n + 1], last_text)
 end

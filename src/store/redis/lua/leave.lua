@@ -8,11 +8,11 @@
 local function leave(i, holder, lease, hold)
   if owned(i, holder) then
     -- A queue of a wrong type must not keep the owner from leaving.
-    local unreadable = prune(i)
+    local alone = queues == 0 or prune(i)
     local gone = pcall('DEL', KEYS[i])
     if type(gone) == 'table' then return 'E' .. gone.err end
     records[i] = false
-    if not unreadable then hand_over(i) end
+    if not alone then hand_over(i) end
     return 'D'
   end
   local err = not records[i] and typed(i) or prune(i)
