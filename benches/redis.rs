@@ -30,7 +30,7 @@ fn main() {
         ["child", url] => return support::runtime().block_on(hand_off_child(url)),
         ["profile", side, tasks, seconds, url @ ..] => {
             let (tasks, seconds) = (tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
-            let server = url.is_empty().then(RedisServer::start);
+            let server = url.is_empty().then(RedisServer::as_service);
             let url = server
                 .as_ref()
                 .map_or_else(|| url[0].to_owned(), RedisServer::url);
@@ -41,7 +41,7 @@ fn main() {
     if !support::is_wanted() {
         return;
     }
-    let server = RedisServer::start();
+    let server = RedisServer::as_service();
     let mut report = Report::new("redis");
     support::runtime().block_on(async {
         let bench = Bench::connect(&server.url()).await;

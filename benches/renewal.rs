@@ -39,7 +39,7 @@ fn main() {
     if !support::is_wanted() {
         return;
     }
-    let server = RedisServer::start();
+    let server = RedisServer::as_service();
     let mut report = Report::new("renewal");
     support::runtime().block_on(async {
         let mut raw = Raw::connect(&server.url()).await;

@@ -21,7 +21,7 @@ fn main() {
     if !support::is_wanted() {
         return;
     }
-    let server = RedisServer::start();
+    let server = RedisServer::as_service();
     let mut report = Report::new("compare");
     support::runtime().block_on(async {
         let peers = Peers {

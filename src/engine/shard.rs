@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
+
 use crate::claim::{ClaimNo, Fence, Holder, Name, NodeId};
 use crate::engine::desk::Desk;
 use crate::engine::moment::Moment;
@@ -11,7 +13,7 @@ use crate::engine::{Denial, Effect, Input, Rules, Ticket};
 /// The engine for the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard {
-    desks: HashMap<Name, Desk>,
+    desks: HashMap<Name, Desk, RandomState>,
     timers: BTreeSet<(Moment, Name)>,
     source: Source,
     tickets: u64,
@@ -66,7 +68,7 @@ impl Shard {
             rng,
         };
         Shard {
-            desks: HashMap::new(),
+            desks: HashMap::default(),
             timers: BTreeSet::new(),
             source,
             tickets: 0,

@@ -1,11 +1,12 @@
 //! One process's part in the protocol: the engine's shards, the couriers, the keeper.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use tokio::sync::{Notify, watch};
 
 use crate::claim::{Fence, Name, NodeId};
@@ -54,7 +55,7 @@ pub(crate) struct Node {
 #[derive(Debug)]
 struct Cell {
     shard: Shard,
-    slots: HashMap<Ticket, Arc<Slot>>,
+    slots: HashMap<Ticket, Arc<Slot>, RandomState>,
     effects: Vec<Effect>,
 }
 
@@ -116,7 +117,7 @@ impl Node {
         let shards = (0..SHARDS).map(|index| {
             Mutex::new(Cell {
                 shard: Shard::new(id, index, SHARDS, seeds.u64(..), rules),
-                slots: HashMap::new(),
+                slots: HashMap::default(),
                 effects: Vec::new(),
             })
         });
@@ -126,7 +127,7 @@ impl Node {
             store,
             keeper: Arc::default(),
             pid: std::process::id(),
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             shards: shards.collect(),
             lanes: RwLock::default(),
             waiting: AtomicUsize::new(0),

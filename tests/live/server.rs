@@ -18,6 +18,8 @@ pub struct RedisServer {
     port: u16,
     dir: PathBuf,
     args: Vec<String>,
+    /// The words before `redis-server`.
+    wrapper: &'static [&'static str],
 }
 
 #[allow(
@@ -30,8 +32,19 @@ impl RedisServer {
         Self::with_args(&[])
     }
 
+    /// In a session of its own, as a service runs: Linux shares the CPUs between sessions first (autogroups), and a
+    /// server in the session of a bench gets less the more threads the bench has. It dies with the thread that
+    /// started it, as Ctrl-C does not reach it.
+    pub fn as_service() -> Self {
+        Self::wrapped(&["setsid", "setpriv", "--pdeathsig", "KILL"], &[])
+    }
+
     /// The same with more arguments, as on the command line: `&["--maxmemory", "1mb"]`.
     pub fn with_args(args: &[&str]) -> Self {
+        Self::wrapped(&[], args)
+    }
+
+    fn wrapped(wrapper: &'static [&'static str], args: &[&str]) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let n = STARTED.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("tenure-live-{}-{n}", std::process::id()));
@@ -41,13 +54,14 @@ impl RedisServer {
         for _ in 0..20 {
             let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
             let port = free.expect("a free port").port();
-            let mut child = spawn(port, &dir, &args);
+            let mut child = spawn(port, &dir, &args, wrapper);
             if answers(&mut child, port) {
                 return RedisServer {
                     child,
                     port,
                     dir,
                     args,
+                    wrapper,
                 };
             }
         }
@@ -92,7 +106,7 @@ impl RedisServer {
     /// Starts it again on the same port, killing it first if it runs.
     pub fn restart(&mut self) {
         self.kill();
-        self.child = spawn(self.port, &self.dir, &self.args);
+        self.child = spawn(self.port, &self.dir, &self.args, self.wrapper);
         assert!(
             answers(&mut self.child, self.port),
             "the server does not start again on port {}",
@@ -115,10 +129,11 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(port: u16, dir: &std::path::Path, args: &[String]) -> Child {
+fn spawn(port: u16, dir: &std::path::Path, args: &[String], wrapper: &[&str]) -> Child {
     let log = std::fs::File::create(dir.join("log")).expect("a log file");
-    Command::new("setsid")
-        .arg("redis-server")
+    let words: Vec<&str> = wrapper.iter().copied().chain(["redis-server"]).collect();
+    Command::new(words[0])
+        .args(&words[1..])
         .args([
             "--bind",
             "127.0.0.1",
