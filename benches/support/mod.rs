@@ -191,6 +191,7 @@ pub enum Target {
 #[derive(Debug)]
 pub struct Report {
     name: &'static str,
+    section: String,
     json: Vec<String>,
 }
 
@@ -206,12 +207,14 @@ impl Report {
         );
         Report {
             name,
+            section: String::new(),
             json: Vec::new(),
         }
     }
 
-    pub fn section(&self, title: &str) {
+    pub fn section(&mut self, title: &str) {
         println!("\n{title}");
+        title.clone_into(&mut self.section);
     }
 
     /// A line of the table. `values` is what is worth knowing beside the figure itself.
@@ -227,7 +230,8 @@ impl Report {
             None => "",
         };
         let mut line = format!("  {what:<46} {:>9}  {text:<13} {verdict:<6}", short(figure));
-        let mut json = format!("{{\"what\": \"{what}\", \"figure\": {figure:.4}");
+        let section = &self.section;
+        let mut json = format!("{{\"section\": \"{section}\", \"what\": \"{what}\", \"figure\": {figure:.4}");
         if let Some(is_met) = is_met {
             let _ = write!(json, ", \"target\": \"{text}\", \"met\": {is_met}");
         }
