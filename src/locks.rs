@@ -222,7 +222,7 @@ impl Builder {
     }
 
     /// How often in a row, and for how long, a lease is handed on within the process before other processes get their
-    /// turn; default 64 times or 20 ms. 1 to 1,023 times.
+    /// turn; default 256 times or 20 ms. 1 to 1,023 times.
     pub fn burst(mut self, hand_offs: u32, time: Duration) -> Self {
         self.options.burst = hand_offs;
         self.options.burst_time = time;

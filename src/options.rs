@@ -38,7 +38,7 @@ impl Default for Options {
             prefix: b"lock:".to_vec(),
             lease: Duration::from_secs(10),
             margin: None,
-            burst: 64,
+            burst: 256,
             burst_time: Duration::from_millis(20),
             waiters_per_key: 10_000,
             waiters_per_node: 100_000,

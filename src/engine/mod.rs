@@ -225,7 +225,7 @@ pub struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         Rules {
-            burst: 64,
+            burst: 256,
             burst_time: Duration::from_millis(20),
             queues: true,
             final_push: true,
