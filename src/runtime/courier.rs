@@ -6,9 +6,6 @@
 //! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
 
 use std::collections::{HashSet, VecDeque};
-use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
@@ -17,11 +14,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::claim::{Answer, Executed, Failure, Name, Reply, Request};
+use crate::claim::{Answer, Executed, Failure, Name, Request};
+use crate::engine::Parcel;
 use crate::engine::moment::Moment;
-use crate::engine::{Input, Parcel, Tag};
-use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
+use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
@@ -48,14 +46,12 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// What waits or is under way on the callers' side for longer is looked after by the keeper.
 const UNATTENDED: Duration = Duration::from_millis(10);
 
-type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
-
 /// One connection to one server, and what waits to be sent on it.
 #[derive(Debug)]
 pub(crate) struct Courier {
     pub(crate) side: Side,
     pub(crate) route: Route,
-    server: Arc<Server>,
+    pub(crate) server: Arc<Server>,
     state: Mutex<State>,
 }
 
@@ -144,32 +140,6 @@ struct Item {
     slot: Option<Arc<Slot>>,
 }
 
-/// A batch under way.
-pub(crate) struct Carriage {
-    courier: Arc<Courier>,
-    node: Arc<Node>,
-    sending: Mutex<Option<Sending>>,
-    cargo: Mutex<Vec<(Tag, Name)>>,
-    /// Read before the first byte was written; 0 before that.
-    sent: AtomicU64,
-    /// From when on the server refuses its claims as late.
-    late_after: AtomicU64,
-    /// Of the connection that it was handed to.
-    generation: AtomicU64,
-    since: Moment,
-    deadline: Moment,
-    done: AtomicBool,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl std::fmt::Debug for Carriage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carriage")
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
-    }
-}
-
 /// See [`Courier::turn`].
 pub(crate) enum Turn {
     Wait,
@@ -246,19 +216,7 @@ impl Courier {
             _ => None,
         };
         let generation = if link.is_some() { state.generation } else { 0 };
-        let carriage = Arc::new(Carriage {
-            courier: self.clone(),
-            node: node.clone(),
-            sending: Mutex::new(None),
-            cargo: Mutex::new(cargo),
-            sent: AtomicU64::new(0),
-            late_after: AtomicU64::new(0),
-            generation: AtomicU64::new(generation),
-            since: now,
-            deadline,
-            done: AtomicBool::new(false),
-            waker: Mutex::new(None),
-        });
+        let carriage = Arc::new(Carriage::new(self, node, cargo, generation, now, deadline));
         // Held until there is something to poll: whoever gives the connection up in between waits for it.
         let mut sending = lock(&carriage.sending);
         state.under_way.push(carriage.clone());
@@ -290,7 +248,7 @@ impl Courier {
         })?;
         let sending = match carriage.upgrade() {
             Some(carriage) => {
-                carriage.generation.store(generation, Ordering::Release);
+                carriage.goes_by(generation);
                 carriage.send(&*link, requests)
             }
             // Nobody would hear of the answer.
@@ -442,8 +400,17 @@ impl Courier {
         }
     }
 
+    /// A batch is no longer under way. `trip` is how long its answer took.
+    pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<Duration>) {
+        let mut state = lock(&self.state);
+        state.under_way.retain(|other| !std::ptr::eq(&**other, carriage));
+        if let Some(trip) = trip {
+            state.saw_trip(trip);
+        }
+    }
+
     /// The runtime that opens the connection takes too long, or stands still: whoever comes next opens another.
-    fn open_anew(&self) {
+    pub(crate) fn open_anew(&self) {
         let mut state = lock(&self.state);
         if matches!(state.link, LinkState::Opening(_)) {
             state.link = LinkState::None;
@@ -451,14 +418,14 @@ impl Courier {
     }
 
     /// Never used beside its successor: whatever is under way on it fails with it.
-    fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
+    pub(crate) fn give_up(&self, node: &Node, generation: u64, error: &StoreError) -> Vec<Arc<Carriage>> {
         let mut state = lock(&self.state);
         if state.generation != generation || matches!(state.link, LinkState::None | LinkState::Opening(_)) {
             return Vec::new();
         }
         observe::connection_lost(node.id, error);
         state.link = LinkState::None;
-        let on_it = |c: &&Arc<Carriage>| c.generation.load(Ordering::Acquire) == generation;
+        let on_it = |c: &&Arc<Carriage>| c.generation() == generation;
         state.under_way.iter().filter(on_it).cloned().collect()
     }
 
@@ -503,7 +470,7 @@ impl Courier {
     }
 
     /// A slot is free: somebody has to send what waits.
-    fn pass_on(self: &Arc<Self>, node: &Arc<Node>) {
+    pub(crate) fn pass_on(self: &Arc<Self>, node: &Arc<Node>) {
         if self.side == Side::Keeper {
             return node.keeper.notify();
         }
@@ -526,177 +493,6 @@ struct Canary(Arc<AtomicBool>);
 impl Drop for Canary {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
-    }
-}
-
-impl Carriage {
-    fn send(&self, link: &dyn Link, requests: Vec<Request>) -> Sending {
-        let patience = self.node.options.request_timeout;
-        let (batch, late_after) = self.courier.server.batch(self.deadline, requests, patience);
-        self.late_after.store(late_after.as_nanos(), Ordering::Release);
-        let now = self.node.clock.now();
-        self.sent.store(now.as_nanos(), Ordering::Release);
-        link.apply(batch)
-    }
-
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.done.load(Ordering::Acquire) {
-            return Poll::Ready(());
-        }
-        let polled = {
-            let mut sending = lock(&self.sending);
-            let Some(future) = sending.as_mut() else {
-                return Poll::Ready(());
-            };
-            let polled = future.as_mut().poll(cx);
-            if polled.is_ready() {
-                *sending = None;
-            }
-            polled
-        };
-        match polled {
-            Poll::Ready(result) => {
-                self.arrive(result);
-                Poll::Ready(())
-            }
-            Poll::Pending => {
-                let mut waker = lock(&self.waker);
-                match &mut *waker {
-                    Some(waker) => waker.clone_from(cx.waker()),
-                    None => *waker = Some(cx.waker().clone()),
-                }
-                // It may have been finished by the keeper since.
-                if self.done.load(Ordering::Acquire) {
-                    Poll::Ready(())
-                } else {
-                    Poll::Pending
-                }
-            }
-        }
-    }
-
-    /// Polls it for a caller that may be asleep, and leaves that caller to be woken.
-    fn help(&self) {
-        let Some(waker) = lock(&self.waker).clone() else {
-            return;
-        };
-        // A connection whose runtime ended may panic when it is touched; then the deadline decides.
-        let polled = catch_unwind(AssertUnwindSafe(|| self.poll(&mut Context::from_waker(&waker))));
-        if matches!(polled, Ok(Poll::Ready(()))) {
-            waker.wake();
-        }
-    }
-
-    /// Its time is up. The answer may be there, unread by a caller that is asleep; else the connection is given up.
-    pub(crate) fn finish(self: &Arc<Self>) {
-        let future = lock(&self.sending).take();
-        let Some(mut future) = future else { return };
-        // Asked when nobody polls it any more: the last one who did may have sent it.
-        let sent = self.sent.load(Ordering::Acquire) != 0;
-        let timed_out = || StoreError::new(StoreErrorKind::TimedOut, "no answer in time");
-        let mut result = None;
-        if sent {
-            // A connection whose runtime ended may panic when it is touched.
-            let mut cx = Context::from_waker(Waker::noop());
-            let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut cx)));
-            if let Ok(Poll::Ready(ready)) = polled {
-                result = Some(ready);
-            }
-        }
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
-        if !sent {
-            self.courier.open_anew();
-        }
-        match result {
-            Some(result) => self.arrive(result),
-            None => {
-                let executed = if sent { Executed::Unknown } else { Executed::No };
-                self.arrive(Err(Failure {
-                    executed,
-                    error: timed_out(),
-                }));
-            }
-        }
-        // Whoever polled it finds it done. One who polls it right now needs no waking, which would cost a turn.
-        let waker = lock(&self.waker).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn arrive(&self, result: Result<Answer, Failure>) {
-        let node = &self.node;
-        let now = node.clock.now();
-        let sent = Moment::from_nanos(self.sent.load(Ordering::Acquire));
-        let generation = self.generation.load(Ordering::Acquire);
-        let cargo = std::mem::take(&mut *lock(&self.cargo));
-        self.done.store(true, Ordering::Release);
-        {
-            let mut state = lock(&self.courier.state);
-            state.under_way.retain(|other| !std::ptr::eq(&**other, self));
-            if result.is_ok() {
-                state.saw_trip(now.since(sent));
-            }
-        }
-        let on = self.courier.side;
-        match result {
-            Ok(answer) if answer.replies.len() == cargo.len() => {
-                if answer.time > 0 {
-                    self.courier.server.heard_time(answer.time, sent, now);
-                }
-                let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
-                for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
-                    if let Reply::Granted(number) | Reply::Won(number, _) = reply {
-                        self.courier.server.heard_number(number);
-                    }
-                    node.drive(&name, Input::Answered { tag, sent, reply }, on);
-                }
-                if demoted {
-                    self.abandon(generation, &StoreError::refused(Refusal::ReadOnly));
-                }
-            }
-            other => {
-                let failure = other.err().unwrap_or_else(|| Failure {
-                    executed: Executed::Unknown,
-                    error: StoreError::new(StoreErrorKind::Interrupted, "the answer does not fit the batch"),
-                });
-                if is_broken(&failure.error) {
-                    self.abandon(generation, &failure.error);
-                }
-                let late_after = Moment::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
-                for (tag, name) in cargo {
-                    let Failure { executed, error } = failure.clone();
-                    node.drive(
-                        &name,
-                        Input::Failed {
-                            tag,
-                            executed,
-                            late_after,
-                            error,
-                        },
-                        on,
-                    );
-                }
-            }
-        }
-        self.courier.pass_on(node);
-        node.note_idle();
-    }
-
-    fn abandon(&self, generation: u64, error: &StoreError) {
-        finish_all(self.courier.give_up(&self.node, generation, error));
-    }
-}
-
-fn finish_all(carriages: Vec<Arc<Carriage>>) {
-    carriages.iter().for_each(Carriage::finish);
-}
-
-/// After this a connection is of no more use.
-fn is_broken(error: &StoreError) -> bool {
-    match error.kind() {
-        StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
-        _ => true,
     }
 }
 

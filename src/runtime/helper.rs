@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
-use crate::runtime::courier::{Carriage, Courier, Turn};
+use crate::runtime::carriage::Carriage;
+use crate::runtime::courier::{Courier, Turn};
 use crate::runtime::node::Node;
 use crate::runtime::slot::Slot;
 

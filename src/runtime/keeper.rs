@@ -15,7 +15,7 @@ use crate::engine::Input;
 use crate::engine::moment::Moment;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::observe;
-use crate::runtime::courier::Carriage;
+use crate::runtime::carriage::Carriage;
 use crate::runtime::node::{Node, Side};
 use crate::runtime::slot::lock;
 use crate::store::Sink;

@@ -5,6 +5,7 @@
 //! deadlines, the inbox, and releases that come from `Drop`. A blocked or ended runtime of the user's cannot lose a
 //! lease or leave one behind.
 
+pub(crate) mod carriage;
 pub(crate) mod clock;
 pub(crate) mod courier;
 pub(crate) mod handle;

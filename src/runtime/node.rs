@@ -16,8 +16,9 @@ use crate::engine::{Denial, Effect, Input, Notice, Outcome, Rules, Ticket, Want}
 use crate::error::{LostCause, OptionsError};
 use crate::observe;
 use crate::options::Options;
+use crate::runtime::carriage::Carriage;
 use crate::runtime::clock::Clock;
-use crate::runtime::courier::{Carriage, Courier};
+use crate::runtime::courier::Courier;
 use crate::runtime::keeper::{self, Keeper};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, Wake, lock};
