@@ -5,8 +5,9 @@
 //! server's process and wall clock, and the callers. The model is kept as unkind as reality may be: bytes that were
 //! given up are executed late, pushes are older than answers, processes stop for longer than their leases.
 //!
-//! Reading order: [`coverage`] (what must have happened), `world` (state and time), `network` (connections, server,
-//! inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch` (what must never happen), `log`.
+//! Reading order: [`coverage`] (what must have happened), `profile` (what kind of world it is), `world` (state and
+//! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
+//! (what must never happen), `log`.
 
 use crate::engine::Flaw;
 use crate::store::ledger;
@@ -17,6 +18,7 @@ mod faults;
 mod jobs;
 mod log;
 mod network;
+mod profile;
 mod watch;
 mod world;
 

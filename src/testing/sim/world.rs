@@ -2,17 +2,17 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::time::Duration;
 
-use crate::claim::{Answer, Batch, Grant, Mark, Name, NodeId, Number, Term};
+use crate::claim::{Answer, Batch, Grant, Mark, Name, NodeId, Number};
 use crate::engine::moment::Moment;
 use crate::engine::shard::Shard;
-use crate::engine::{Effect, Input, Parcel, Rules};
+use crate::engine::{Effect, Input, Parcel};
 use crate::key::Key;
 use crate::testing::sim::callers::{Act, Caller};
 use crate::testing::sim::coverage::{Coverage, Seen};
 use crate::testing::sim::log::Log;
 use crate::testing::sim::network::{Conn, Inbox, Server, Side};
+use crate::testing::sim::profile::Profile;
 use crate::testing::sim::watch::Watch;
 use crate::testing::sim::{Failure, Run, Setup, Wrong};
 
@@ -21,37 +21,6 @@ pub(super) const MS: u64 = 1_000_000;
 
 /// After the last fault, so long until the world must be in order again.
 pub(super) const SETTLE: u64 = 8_000 * MS;
-
-/// What kind of world it is. Drawn from the seed, then fixed.
-#[derive(Debug)]
-pub(super) struct Profile {
-    pub(super) nodes: usize,
-    /// Between two ticks of a job, in ms.
-    pub(super) period: u64,
-    pub(super) terms: Vec<Term>,
-    /// Fastest and slowest way of a message, in ns.
-    pub(super) delay: (u64, u64),
-    /// Between two callers of one node, in ns.
-    pub(super) pause: u64,
-    /// The most callers of one node at a time.
-    pub(super) callers: usize,
-    /// The longest ordinary hold, in ns.
-    pub(super) hold: u64,
-    /// Between two faults, in ns.
-    pub(super) fault_pause: u64,
-    pub(super) rules: Rules,
-    pub(super) probe: bool,
-    /// The server may come back empty.
-    pub(super) forgetful: bool,
-    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
-    /// meet young ones.
-    pub(super) sleepy: bool,
-    /// Its clock may step by more than the margin.
-    pub(super) wild_clock: bool,
-    /// When the storm begins, when it ends, and when the drain begins, in ns.
-    pub(super) storm: (u64, u64),
-    pub(super) drain: u64,
-}
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -661,60 +630,5 @@ impl World {
 
     pub(super) fn chance(&mut self, percent: u8) -> bool {
         self.rng.u8(0..100) < percent
-    }
-}
-
-impl Profile {
-    fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
-        let lengths: &[u64] = match rng.u8(0..5) {
-            0 => &[300],
-            1 => &[1000],
-            2 => &[3000],
-            3 => &[300, 1000],
-            _ => &[300, 1000, 3000],
-        };
-        let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
-        let terms = lengths
-            .iter()
-            .map(|&lease_ms| Term {
-                lease_ms,
-                margin_ms: margin(lease_ms),
-            })
-            .collect();
-        let high = [200_000, 2 * MS, 10 * MS, 35 * MS][rng.usize(0..4)];
-        let burst = [1, 4, 64, 1023][rng.usize(0..4)];
-        let burst_time = Duration::from_millis([5, 20, 20, 1000][rng.usize(0..4)]);
-        let rules = Rules {
-            burst,
-            burst_time,
-            queues: rng.u8(0..16) > 0,
-            final_push: rng.u8(0..16) > 0,
-            flaw: setup.flaw,
-        };
-        // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
-        let (storm, drain) = match rng.u8(0..4) {
-            0 => ((0, 0), 6_000 * MS),
-            1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
-            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
-        };
-        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
-        let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
-        Profile {
-            sleepy,
-            nodes: rng.usize(2..=5),
-            period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
-            terms,
-            delay: (high / 8, high),
-            pause: [2, 10, 50, 300][rng.usize(0..4)] * MS,
-            callers: [1, 3, 8][rng.usize(0..3)],
-            hold: if sleepy { hold.max(100 * MS) } else { hold },
-            fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
-            rules,
-            probe: rng.u8(0..8) > 0,
-            forgetful: rng.bool(),
-            wild_clock: rng.u8(0..4) == 0,
-            storm,
-            drain,
-        }
     }
 }

@@ -1,0 +1,94 @@
+//! What kind of world a seed makes.
+
+use std::time::Duration;
+
+use crate::claim::Term;
+use crate::engine::Rules;
+use crate::testing::sim::Setup;
+use crate::testing::sim::world::{MS, SETTLE};
+
+/// What kind of world it is. Drawn from the seed, then fixed.
+#[derive(Debug)]
+pub(super) struct Profile {
+    pub(super) nodes: usize,
+    /// Between two ticks of a job, in ms.
+    pub(super) period: u64,
+    pub(super) terms: Vec<Term>,
+    /// Fastest and slowest way of a message, in ns.
+    pub(super) delay: (u64, u64),
+    /// Between two callers of one node, in ns.
+    pub(super) pause: u64,
+    /// The most callers of one node at a time.
+    pub(super) callers: usize,
+    /// The longest ordinary hold, in ns.
+    pub(super) hold: u64,
+    /// Between two faults, in ns.
+    pub(super) fault_pause: u64,
+    pub(super) rules: Rules,
+    pub(super) probe: bool,
+    /// The server may come back empty.
+    pub(super) forgetful: bool,
+    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
+    /// meet young ones.
+    pub(super) sleepy: bool,
+    /// Its clock may step by more than the margin.
+    pub(super) wild_clock: bool,
+    /// When the storm begins, when it ends, and when the drain begins, in ns.
+    pub(super) storm: (u64, u64),
+    pub(super) drain: u64,
+}
+
+impl Profile {
+    pub(super) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
+        let lengths: &[u64] = match rng.u8(0..5) {
+            0 => &[300],
+            1 => &[1000],
+            2 => &[3000],
+            3 => &[300, 1000],
+            _ => &[300, 1000, 3000],
+        };
+        let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
+        let terms = lengths
+            .iter()
+            .map(|&lease_ms| Term {
+                lease_ms,
+                margin_ms: margin(lease_ms),
+            })
+            .collect();
+        let high = [200_000, 2 * MS, 10 * MS, 35 * MS][rng.usize(0..4)];
+        let burst = [1, 4, 64, 1023][rng.usize(0..4)];
+        let burst_time = Duration::from_millis([5, 20, 20, 1000][rng.usize(0..4)]);
+        let rules = Rules {
+            burst,
+            burst_time,
+            queues: rng.u8(0..16) > 0,
+            final_push: rng.u8(0..16) > 0,
+            flaw: setup.flaw,
+        };
+        // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
+        let (storm, drain) = match rng.u8(0..4) {
+            0 => ((0, 0), 6_000 * MS),
+            1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
+        };
+        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
+        Profile {
+            sleepy,
+            nodes: rng.usize(2..=5),
+            period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
+            terms,
+            delay: (high / 8, high),
+            pause: [2, 10, 50, 300][rng.usize(0..4)] * MS,
+            callers: [1, 3, 8][rng.usize(0..3)],
+            hold: if sleepy { hold.max(100 * MS) } else { hold },
+            fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
+            rules,
+            probe: rng.u8(0..8) > 0,
+            forgetful: rng.bool(),
+            wild_clock: rng.u8(0..4) == 0,
+            storm,
+            drain,
+        }
+    }
+}
