@@ -188,6 +188,12 @@ fn tasks_that_end_badly() {
             std::panic::resume_unwind(Box::new("while holding"));
         });
         assert!(runtime.block_on(panics).unwrap_err().is_panic());
+        // Both were polled, so that nobody begins to wait when all is counted.
+        runtime.block_on(async {
+            while one.waiting() + other.waiting() < 2 {
+                tokio::task::yield_now().await;
+            }
+        });
         waits[1].abort();
         runtime.shutdown_background();
         drop(guard);

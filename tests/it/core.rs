@@ -216,6 +216,13 @@ async fn a_burst_ends_and_others_get_their_turn() {
             .unwrap()
     };
     let (crowded, other) = (make(5), make(5));
+    // Its inbox is open from now on: a waiter who cannot be told is passed over.
+    let guard = crowded.mutex("a").lock().await.unwrap();
+    let mutex = other.mutex("a");
+    let mut waiting = Box::pin(mutex.lock());
+    assert!(poll_once(&mut waiting).await.is_none());
+    guard.release().await.unwrap();
+    soon(waiting).await.unwrap().release().await.unwrap();
     let served = Arc::new(AtomicU64::new(0));
     let guard = crowded.mutex("a").lock().await.unwrap();
     let line: Vec<_> = (0..100)
