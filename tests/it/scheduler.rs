@@ -755,6 +755,7 @@ async fn a_drained_standby_gives_up_its_place() {
     // At once, and not when the winner has ended.
     soon(nodes[1].drain(ms(60_000))).await.unwrap();
     soon(pursuits.remove(1)).await.unwrap();
+    soon(nodes[1].idle()).await;
     soon(nodes[0].drain(Duration::ZERO)).await.unwrap();
     for pursuit in pursuits {
         soon(pursuit).await.unwrap();
