@@ -275,8 +275,8 @@ async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
         };
         Box::pin(counted) as Pin<Box<dyn Future<Output = ()> + Send>>
     };
-    // One tick, in two or three seconds, and the next in an hour.
-    let at = chrono::Utc::now() + ms(3_000);
+    // One tick, in five or six seconds, and the next in an hour. Until then all are to be added.
+    let at = chrono::Utc::now() + ms(6_000);
     let job = Job::new_async(at.format("%S %M * * * *").to_string(), closure).unwrap();
     scheduler.add(job).await.unwrap();
     scheduler.start().await.unwrap();
@@ -319,8 +319,8 @@ async fn an_engine_that_was_held_up_runs_the_newest_tick_once() {
 fn ticks_that_the_engine_of_one_replica_loses_are_run_by_another() {
     const JOBS: usize = 300;
     let (store, log) = (MemoryStore::new(), Log::default());
-    // One tick, in two or three seconds, and the next in an hour.
-    let at = chrono::Utc::now() + ms(3_000);
+    // One tick, in five or six seconds, and the next in an hour. Until then all are to be added.
+    let at = chrono::Utc::now() + ms(6_000);
     let expression = at.format("%S %M * * * *").to_string();
     let fired = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let add = async |who: usize, locks: &Locks, scheduler: &JobScheduler| {
@@ -362,6 +362,10 @@ fn ticks_that_the_engine_of_one_replica_loses_are_run_by_another() {
             add(1, &locks, &scheduler).await;
             until("every job runs", || log.count("end") >= JOBS).await;
             until("this one loses none", || fired[1].load(Ordering::SeqCst) == JOBS).await;
+            until("the other one has fired", || {
+                fired[0].load(Ordering::SeqCst) >= 256
+            })
+            .await;
             // Whatever fires now fires too late.
             locks.drain(Duration::ZERO).await.unwrap();
             stop([scheduler]).await;
