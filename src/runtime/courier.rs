@@ -6,6 +6,8 @@
 //! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
 
 use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
@@ -23,7 +25,7 @@ use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
-use crate::store::{Link, Route};
+use crate::store::{BoxFuture, Link, Route};
 
 /// Batches under way per connection, at the most.
 const SLOTS: usize = 16;
@@ -338,7 +340,7 @@ impl Courier {
         let began = node.clock.now();
         let mut connecting = node.store.connect(self.route);
         // A store in memory is there at once, and needs no runtime.
-        if let Poll::Ready(link) = connecting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        if let Poll::Ready(link) = step(&mut connecting, &mut Context::from_waker(Waker::noop())) {
             let open = link.map(|link| Open {
                 link,
                 alive: Arc::new(AtomicBool::new(true)),
@@ -356,7 +358,7 @@ impl Courier {
         let (tell, opening) = watch::channel(None);
         let (courier, node) = (self.clone(), node.clone());
         runtime.spawn(async move {
-            let link = connecting.await;
+            let link = poll_fn(|cx| step(&mut connecting, cx)).await;
             // Dropped with the runtime that drives the connection.
             let canary = Canary(Arc::new(AtomicBool::new(true)));
             let (wanted, mut unwanted) = watch::channel(());
@@ -487,6 +489,21 @@ impl Courier {
     }
 }
 
+/// Takes a step towards a connection. On a runtime without drivers for sockets and timers tokio panics, and whoever
+/// comes next would only meet the same.
+fn step(
+    connecting: &mut BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Arc<dyn Link>, StoreError>> {
+    let polled = catch_unwind(AssertUnwindSafe(|| connecting.as_mut().poll(cx)));
+    polled.unwrap_or_else(|_| {
+        Poll::Ready(Err(StoreError::new(
+            StoreErrorKind::Unreachable,
+            "connecting panicked; build the tokio runtime with `enable_all`",
+        )))
+    })
+}
+
 /// Tells that the runtime which drives a connection is gone.
 struct Canary(Arc<AtomicBool>);
 
@@ -508,7 +525,7 @@ mod tests {
     use crate::options::Options;
     use crate::runtime::clock::Clock;
     use crate::store::memory::MemoryStore;
-    use crate::store::{Abilities, BoxFuture, Sink, Store, sealed};
+    use crate::store::{Abilities, Sink, Store, sealed};
 
     /// Does what it is asked, and does not answer.
     #[derive(Debug, Clone)]

@@ -245,6 +245,40 @@ async fn urls_that_are_none() {
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
 }
 
+#[test]
+fn a_runtime_that_drives_nothing() {
+    let server = RedisServer::start();
+    for host in ["127.0.0.1", "localhost"] {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let url = format!("redis://{host}:{}", server.port());
+        let locks = Locks::builder().lazy().redis(&url);
+        let locks = runtime.block_on(locks).unwrap();
+        match runtime.block_on(locks.mutex("a").lock()).unwrap_err() {
+            ref error @ Error::Store { ref source, .. } => {
+                assert_eq!(source.kind(), &StoreErrorKind::Unreachable);
+                tells(&error.to_string(), &["enable_all"]);
+            }
+            other => panic!("{other:?}"),
+        }
+        // Another one takes over, once the error is no longer shared.
+        drop(runtime);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let mutex = locks.mutex("a");
+        let released = runtime.block_on(soon(async {
+            loop {
+                match mutex.lock().await {
+                    Ok(guard) => break guard.release().await,
+                    Err(_) => tokio::time::sleep(ms(10)).await,
+                }
+            }
+        }));
+        released.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn no_redis() {
     let start = now();
