@@ -496,10 +496,13 @@ fn step(
     cx: &mut Context<'_>,
 ) -> Poll<Result<Arc<dyn Link>, StoreError>> {
     let polled = catch_unwind(AssertUnwindSafe(|| connecting.as_mut().poll(cx)));
-    polled.unwrap_or_else(|_| {
+    polled.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or("it does not say why");
         Poll::Ready(Err(StoreError::new(
             StoreErrorKind::Unreachable,
-            "connecting panicked; build the tokio runtime with `enable_all`",
+            format_args!("connecting panicked: {text}"),
         )))
     })
 }

@@ -256,7 +256,7 @@ fn a_runtime_that_drives_nothing() {
         match runtime.block_on(locks.mutex("a").lock()).unwrap_err() {
             ref error @ Error::Store { ref source, .. } => {
                 assert_eq!(source.kind(), &StoreErrorKind::Unreachable);
-                tells(&error.to_string(), &["enable_all"]);
+                tells(&error.to_string(), &["panicked", "enable_time"]);
             }
             other => panic!("{other:?}"),
         }

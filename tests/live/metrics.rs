@@ -56,7 +56,7 @@ async fn errors_are_counted_by_what_they_disturb() {
     drop(held_one);
     drop(soon(waiter).await.unwrap());
 
-    let _: String = eyes.text("CONFIG SET maxmemory 1mb");
+    let _: String = eyes.text("CONFIG SET maxmemory 1");
     let series = "tenure_store_errors_total{during=lock,error=out_of_memory}";
     soon(async {
         while meter.count(series) == 0 {

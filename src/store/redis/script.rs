@@ -377,8 +377,13 @@ pub(super) fn malformed(why: impl Display) -> Failure {
     }
 }
 
-/// Sorts an error text of a server's. Redis 6.2 leaves the dash in front of some.
+/// Sorts an error text of a server's. What Redis 6.2 tells a script begins with the script's line and a dash:
+/// `@user_script: 19: -OOM command not allowed …`.
 pub(super) fn refusal(text: &str) -> Refusal {
+    let inside = text
+        .strip_prefix("@user_script: ")
+        .and_then(|rest| rest.split_once(": "));
+    let text = inside.map_or(text, |(_, rest)| rest);
     let text = text.trim_start_matches('-').trim_end();
     match text.split(' ').next().unwrap_or_default() {
         "WRONGTYPE" => Refusal::WrongType,
@@ -551,6 +556,39 @@ mod tests {
             assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
         }
         assert_ne!(LOCKS.sha, JOBS.sha);
+    }
+
+    #[test]
+    fn a_refusal_is_known_by_what_any_server_says() {
+        for (text, kind) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                Refusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 19: -OOM command not allowed when used memory > 'maxmemory'.\r\n",
+                Refusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 129: -READONLY You can't write against a read only replica.\r\n",
+                Refusal::ReadOnly,
+            ),
+            (
+                "-MISCONF Redis is configured to save RDB snapshots",
+                Refusal::Misconfigured,
+            ),
+            (
+                "@user_script: 7: The user executing the script can't run this command or subcommand",
+                Refusal::NoPermission,
+            ),
+            ("WRONGTYPE the record is not a string", Refusal::WrongType),
+            (
+                "@user_script: none",
+                Refusal::Other("@user_script: none".to_owned()),
+            ),
+        ] {
+            assert_eq!(refusal(text), kind, "{text}");
+        }
     }
 
     #[test]

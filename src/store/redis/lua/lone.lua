@@ -16,7 +16,7 @@ if #KEYS == 3 then
     if value and not value.err and string.find(value, ARGV[7], 1, true) == 1
       and redis.call('EXISTS', KEYS[3]) == 0 then
       local gone = redis.pcall('DEL', KEYS[1])
-      return { 0, gone == 1 and 'D' or 'E' .. gone.err }
+      return { 0, type(gone) == 'table' and 'E' .. gone.err or 'D' }
     end
   -- Above 2^53 a Lua number plus one is the same number: what follows refuses it.
   elseif (verb == 'w' or verb == 'c') and tonumber(ARGV[1]) < 9007199254740990

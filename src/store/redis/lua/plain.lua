@@ -43,7 +43,7 @@ if queues == 0 then
   -- A batch names a key once, so nobody misses a deletion until now.
   if leaves > 0 then
     local gone = pcall('DEL', unpack(leaving))
-    if gone ~= leaves then
+    if type(gone) == 'table' then
       local at = 1
       for i = 1, first - 1 do
         if KEYS[i] == leaving[at] then
