@@ -441,7 +441,6 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
          none run twice",
         starts.len(),
     );
-    assert!(ended > 2, "{:#?}", heard.lines());
 }
 
 #[test]
