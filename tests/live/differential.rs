@@ -8,9 +8,11 @@ use tenure::claim::{Batch, Grant, Holder, Kind, Mark, NO_TICK, Name, NodeId, Rep
 use tenure::store::ledger::{Branch, Job, Ledger, Owner, Record};
 
 use crate::server::RedisServer;
-use crate::tools::{Inbox, PATIENCE, connect, holder, store};
+use crate::tools::{CLAIM, Inbox, PATIENCE, connect, holder, store};
 
 const NAMES: usize = 9;
+/// As many as a full batch has: for each of these nobody waits, as is usual in a service.
+const QUIET: usize = 128;
 /// Few, so that much happens to each.
 const JOBS: usize = 3;
 const NODES: u128 = 5;
@@ -56,6 +58,8 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("stale passed over", 5),
             ("deaf passed over", 5),
             ("dead removed", 2),
+            ("quiet", 2_000),
+            ("among quiet ones", 50),
         ],
     );
 }
@@ -105,6 +109,8 @@ struct Run {
     rng: fastrand::Rng,
     kind: Kind,
     names: Vec<Name>,
+    /// So many of the names are contended. The others are quiet.
+    busy: usize,
     claims: Vec<Vec<(Holder, Term)>>,
     /// Which tick each claim is for, for its whole life.
     marks: HashMap<Holder, Mark>,
@@ -133,6 +139,7 @@ impl Run {
             b"%s%d",
             b"g",
         ];
+        let busy = if kind == Kind::Job { JOBS } else { NAMES };
         let mut ledger = Ledger::new();
         // From now on the ledger looks at who listens, as the probe does.
         ledger.listens(NodeId::numbered(u128::MAX), true);
@@ -140,14 +147,14 @@ impl Run {
             rng: fastrand::Rng::with_seed(seed),
             kind,
             names: keys
-                .map(|key| Name {
-                    kind,
-                    key: Key::from(key),
-                })
+                .map(Key::from)
                 .into_iter()
-                .take(if kind == Kind::Job { JOBS } else { NAMES })
+                .take(busy)
+                .chain((0..QUIET).map(|n| Key::from(format!("quiet {n}"))))
+                .map(|key| Name { kind, key })
                 .collect(),
-            claims: vec![Vec::new(); NAMES],
+            busy,
+            claims: vec![Vec::new(); NAMES + QUIET],
             marks: HashMap::new(),
             next: 1,
             last: 0,
@@ -278,11 +285,63 @@ impl Run {
         }
     }
 
+    /// Claims what is free and leaves what is owned, but for a few in a hundred.
+    fn quiet_request(&mut self, at: usize, others: u8) -> Request {
+        if self.rng.u8(..100) < others {
+            self.saw("among quiet ones");
+            return Request {
+                verb: match self.rng.u8(..3) {
+                    0 => Verb::Renew,
+                    1 => Verb::Leave,
+                    _ => CLAIM,
+                },
+                ..self.request(at)
+            };
+        }
+        let record = self.ledger.record(&self.names[at], 0);
+        let owner = record.and_then(|record| match record.owner {
+            Owner::Claim(owner, _) => self.claims[at].iter().find(|claim| claim.0 == owner).copied(),
+            _ => None,
+        });
+        self.saw("quiet");
+        let ((holder, term), verb) = match owner {
+            Some(owner) => (owner, Verb::Leave),
+            None => (self.fresh(at), CLAIM),
+        };
+        Request {
+            name: self.names[at].clone(),
+            holder,
+            term,
+            mode: Default::default(),
+            mark: NO_TICK,
+            verb,
+        }
+    }
+
     async fn batch(&mut self, step: u64) {
-        let mut places: Vec<usize> = (0..self.names.len()).collect();
+        let is_quiet = self.kind == Kind::Lock && self.rng.u8(..8) == 0;
+        let mut places: Vec<usize> = if is_quiet {
+            (self.busy..self.names.len()).collect()
+        } else {
+            (0..self.busy).collect()
+        };
         self.rng.shuffle(&mut places);
-        places.truncate(self.rng.usize(1..=8));
-        let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
+        places.truncate(if is_quiet {
+            self.rng.usize(1..=QUIET)
+        } else {
+            self.rng.usize(1..=8)
+        });
+        let others = [0, 0, 2, 20][self.rng.usize(..4)];
+        let requests: Vec<_> = places
+            .iter()
+            .map(|&at| {
+                if is_quiet {
+                    self.quiet_request(at, others)
+                } else {
+                    self.request(at)
+                }
+            })
+            .collect();
         let not_after = if self.rng.u8(..12) == 0 {
             self.rng.u64(0..1_000_000)
         } else {
@@ -523,7 +582,7 @@ impl Run {
 
     /// A waiter is not heard of for a while.
     fn age(&mut self) {
-        let at = self.rng.usize(..self.names.len());
+        let at = self.rng.usize(..self.busy);
         let Some(waiter) = self.rng.choice(self.ledger.waiters(&self.names[at])) else {
             return;
         };
@@ -555,7 +614,11 @@ impl Run {
 
     /// Somebody else's client, or time, gets at a record.
     fn foreign(&mut self) {
-        let at = self.rng.usize(..self.names.len());
+        let at = if self.kind == Kind::Lock && self.rng.u8(..4) == 0 {
+            self.rng.usize(self.busy..self.names.len())
+        } else {
+            self.rng.usize(..self.busy)
+        };
         let Some(record) = self.record(at) else { return };
         let state = match self.rng.u8(..16) {
             0..8 => {
