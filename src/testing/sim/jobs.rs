@@ -33,6 +33,8 @@ struct Tick {
     attempt: u32,
     /// Its latest winner.
     winner: Option<Holder>,
+    /// And all before, as far as the store remembers.
+    winners: Vec<Holder>,
     /// The store knows that it ended well, or a node was told so that ran it.
     ended: bool,
 }
@@ -243,9 +245,14 @@ impl World {
             return;
         }
         self.saw(Seen::TickRun);
+        let forgot = self.watch.forgot;
         let Some(tick) = self.watch.ticks.ticks.get_mut(&(key, want.mark)) else {
             return;
         };
+        // Won and finished before the store forgot it, and told only now: of that tick nothing is promised.
+        if forgot && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
+            return;
+        }
         tick.ended = true;
         let winner = tick.winner;
         if winner.is_some() && winner != claim {
@@ -305,6 +312,7 @@ impl World {
         let (ended, counted) = (tick.ended, tick.attempt);
         tick.attempt = attempt;
         let before = std::mem::replace(&mut tick.winner, job.winner);
+        tick.winners.extend(job.winner);
         if !is_winners {
             self.wrong(Wrong::TickOrder, Some(key), || {
                 format!("{mark} was won by {:?}, which has no record", job.winner)
