@@ -1,9 +1,7 @@
 //! A batch under way: polled by callers along with themselves, finished by the keeper when they do not, and taken apart
 //! when its answer is there.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -15,10 +13,10 @@ use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::runtime::courier::Courier;
 use crate::runtime::node::Node;
 use crate::runtime::slot::lock;
-use crate::store::Link;
+use crate::store::{BoxFuture, Link};
 
 /// What a store does with a batch.
-pub(crate) type Sending = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+type Sending = BoxFuture<'static, Result<Answer, Failure>>;
 
 /// A batch under way.
 pub(crate) struct Carriage {
@@ -48,7 +46,7 @@ impl std::fmt::Debug for Carriage {
 }
 
 impl Carriage {
-    /// One that carries nothing yet.
+    /// Loaded, and with nothing to poll yet.
     pub(crate) fn new(
         courier: &Arc<Courier>,
         node: &Arc<Node>,

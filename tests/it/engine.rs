@@ -100,8 +100,8 @@ fn a_job(queues: bool) -> Engine {
     )
 }
 
-#[test]
-fn a_release_hears_that_a_yield_found_the_lease_gone() {
+/// The first of three has handed on to the second, whose release is a yield.
+fn yielding() -> (Engine, [Ticket; 3]) {
     let mut engine = Engine::new(Rules {
         burst: 1,
         ..Rules::default()
@@ -110,6 +110,12 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
     engine.answer(Reply::Granted(7));
     engine.tell(Input::Release(tickets[0]));
     engine.tell(Input::Release(tickets[1]));
+    (engine, tickets)
+}
+
+#[test]
+fn a_release_hears_that_a_yield_found_the_lease_gone() {
+    let (mut engine, tickets) = yielding();
     assert!(matches!(engine.sent().request.verb, Verb::Yield { .. }));
     // Somebody deleted the record.
     engine.answer(Reply::Gone);
@@ -125,14 +131,7 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
 
 #[test]
 fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_lease() {
-    let mut engine = Engine::new(Rules {
-        burst: 1,
-        ..Rules::default()
-    });
-    let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
-    engine.answer(Reply::Granted(7));
-    engine.tell(Input::Release(tickets[0]));
-    engine.tell(Input::Release(tickets[1]));
+    let (mut engine, tickets) = yielding();
     let Verb::Yield { to } = engine.sent().request.verb else {
         panic!("{:?} is no yield", engine.sent().request.verb)
     };
