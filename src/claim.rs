@@ -108,6 +108,18 @@ pub struct Holder {
     pub nonce: u64,
 }
 
+/// Appends the digits of a number, for the same reason.
+#[cfg(feature = "redis")]
+pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
+    let (mut digits, mut at, mut rest) = ([0; 20], 20, number);
+    while at == 20 || rest > 0 {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    text.extend_from_slice(&digits[at..]);
+}
+
 #[cfg(feature = "redis")]
 impl Holder {
     /// Appends the text that [`Display`](fmt::Display) gives, by hand: every request carries it.
@@ -115,13 +127,7 @@ impl Holder {
         let mut uuid = Uuid::encode_buffer();
         text.extend_from_slice(self.node.0.as_simple().encode_lower(&mut uuid).as_bytes());
         text.push(b':');
-        let (mut digits, mut at, mut rest) = ([0; 20], 20, self.claim);
-        while at == 20 || rest > 0 {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        text.extend_from_slice(&digits[at..]);
+        append_number(text, self.claim);
         text.push(b':');
         let nibble = |n: u32| b"0123456789abcdef"[(self.nonce >> (4 * n)) as usize & 15];
         text.extend((0..16).rev().map(nibble));

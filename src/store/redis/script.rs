@@ -8,7 +8,8 @@ use std::sync::LazyLock;
 use redis::{Cmd, RedisWrite, Value};
 
 use crate::claim::{
-    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Term, Verb,
+    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Request, Term, Verb,
+    append_number,
 };
 use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
@@ -217,6 +218,11 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
     let kind = kind(batch);
     debug_assert!(requests.iter().all(|request| request.name.kind == kind));
+    if let ([request], Kind::Lock) = (&**requests, kind)
+        && matches!(request.verb, Verb::Claim { .. } | Verb::Leave | Verb::Finish)
+    {
+        return encode_lone(batch, request, names, probe);
+    }
     let keys = if kind == Kind::Job { 3 } else { 2 };
     let bytes: usize = requests
         .iter()
@@ -242,10 +248,6 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             let _ = names.write_memory(&request.name, cmd.writer_for_next_arg());
         }
     }
-    let not_after = match batch.not_after {
-        u64::MAX => 0,
-        not_after => not_after.max(1),
-    };
     let counts = requests.iter().any(|request| request.verb != Verb::Renew);
     let flags = match (probe, counts) {
         (false, false) => "",
@@ -253,7 +255,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         (true, false) => "p",
         (true, true) => "pq",
     };
-    cmd.arg(batch.highest).arg(not_after).arg(flags);
+    cmd.arg(batch.highest).arg(not_after(batch)).arg(flags);
     // Nearly always all have the same terms, which are then written once.
     let common = requests.first().map(|request| request.term);
     word.clear();
@@ -298,10 +300,69 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     cmd
 }
 
+/// As the scripts have it: 0 for none.
+fn not_after(batch: &Batch) -> u64 {
+    match batch.not_after {
+        u64::MAX => 0,
+        not_after => not_after.max(1),
+    }
+}
+
+/// A claim or a leave that travels alone, as lone.lua has it: every word costs on both sides.
+fn encode_lone(batch: &Batch, request: &Request, names: &Names, probe: bool) -> Cmd {
+    let mut cmd = Cmd::with_capacity(
+        11,
+        2 * (names.prefix.len() + request.name.key.as_bytes().len()) + 320,
+    );
+    cmd.arg("EVALSHA").arg(&*LOCKS.sha).arg(3);
+    let mut word = Vec::with_capacity(128);
+    // Writing into a vector or a command's buffer cannot fail.
+    let _ = names.write_record(&request.name, &mut word);
+    cmd.arg(&word).arg(CLOCK);
+    let _ = names.write_queue(&word, cmd.writer_for_next_arg());
+    word.clear();
+    request.holder.append_to(&mut word);
+    word.push(b':');
+    cmd.arg(&word);
+    let (lease, hold) = (request.term.lease_ms, request.term.hold_ms());
+    let flags: &[u8] = if probe { b"pq" } else { b"q" };
+    let highest = batch.highest;
+    word.clear();
+    if let Verb::Claim { wait } = request.verb {
+        cmd.arg(hold).arg(not_after(batch)).arg(highest);
+        word.push(if wait { b'w' } else { b'c' });
+        word.extend_from_slice(flags);
+        append_number(&mut word, lease);
+    } else {
+        append_number(&mut word, highest);
+        word.push(b' ');
+        word.extend_from_slice(flags);
+        for ms in [lease, hold] {
+            word.push(b' ');
+            append_number(&mut word, ms);
+        }
+    }
+    cmd.arg(&word);
+    cmd
+}
+
 /// What the script answered.
 pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
-    let Value::Array(values) = value else {
-        return Err(malformed("the script's answer is not a list"));
+    let values = match value {
+        Value::Array(values) => values,
+        Value::Int(number) if number >= 0 && requests == 1 => {
+            let time = number.unsigned_abs();
+            let reply = if time == 0 {
+                Reply::Done
+            } else {
+                Reply::Granted(time)
+            };
+            return Ok(Answer {
+                time,
+                replies: vec![reply],
+            });
+        }
+        _ => return Err(malformed("the script's answer is not a list")),
     };
     let mut values = values.into_iter();
     let Some(Value::Int(time)) = values.next() else {
