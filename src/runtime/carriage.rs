@@ -25,6 +25,8 @@ pub(crate) struct Carriage {
     /// `None` when it is over, and before there is anything to poll.
     pub(super) sending: Mutex<Option<Sending>>,
     cargo: Mutex<Vec<(Tag, Name)>>,
+    /// How many requests it carries.
+    pub(crate) load: usize,
     /// Read before the first byte was written; 0 before that.
     sent: AtomicU64,
     /// From when on the server refuses its claims as late.
@@ -59,6 +61,7 @@ impl Carriage {
             courier: courier.clone(),
             node: node.clone(),
             sending: Mutex::new(None),
+            load: cargo.len(),
             cargo: Mutex::new(cargo),
             sent: AtomicU64::new(0),
             late_after: AtomicU64::new(0),

@@ -9,8 +9,9 @@ use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -32,11 +33,18 @@ const SLOTS: usize = 16;
 /// And so many at least, so that neither side sleeps while the other works: with one at a time the wake-ups on both
 /// sides were most of a round trip on loopback.
 const BUSY: usize = 4;
+/// Up to so many requests at once each travel in a batch of their own. Company would make each cheaper, but one has to
+/// wait for it, and both sides fall asleep in turn.
+const ALONE: usize = 16;
 /// A request waits for company about this long at the most: so many batches are under way that one of them comes
 /// back this often. On a network of two milliseconds that is all of them.
 const COMPANY: Duration = Duration::from_micros(100);
 /// What answers within this is no server but memory, and company is not worth waiting for.
 const AT_ONCE: Duration = Duration::from_micros(10);
+/// An answer that can be expected within this long is not slept for. To fall asleep and be woken costs that much on both
+/// sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as a
+/// sleep costs never spends more than twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
+const SPIN: Duration = Duration::from_micros(100);
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
 /// So many names are sooner compared with each other than hashed.
@@ -55,6 +63,8 @@ pub(crate) struct Courier {
     pub(crate) route: Route,
     pub(crate) server: Arc<Server>,
     state: Mutex<State>,
+    /// A caller spins. One is enough: whatever arrives, it keeps the runtime awake.
+    spins: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +73,9 @@ struct State {
     /// A caller is about to send for all. Should it fall asleep, the keeper does.
     gathers: bool,
     under_way: Vec<Arc<Carriage>>,
+    /// The requests in them.
+    asked: usize,
+    demand: Demand,
     link: LinkState,
     generation: u64,
     refused: Option<(Moment, StoreError)>,
@@ -75,6 +88,7 @@ impl State {
     fn is_free(&self) -> bool {
         let slots = match self.trip {
             trip if trip < AT_ONCE => SLOTS,
+            _ if self.demand.is_small() => SLOTS,
             // A full batch has all the company there is.
             _ if self.waiting.len() >= CAP => SLOTS,
             trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(BUSY as u128, SLOTS as u128) as usize,
@@ -105,6 +119,22 @@ impl State {
         } else {
             trip.min(self.trip + longer / 64)
         };
+    }
+}
+
+/// How many requests there are at once lately, waiting and under way. In sixty-fourths: it rises at once and falls
+/// slowly, as a batch that comes back takes all of its requests along.
+#[derive(Debug, Default)]
+struct Demand(usize);
+
+impl Demand {
+    fn saw(&mut self, requests: usize) {
+        let now = 64 * requests;
+        self.0 = now.max(self.0 - self.0.saturating_sub(now) / 64);
+    }
+
+    fn is_small(&self) -> bool {
+        self.0 <= 64 * ALONE
     }
 }
 
@@ -157,27 +187,51 @@ impl Courier {
             route,
             server,
             state: Mutex::default(),
+            spins: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn take(&self, parcel: Parcel, since: Moment, slot: Option<Arc<Slot>>) {
-        lock(&self.state).waiting.push_back(Item { parcel, since, slot });
+        let mut state = lock(&self.state);
+        state.waiting.push_back(Item { parcel, since, slot });
+        let requests = state.waiting.len() + state.asked;
+        state.demand.saw(requests);
     }
 
     /// What a caller does whose request waits.
     ///
-    /// While batches are under way one caller lets every task that can run go first, and sends for all of them: the
-    /// answers that woke it woke others, and what they ask for travels along. Alone it waits for nobody.
+    /// Where many ask, and while batches are under way, one caller lets every task that can run go first, and sends for
+    /// all of them: the answers that woke it woke others, and what they ask for travels along. Where few ask, each
+    /// sends for itself.
     pub(crate) fn turn(&self, may_gather: bool) -> Turn {
         let mut state = lock(&self.state);
         if state.waiting.is_empty() || state.gathers || !state.is_free() {
             Turn::Wait
-        } else if may_gather && !state.under_way.is_empty() {
+        } else if may_gather && !state.under_way.is_empty() && !state.demand.is_small() {
             state.gathers = true;
             Turn::Gather
         } else {
             Turn::Send
         }
+    }
+
+    /// Whether a caller looks for its answer once more before it sleeps: where few ask, a near server answers before
+    /// that would pay. With a single processor it would keep the server from running.
+    pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
+        static PARALLEL: LazyLock<bool> =
+            LazyLock::new(|| available_parallelism().is_ok_and(|processors| processors.get() > 1));
+        if now.since(carriage.since) >= SPIN || !*PARALLEL {
+            return false;
+        }
+        let is_near = {
+            let state = lock(&self.state);
+            state.demand.is_small() && !state.trip.is_zero() && state.trip < SPIN
+        };
+        is_near && (spins || !self.spins.swap(true, Ordering::Relaxed))
+    }
+
+    pub(crate) fn stopped_spinning(&self) {
+        self.spins.store(false, Ordering::Relaxed);
     }
 
     /// Who was to send for all does not.
@@ -221,6 +275,7 @@ impl Courier {
         let carriage = Arc::new(Carriage::new(self, node, cargo, generation, now, deadline));
         // Held until there is something to poll: whoever gives the connection up in between waits for it.
         let mut sending = lock(&carriage.sending);
+        state.asked += load;
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
@@ -405,7 +460,11 @@ impl Courier {
     /// A batch is no longer under way. `trip` is how long its answer took.
     pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<Duration>) {
         let mut state = lock(&self.state);
-        state.under_way.retain(|other| !std::ptr::eq(&**other, carriage));
+        let it = |other: &Arc<Carriage>| std::ptr::eq(&**other, carriage);
+        if let Some(at) = state.under_way.iter().position(it) {
+            state.under_way.remove(at);
+            state.asked -= carriage.load;
+        }
         if let Some(trip) = trip {
             state.saw_trip(trip);
         }

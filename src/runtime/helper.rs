@@ -23,6 +23,8 @@ pub(crate) struct Helper {
     has_waited: bool,
     /// Others leave the sending to us.
     gathers: bool,
+    /// It looks for its answer again and again instead of sleeping.
+    spins: bool,
 }
 
 impl Helper {
@@ -34,6 +36,7 @@ impl Helper {
             carriage: None,
             has_waited: false,
             gathers: false,
+            spins: false,
         }
     }
 
@@ -49,15 +52,23 @@ impl Helper {
                 && carriage.poll(cx).is_ready()
             {
                 self.carriage = None;
+                self.stop_spinning();
             }
             if let Poll::Ready(ready) = wanted(&self.slot, cx) {
                 self.resign();
                 return Poll::Ready(ready);
             }
-            if self.carriage.is_some() {
+            let is_runtime = Handle::try_current().is_ok();
+            if let Some(carriage) = &self.carriage {
+                let now = self.node.clock.now();
+                if is_runtime && self.courier.may_spin(carriage, now, self.spins) {
+                    self.spins = true;
+                    give_way(cx);
+                } else {
+                    self.stop_spinning();
+                }
                 return Poll::Pending;
             }
-            let is_runtime = Handle::try_current().is_ok();
             let may_gather = is_runtime && !self.has_waited;
             self.has_waited = true;
             if !self.gathers {
@@ -66,8 +77,7 @@ impl Helper {
                     Turn::Wait => return Poll::Pending,
                     Turn::Gather => {
                         self.gathers = true;
-                        // Its first poll puts us behind all that can run, and that is all it does: it need not be kept.
-                        if pin!(yield_now()).poll(cx).is_pending() {
+                        if give_way(cx) {
                             return Poll::Pending;
                         }
                     }
@@ -87,12 +97,24 @@ impl Helper {
         }
     }
 
-    /// Leaves the sending to somebody else after all.
+    fn stop_spinning(&mut self) {
+        if std::mem::take(&mut self.spins) {
+            self.courier.stopped_spinning();
+        }
+    }
+
+    /// Leaves the sending, and the looking, to somebody else after all.
     fn resign(&mut self) {
+        self.stop_spinning();
         if std::mem::take(&mut self.gathers) {
             self.courier.gave_up_gathering(&self.node);
         }
     }
+}
+
+/// Puts the task behind all that can run. The first poll does that, and it is all it does: it need not be kept.
+fn give_way(cx: &mut Context<'_>) -> bool {
+    pin!(yield_now()).poll(cx).is_pending()
 }
 
 impl Drop for Helper {
