@@ -60,6 +60,12 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("dead removed", 2),
             ("quiet", 2_000),
             ("among quiet ones", 50),
+            ("granted alone", 5),
+            ("late alone", 1),
+            ("claimed alone in vain", 20),
+            ("left alone", 10),
+            ("handed over alone", 1),
+            ("handed over alone, by who saw a higher number", 1),
         ],
     );
 }
@@ -326,13 +332,15 @@ impl Run {
             (0..self.busy).collect()
         };
         self.rng.shuffle(&mut places);
-        places.truncate(if is_quiet {
-            self.rng.usize(1..=QUIET)
-        } else {
-            self.rng.usize(1..=8)
+        // Who travels alone has words of its own.
+        let is_alone = self.rng.u8(..3) == 0;
+        places.truncate(match (is_alone, is_quiet) {
+            (true, _) => 1,
+            (false, true) => self.rng.usize(1..=QUIET),
+            (false, false) => self.rng.usize(1..=8),
         });
         let others = [0, 0, 2, 20][self.rng.usize(..4)];
-        let requests: Vec<_> = places
+        let mut requests: Vec<_> = places
             .iter()
             .map(|&at| {
                 if is_quiet {
@@ -342,12 +350,22 @@ impl Run {
                 }
             })
             .collect();
+        // Else hardly any owner leaves alone with others waiting.
+        if let [request] = &mut *requests
+            && let Some(Owner::Claim(owner, _)) =
+                self.ledger.record(&request.name, 0).map(|record| &record.owner)
+            && request.holder == *owner
+            && matches!(request.verb, Verb::Renew | Verb::Yield { .. })
+        {
+            request.verb = Verb::Leave;
+        }
         let not_after = if self.rng.u8(..12) == 0 {
             self.rng.u64(0..1_000_000)
         } else {
             u64::MAX
         };
-        let highest = if self.rng.u8(..20) == 0 {
+        let is_ahead = self.rng.u8(..20) < if places.len() == 1 { 10 } else { 1 };
+        let highest = if is_ahead {
             self.last + self.rng.u64(..5_000_000)
         } else {
             self.last
@@ -390,6 +408,17 @@ impl Run {
                 self.last = self.last.max(*number);
             }
             self.saw(word(real));
+        }
+        if let ([request], [reply]) = (&*batch.requests, &*real.replies) {
+            self.saw(match (request.verb, reply) {
+                (Verb::Claim { .. }, Reply::Granted(_)) => "granted alone",
+                (Verb::Claim { .. }, Reply::Late) => "late alone",
+                (Verb::Claim { .. }, _) => "claimed alone in vain",
+                (Verb::Leave, Reply::Done) if pushes.is_empty() => "left alone",
+                (Verb::Leave, Reply::Done) if is_ahead => "handed over alone, by who saw a higher number",
+                (Verb::Leave, Reply::Done) => "handed over alone",
+                _ => "alone",
+            });
         }
         for push in pushes {
             let at = batch
