@@ -1,7 +1,7 @@
 //! Random requests through the scripts on a real server and through the ledger: the same replies, pushes and queues.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tenure::Key;
 use tenure::claim::{Batch, Grant, Holder, Kind, Mark, NO_TICK, Name, NodeId, Reply, Request, Term, Verb};
@@ -364,18 +364,28 @@ impl Run {
         } else {
             u64::MAX
         };
+        // A node may have seen what the server forgot, or nothing yet. Seldom far ahead: the server's clock is to catch up
+        // with its numbers.
         let is_ahead = self.rng.u8(..20) < if places.len() == 1 { 10 } else { 1 };
-        let highest = if is_ahead {
-            self.last + self.rng.u64(..5_000_000)
-        } else {
-            self.last
+        let ahead = if self.rng.u8(..100) == 0 { 500_000 } else { 3_000 };
+        let highest = match self.rng.u8(..20) {
+            _ if is_ahead => self.last + self.rng.u64(..ahead),
+            0..5 => 0,
+            _ => self.last,
         };
         let batch = Batch {
             highest,
             not_after,
             requests,
         };
+        let before = wall_us();
         let real = self.link.apply(batch.clone()).await.unwrap();
+        // 0: it was not asked.
+        let span = before - 1_000..=wall_us() + 1_000;
+        assert!(
+            real.time == 0 || span.contains(&real.time),
+            "step {step}: {batch:?} at {span:?}, server {real:?}"
+        );
         let mut pushes = Vec::new();
         let mut branches = Vec::new();
         let model = self
@@ -706,6 +716,12 @@ impl Run {
         };
         self.ledger.overwrite(&self.names[at], state);
     }
+}
+
+/// What the server's clock shows, as it runs on this machine.
+fn wall_us() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.expect("after 1970").as_micros() as u64
 }
 
 /// The same but for a few milliseconds.
