@@ -2,10 +2,9 @@
 //! they answer.
 
 use std::fmt::Display;
-use std::io::Write;
 use std::sync::LazyLock;
 
-use redis::{Cmd, RedisWrite, Value};
+use redis::{Cmd, Value};
 
 use crate::claim::{
     Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, Name, NodeId, Reply, Request, Term, Verb,
@@ -15,6 +14,8 @@ use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 
+/// What every text below uses. Locals are sooner found than globals.
+const LOCALS: &str = "local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall\n";
 const LONE: &str = include_str!("lua/lone.lua");
 const OPEN: &str = include_str!("lua/open.lua");
 const PLAIN: &str = include_str!("lua/plain.lua");
@@ -67,7 +68,7 @@ impl Script {
 /// The script for locks.
 static LOCKS: LazyLock<Script> = LazyLock::new(|| {
     Script::new(&format!(
-        "{LONE}local n = (#KEYS - 1) / 2\n{OPEN}{PLAIN}{}{BATCH}",
+        "{LOCALS}{LONE}local n = (#KEYS - 1) / 2\n{OPEN}{PLAIN}{}{BATCH}",
         RULES.concat()
     ))
 });
@@ -77,7 +78,7 @@ static JOBS: LazyLock<Script> = LazyLock::new(|| {
     let [queue, _, rest @ ..] = RULES;
     let [job, verbs @ ..] = JOB;
     Script::new(&format!(
-        "local n = (#KEYS - 1) / 3\n{OPEN}{queue}{job}{}{}",
+        "{LOCALS}local n = (#KEYS - 1) / 3\n{OPEN}{queue}{job}{}{}",
         rest.concat(),
         verbs.concat()
     ))
@@ -117,38 +118,38 @@ impl Names {
         }
     }
 
-    fn write_record(&self, name: &Name, mut out: impl Write) -> std::io::Result<()> {
+    fn push_record(&self, name: &Name, out: &mut Vec<u8>) {
         match name.kind {
             Kind::Lock => {
-                out.write_all(&self.prefix)?;
-                out.write_all(name.key.as_bytes())
+                out.extend_from_slice(&self.prefix);
+                out.extend_from_slice(name.key.as_bytes());
             }
-            Kind::Job => self.write_job(b'o', name, out),
+            Kind::Job => self.push_job(b'o', name, out),
         }
     }
 
     /// What is known of a job, behind the same tag as its record and its queue.
-    fn write_memory(&self, name: &Name, out: impl Write) -> std::io::Result<()> {
-        self.write_job(b'j', name, out)
+    fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
+        self.push_job(b'j', name, out);
     }
 
-    fn write_job(&self, letter: u8, name: &Name, mut out: impl Write) -> std::io::Result<()> {
+    fn push_job(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
         let full = [&self.prefix, name.key.as_bytes()].concat();
-        out.write_all(FORMAT.as_bytes())?;
-        out.write_all(&[b':', letter, b':', b'{'])?;
-        out.write_all(tag(slot(&full)))?;
-        out.write_all(b"}")?;
-        out.write_all(&full)
+        self.push_tagged(letter, &full, out);
     }
 
     /// The name of a queue is the name of the record behind a tag that brings it to the record's slot: the record
     /// itself cannot be the tag, as it may hold braces.
-    fn write_queue(&self, record: &[u8], mut out: impl Write) -> std::io::Result<()> {
-        out.write_all(FORMAT.as_bytes())?;
-        out.write_all(b":q:{")?;
-        out.write_all(tag(slot(record)))?;
-        out.write_all(b"}")?;
-        out.write_all(record)
+    fn push_queue(&self, record: &[u8], out: &mut Vec<u8>) {
+        self.push_tagged(b'q', record, out);
+    }
+
+    fn push_tagged(&self, letter: u8, name: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(FORMAT.as_bytes());
+        out.extend_from_slice(&[b':', letter, b':', b'{']);
+        out.extend_from_slice(tag(slot(name)));
+        out.push(b'}');
+        out.extend_from_slice(name);
     }
 
     /// The name whose record this is.
@@ -228,24 +229,25 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .iter()
         .map(|r| 2 * (names.prefix.len() + r.name.key.as_bytes().len()) + 160)
         .sum();
-    let mut cmd = Cmd::with_capacity(4 * requests.len() + 11, bytes + 160);
-    cmd.arg("EVALSHA")
-        .arg(&*script(batch).sha)
-        .arg(keys * requests.len() + 1);
-    // Writing into a command's buffer cannot fail.
+    let mut call = Call::new(
+        script(batch),
+        keys * requests.len() + 1,
+        4 * requests.len(),
+        bytes,
+    );
     for request in requests {
-        let _ = names.write_record(&request.name, cmd.writer_for_next_arg());
+        call.put(|word| names.push_record(&request.name, word));
     }
-    cmd.arg(CLOCK);
-    let mut word = Vec::with_capacity(128);
+    call.cmd.arg(CLOCK);
+    let mut record = Vec::with_capacity(64);
     for request in requests {
-        word.clear();
-        let _ = names.write_record(&request.name, &mut word);
-        let _ = names.write_queue(&word, cmd.writer_for_next_arg());
+        record.clear();
+        names.push_record(&request.name, &mut record);
+        call.put(|word| names.push_queue(&record, word));
     }
     if kind == Kind::Job {
         for request in requests {
-            let _ = names.write_memory(&request.name, cmd.writer_for_next_arg());
+            call.put(|word| names.push_memory(&request.name, word));
         }
     }
     let counts = requests.iter().any(|request| request.verb != Verb::Renew);
@@ -255,11 +257,10 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         (true, false) => "p",
         (true, true) => "pq",
     };
-    cmd.arg(batch.highest).arg(not_after(batch)).arg(flags);
+    call.cmd.arg(batch.highest).arg(not_after(batch)).arg(flags);
     // Nearly always all have the same terms, which are then written once.
     let common = requests.first().map(|request| request.term);
-    word.clear();
-    word.extend(requests.iter().map(|request| {
+    let letter = |request: &Request| {
         let letter = match request.verb {
             Verb::Claim { wait: false } => b'c',
             Verb::Claim { wait: true } => b'w',
@@ -273,31 +274,26 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         } else {
             letter.to_ascii_uppercase()
         }
-    }));
-    cmd.arg(&word)
+    };
+    call.put(|word| word.extend(requests.iter().map(letter)));
+    call.cmd
         .arg(common.map_or(0, |term| term.lease_ms))
         .arg(common.map_or(0, Term::hold_ms));
-    let mut put_holder = |cmd: &mut Cmd, holder: &Holder| {
-        word.clear();
-        holder.append_to(&mut word);
-        word.push(b':');
-        cmd.arg(&word);
-    };
     for request in requests {
-        put_holder(&mut cmd, &request.holder);
+        call.put_holder(&request.holder);
     }
     for request in requests {
         if kind == Kind::Job {
-            cmd.arg(request.mark.min(EXACT));
+            call.cmd.arg(request.mark.min(EXACT));
         }
         if Some(request.term) != common {
-            cmd.arg(request.term.lease_ms).arg(request.term.hold_ms());
+            call.cmd.arg(request.term.lease_ms).arg(request.term.hold_ms());
         }
         if let Verb::Yield { to } = &request.verb {
-            put_holder(&mut cmd, to);
+            call.put_holder(to);
         }
     }
-    cmd
+    call.cmd
 }
 
 /// As the scripts have it: 0 for none.
@@ -310,40 +306,65 @@ fn not_after(batch: &Batch) -> u64 {
 
 /// A claim or a leave that travels alone, as lone.lua has it: every word costs on both sides.
 fn encode_lone(batch: &Batch, request: &Request, names: &Names, probe: bool) -> Cmd {
-    let mut cmd = Cmd::with_capacity(
-        11,
-        2 * (names.prefix.len() + request.name.key.as_bytes().len()) + 320,
-    );
-    cmd.arg("EVALSHA").arg(&*LOCKS.sha).arg(3);
-    let mut word = Vec::with_capacity(128);
-    // Writing into a vector or a command's buffer cannot fail.
-    let _ = names.write_record(&request.name, &mut word);
-    cmd.arg(&word).arg(CLOCK);
-    let _ = names.write_queue(&word, cmd.writer_for_next_arg());
-    word.clear();
-    request.holder.append_to(&mut word);
-    word.push(b':');
-    cmd.arg(&word);
+    let bytes = 2 * (names.prefix.len() + request.name.key.as_bytes().len()) + 160;
+    let mut call = Call::new(&LOCKS, 3, 6, bytes);
+    let mut record = Vec::with_capacity(64);
+    names.push_record(&request.name, &mut record);
+    call.cmd.arg(&record).arg(CLOCK);
+    call.put(|word| names.push_queue(&record, word));
+    call.put_holder(&request.holder);
     let (lease, hold) = (request.term.lease_ms, request.term.hold_ms());
     let flags: &[u8] = if probe { b"pq" } else { b"q" };
-    let highest = batch.highest;
-    word.clear();
     if let Verb::Claim { wait } = request.verb {
-        cmd.arg(hold).arg(not_after(batch)).arg(highest);
-        word.push(if wait { b'w' } else { b'c' });
-        word.extend_from_slice(flags);
-        append_number(&mut word, lease);
+        call.cmd.arg(hold).arg(not_after(batch)).arg(batch.highest);
+        call.put(|word| {
+            word.push(if wait { b'w' } else { b'c' });
+            word.extend_from_slice(flags);
+            append_number(word, lease);
+        });
     } else {
-        append_number(&mut word, highest);
-        word.push(b' ');
-        word.extend_from_slice(flags);
-        for ms in [lease, hold] {
+        call.put(|word| {
+            append_number(word, batch.highest);
             word.push(b' ');
-            append_number(&mut word, ms);
+            word.extend_from_slice(flags);
+            for ms in [lease, hold] {
+                word.push(b' ');
+                append_number(word, ms);
+            }
+        });
+    }
+    call.cmd
+}
+
+/// A call of a script, on its way to be written.
+struct Call {
+    cmd: Cmd,
+    word: Vec<u8>,
+}
+
+impl Call {
+    fn new(script: &Script, keys: usize, words: usize, bytes: usize) -> Self {
+        let mut cmd = Cmd::with_capacity(words + 11, bytes + 160);
+        cmd.arg("EVALSHA").arg(&*script.sha).arg(keys);
+        Call {
+            cmd,
+            word: Vec::with_capacity(128),
         }
     }
-    cmd.arg(&word);
-    cmd
+
+    /// One word more, as `push` makes it.
+    fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
+        self.word.clear();
+        push(&mut self.word);
+        self.cmd.arg(&self.word);
+    }
+
+    fn put_holder(&mut self, holder: &Holder) {
+        self.put(|word| {
+            holder.append_to(word);
+            word.push(b':');
+        });
+    }
 }
 
 /// What the script answered.
@@ -394,6 +415,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
 
 fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let text = match value {
+        Value::Int(0) => return Ok(Reply::Done),
         Value::Int(number) if number > 0 => return Ok(Reply::Granted(number.unsigned_abs())),
         Value::BulkString(text) => text,
         _ => return Err(malformed("a reply of the script is neither a number nor a text")),
@@ -423,7 +445,6 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
-        b'D' => Reply::Done,
         b'N' => Reply::NotThere,
         b'E' => Reply::Refused(refusal(&rest)),
         _ => return Err(malformed("a reply of the script is unknown")),
@@ -535,13 +556,13 @@ mod tests {
         ] {
             let record = [b"lock:", key].concat();
             let mut queue = Vec::new();
-            names.write_queue(&record, &mut queue).unwrap();
+            names.push_queue(&record, &mut queue);
             assert_eq!(slot(&queue), slot(&record), "{key:?}");
             let job = Name::job(Key::from(key));
             let (mut memory, mut lease, mut queue) = (Vec::new(), Vec::new(), Vec::new());
-            names.write_memory(&job, &mut memory).unwrap();
-            names.write_record(&job, &mut lease).unwrap();
-            names.write_queue(&lease, &mut queue).unwrap();
+            names.push_memory(&job, &mut memory);
+            names.push_record(&job, &mut lease);
+            names.push_queue(&lease, &mut queue);
             for of_job in [&memory, &lease, &queue] {
                 assert_eq!(slot(of_job), slot(&record), "{key:?}");
             }

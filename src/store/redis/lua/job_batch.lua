@@ -40,7 +40,7 @@ for i = 1, n do
       reply = claim(i, verb == 119, holder, lease, hold)
     end
   end
-  if type(reply) == 'number' then reply = format('W%d:%d', reply, memory.attempt) end
+  if type(reply) == 'number' and reply > 0 then reply = format('W%d:%d', reply, memory.attempt) end
   replies[i + 1] = reply
 end
 -- As in plain.lua: after the grants, and no loss should it fail.

@@ -2,7 +2,7 @@
 -- KEYS[n+1+i]  the queue
 -- holder       <node>:<claim>:<nonce>:
 -- lease, hold  as leave has them
--- returns      D = done; N = was not there; E<error>
+-- returns      0 = done; N = was not there; E<error>
 local function finish(i, holder, lease, hold)
   local finished = mark == memory.mark and memory.winner == sub(holder, 1, -2)
   if finished then
@@ -13,5 +13,5 @@ local function finish(i, holder, lease, hold)
     memory.done = true
   end
   local reply = leave(i, holder, lease, hold)
-  return finished and reply == 'N' and 'D' or reply
+  return finished and reply == 'N' and 0 or reply
 end

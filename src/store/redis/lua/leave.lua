@@ -4,7 +4,7 @@
 -- holder       <node>:<claim>:<nonce>:
 -- lease        in ms
 -- hold         in ms: the lease and the margin; with the lease it names the waiter's members
--- returns      D = done; N = was not there; E<error>
+-- returns      0 = done; N = was not there; E<error>
 local function leave(i, holder, lease, hold)
   if owned(i, holder) then
     -- A queue of a wrong type must not keep the owner from leaving.
@@ -13,7 +13,7 @@ local function leave(i, holder, lease, hold)
     if type(gone) == 'table' then return 'E' .. gone.err end
     records[i] = false
     if not alone then hand_over(i) end
-    return 'D'
+    return 0
   end
   local err = not records[i] and typed(i) or prune(i)
   if err then return 'E' .. err end
@@ -23,5 +23,5 @@ local function leave(i, holder, lease, hold)
   if type(out) == 'table' then return 'E' .. out.err end
   -- What became of the others is not the leaver's affair: whoever comes next settles the key.
   if not records[i] then hand_over(i) end
-  return out > 0 and 'D' or 'N'
+  return out > 0 and 0 or 'N'
 end

@@ -8,7 +8,6 @@
 -- ARGV[3]  flags: p = probe for subscribers before choosing, q = some request needs to know whether anybody waits
 -- returns  an error for the whole batch when the clock is unusable, before anything is written
 local byte, find, format, match, sub = string.byte, string.find, string.format, string.match, string.sub
-local call, pcall = redis.call, redis.pcall
 
 -- Once: within a script TIME moves on while expiry stands still (Redis 7.0), newer servers freeze both.
 local time = call('TIME')

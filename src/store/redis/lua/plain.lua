@@ -22,7 +22,7 @@ if queues == 0 then
     if verb == 108 and record and find(record, holder, 1, true) == 1 then
       leaves = leaves + 1
       leaving[leaves] = KEYS[i]
-      reply = 'D'
+      reply = 0
     elseif not record and not late and (verb == 119 or verb == 99) then
       local number = last + 1
       if number < us then number = us end
