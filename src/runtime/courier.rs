@@ -26,25 +26,9 @@ use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
+use crate::runtime::traffic::Traffic;
 use crate::store::{BoxFuture, Link, Route};
 
-/// Batches under way per connection, at the most.
-const SLOTS: usize = 16;
-/// And so many at least, so that neither side sleeps while the other works: with one at a time the wake-ups on both
-/// sides were most of a round trip on loopback.
-const BUSY: usize = 4;
-/// Up to so many requests at once each travel in a batch of their own. Company would make each cheaper, but one has to
-/// wait for it, and both sides fall asleep in turn.
-const ALONE: usize = 16;
-/// A request waits for company about this long at the most: so many batches are under way that one of them comes
-/// back this often. On a network of two milliseconds that is all of them.
-const COMPANY: Duration = Duration::from_micros(100);
-/// What answers within this is no server but memory, and company is not worth waiting for.
-const AT_ONCE: Duration = Duration::from_micros(10);
-/// An answer that can be expected within this long is not slept for. To fall asleep and be woken costs that much on both
-/// sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as a
-/// sleep costs never spends more than twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
-const SPIN: Duration = Duration::from_micros(100);
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
 /// So many names are sooner compared with each other than hashed.
@@ -73,27 +57,16 @@ struct State {
     /// A caller is about to send for all. Should it fall asleep, the keeper does.
     gathers: bool,
     under_way: Vec<Arc<Carriage>>,
-    /// The requests in them.
-    asked: usize,
-    demand: Demand,
+    traffic: Traffic,
     link: LinkState,
     generation: u64,
     refused: Option<(Moment, StoreError)>,
-    /// The shortest round trip lately.
-    trip: Duration,
 }
 
 impl State {
     /// Whether one more batch may be under way.
     fn is_free(&self) -> bool {
-        let slots = match self.trip {
-            trip if trip < AT_ONCE => SLOTS,
-            _ if self.demand.is_small() => SLOTS,
-            // A full batch has all the company there is.
-            _ if self.waiting.len() >= CAP => SLOTS,
-            trip => (trip.as_nanos() / COMPANY.as_nanos()).clamp(BUSY as u128, SLOTS as u128) as usize,
-        };
-        self.under_way.len() < slots
+        self.traffic.is_free(self.waiting.len() >= CAP)
     }
 
     /// How many of those that wait fit into one batch. It names a key once: a store may read all of its keys before it
@@ -109,32 +82,6 @@ impl State {
         }
         let mut seen = HashSet::with_capacity(most);
         names().take_while(|name| seen.insert(*name)).count()
-    }
-
-    /// Takes the shorter at once and the longer slowly: what is looked for is the wire, not the queue.
-    fn saw_trip(&mut self, trip: Duration) {
-        let longer = trip.saturating_sub(self.trip);
-        self.trip = if self.trip.is_zero() {
-            trip
-        } else {
-            trip.min(self.trip + longer / 64)
-        };
-    }
-}
-
-/// How many requests there are at once lately, waiting and under way. In sixty-fourths: it rises at once and falls
-/// slowly, as a batch that comes back takes all of its requests along.
-#[derive(Debug, Default)]
-struct Demand(usize);
-
-impl Demand {
-    fn saw(&mut self, requests: usize) {
-        let now = 64 * requests;
-        self.0 = now.max(self.0 - self.0.saturating_sub(now) / 64);
-    }
-
-    fn is_small(&self) -> bool {
-        self.0 <= 64 * ALONE
     }
 }
 
@@ -194,8 +141,8 @@ impl Courier {
     pub(crate) fn take(&self, parcel: Parcel, since: Moment, slot: Option<Arc<Slot>>) {
         let mut state = lock(&self.state);
         state.waiting.push_back(Item { parcel, since, slot });
-        let requests = state.waiting.len() + state.asked;
-        state.demand.saw(requests);
+        let waiting = state.waiting.len();
+        state.traffic.wanted(waiting);
     }
 
     /// What a caller does whose request waits.
@@ -207,7 +154,7 @@ impl Courier {
         let mut state = lock(&self.state);
         if state.waiting.is_empty() || state.gathers || !state.is_free() {
             Turn::Wait
-        } else if may_gather && !state.under_way.is_empty() && !state.demand.is_small() {
+        } else if may_gather && state.traffic.gathers() {
             state.gathers = true;
             Turn::Gather
         } else {
@@ -220,14 +167,8 @@ impl Courier {
     pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
         static PARALLEL: LazyLock<bool> =
             LazyLock::new(|| available_parallelism().is_ok_and(|processors| processors.get() > 1));
-        if now.since(carriage.since) >= SPIN || !*PARALLEL {
-            return false;
-        }
-        let is_near = {
-            let state = lock(&self.state);
-            state.demand.is_small() && !state.trip.is_zero() && state.trip < SPIN
-        };
-        is_near && (spins || !self.spins.swap(true, Ordering::Relaxed))
+        let is_due = || lock(&self.state).traffic.is_due(now.since(carriage.since));
+        *PARALLEL && is_due() && (spins || !self.spins.swap(true, Ordering::Relaxed))
     }
 
     pub(crate) fn stopped_spinning(&self) {
@@ -275,7 +216,7 @@ impl Courier {
         let carriage = Arc::new(Carriage::new(self, node, cargo, generation, now, deadline));
         // Held until there is something to poll: whoever gives the connection up in between waits for it.
         let mut sending = lock(&carriage.sending);
-        state.asked += load;
+        state.traffic.departed(load);
         state.under_way.push(carriage.clone());
         // A store in memory applies at once, and its pushes may come back to this courier.
         drop(state);
@@ -462,11 +403,8 @@ impl Courier {
         let mut state = lock(&self.state);
         let it = |other: &Arc<Carriage>| std::ptr::eq(&**other, carriage);
         if let Some(at) = state.under_way.iter().position(it) {
-            state.under_way.remove(at);
-            state.asked -= carriage.load;
-        }
-        if let Some(trip) = trip {
-            state.saw_trip(trip);
+            state.under_way.swap_remove(at);
+            state.traffic.arrived(carriage.load, trip);
         }
     }
 

@@ -14,3 +14,4 @@ pub(crate) mod keeper;
 pub(crate) mod node;
 pub(crate) mod server;
 pub(crate) mod slot;
+pub(crate) mod traffic;
