@@ -9,7 +9,7 @@ use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -133,7 +133,10 @@ impl Courier {
             side,
             route,
             server,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                traffic: Traffic::new(available_parallelism().map_or(1, usize::from)),
+                ..State::default()
+            }),
             spins: AtomicBool::new(false),
         }
     }
@@ -163,12 +166,10 @@ impl Courier {
     }
 
     /// Whether a caller looks for its answer once more before it sleeps: where few ask, a near server answers before
-    /// that would pay. With a single processor it would keep the server from running.
+    /// that would pay.
     pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
-        static PARALLEL: LazyLock<bool> =
-            LazyLock::new(|| available_parallelism().is_ok_and(|processors| processors.get() > 1));
-        let is_due = || lock(&self.state).traffic.is_due(now.since(carriage.since));
-        *PARALLEL && is_due() && (spins || !self.spins.swap(true, Ordering::Relaxed))
+        let is_due = lock(&self.state).traffic.is_due(now.since(carriage.since));
+        is_due && (spins || !self.spins.swap(true, Ordering::Relaxed))
     }
 
     pub(crate) fn stopped_spinning(&self) {

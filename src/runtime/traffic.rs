@@ -11,7 +11,7 @@ const SLOTS: usize = 16;
 /// sides were most of a round trip on loopback.
 const BUSY: usize = 4;
 /// Up to so many requests at once each travel in a batch of their own. Company would make each cheaper, but one has to
-/// wait for it, and both sides fall asleep in turn.
+/// wait for it, and both sides fall asleep in turn. Not where both share one processor: there cheaper is faster.
 const ALONE: usize = 16;
 /// A request waits for company about this long at the most: so many batches are under way that one of them comes
 /// back this often. On a network of two milliseconds that is all of them.
@@ -25,6 +25,8 @@ const SPIN: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
+    /// This process has one processor, and a server on the same machine takes turns with it.
+    is_serial: bool,
     batches: usize,
     /// In the batches under way.
     requests: usize,
@@ -34,6 +36,13 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
+    pub(crate) fn new(processors: usize) -> Self {
+        Traffic {
+            is_serial: processors < 2,
+            ..Traffic::default()
+        }
+    }
+
     /// One request more waits, and so many with it.
     pub(crate) fn wanted(&mut self, waiting: usize) {
         self.demand.saw(waiting + self.requests);
@@ -60,7 +69,7 @@ impl Traffic {
 
     /// Whether one more batch may be under way. A full one has all the company there is.
     pub(crate) fn is_free(&self, is_full: bool) -> bool {
-        let slots = if self.trip < AT_ONCE || self.demand.is_small() || is_full {
+        let slots = if self.trip < AT_ONCE || self.travels_alone() || is_full {
             SLOTS
         } else {
             let by_trip = self.trip.as_nanos() / COMPANY.as_nanos();
@@ -71,13 +80,17 @@ impl Traffic {
 
     /// Whether a request is better sent with those that are about to come. Alone it waits for nobody.
     pub(crate) fn gathers(&self) -> bool {
-        self.batches > 0 && !self.demand.is_small()
+        self.batches > 0 && !self.travels_alone()
     }
 
     /// Whether the answer to what was sent so long ago is worth waiting for awake. Where many ask, whoever spins keeps
     /// the others from their work.
     pub(crate) fn is_due(&self, age: Duration) -> bool {
-        age < SPIN && !self.trip.is_zero() && self.trip < SPIN && self.demand.is_small()
+        !self.is_serial && age < SPIN && !self.trip.is_zero() && self.trip < SPIN && self.demand.is_small()
+    }
+
+    fn travels_alone(&self) -> bool {
+        self.demand.is_small() && (!self.is_serial || self.trip >= SPIN)
     }
 }
 
@@ -106,7 +119,11 @@ mod tests {
 
     /// So many tasks that ask, each again when it is answered, in batches of `size`.
     fn traffic(tasks: usize, size: usize, trip: Duration) -> Traffic {
-        let mut traffic = Traffic::default();
+        traffic_on(2, tasks, size, trip)
+    }
+
+    fn traffic_on(processors: usize, tasks: usize, size: usize, trip: Duration) -> Traffic {
+        let mut traffic = Traffic::new(processors);
         for _ in 0..20 {
             for waiting in 1..=tasks {
                 traffic.wanted(waiting);
@@ -168,6 +185,17 @@ mod tests {
         assert!(!traffic(1, 1, NEAR).is_due(SPIN), "it takes longer than expected");
         assert!(!traffic(1, 1, FAR).is_due(at_once));
         assert!(!traffic(100, 25, NEAR).is_due(at_once));
+    }
+
+    #[test]
+    fn who_shares_a_processor_with_the_server_leaves_it_to_the_server() {
+        let mut one = traffic_on(1, 10, 1, NEAR);
+        assert!(!one.is_due(Duration::ZERO));
+        one.departed(1);
+        assert!(one.gathers());
+        let mut far = traffic_on(1, 10, 1, FAR);
+        far.departed(1);
+        assert!(!far.gathers(), "that server has a processor of its own");
     }
 
     #[test]
