@@ -91,6 +91,12 @@ async fn tenure(locks: &Locks, tasks: usize) -> f64 {
     rate(tasks, support::window(), cycle).await
 }
 
+/// What this process has used of its processors.
+fn cpu_micros() -> f64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
+}
+
 async fn lock_and_release(mutex: Mutex) {
     let guard = mutex.lock().await.expect("a lock that nobody else wants");
     std::hint::black_box(guard.fence());
@@ -132,11 +138,14 @@ impl Bench {
             let mut stats = self.raw.clone();
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             let (mut cost, mut their_cost, mut batch) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut cpu, mut their_cpu) = (Vec::new(), Vec::new());
             for pair in 0..support::pairs() {
                 for turn in 0..2 {
                     stats.forget_stats().await;
+                    let before = cpu_micros();
                     if (pair + turn) % 2 == 0 {
                         let rate = raw(&self.raw, tasks).await;
+                        their_cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
                         // A script's own commands are counted on their own too.
                         let (_, set) = stats.stats(|name| name == "set").await;
                         let (cycles, scripts) = stats.stats(|name| name == "evalsha").await;
@@ -144,6 +153,7 @@ impl Bench {
                         their_cost.push((set + scripts) / cycles);
                     } else {
                         let rate = tenure(&self.locks, tasks).await;
+                        cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
                         let (calls, scripts) = stats.stats(|name| name == "evalsha").await;
                         let cycles = rate * support::window().as_secs_f64();
                         ours.push(rate);
@@ -162,6 +172,8 @@ impl Bench {
                     ("raw", median(theirs)),
                     ("server µs/cycle", median(cost)),
                     ("raw", median(their_cost)),
+                    ("own CPU µs/cycle", median(cpu)),
+                    ("raw", median(their_cpu)),
                     ("requests/batch", median(batch)),
                 ],
             );
