@@ -183,7 +183,10 @@ impl Carriage {
         let generation = self.generation();
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
-        let trip = result.is_ok().then(|| now.since(sent));
+        let trip = result.as_ref().ok().map(|answer| {
+            let is_shared = |reply: &Reply| matches!(reply, Reply::Queued(_) | Reply::Busy(_));
+            (now.since(sent), answer.replies.iter().any(is_shared))
+        });
         self.courier.arrived(self, trip);
         let on = self.courier.side;
         match result {

@@ -399,8 +399,8 @@ impl Courier {
         }
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took.
-    pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<Duration>) {
+    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another node.
+    pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<(Duration, bool)>) {
         let mut state = lock(&self.state);
         let it = |other: &Arc<Carriage>| std::ptr::eq(&**other, carriage);
         if let Some(at) = state.under_way.iter().position(it) {

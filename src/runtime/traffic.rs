@@ -22,6 +22,9 @@ const AT_ONCE: Duration = Duration::from_micros(10);
 /// sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as a
 /// sleep costs never spends more than twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
 const SPIN: Duration = Duration::from_micros(100);
+/// For so many batches after one that met another node: who hands a key to and fro with a process on the same machine
+/// needs the processor for that process.
+const SHARED: u32 = 16;
 
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
@@ -33,6 +36,8 @@ pub(crate) struct Traffic {
     demand: Demand,
     /// The shortest round trip lately.
     trip: Duration,
+    /// For so many batches more nobody spins.
+    shared: u32,
 }
 
 impl Traffic {
@@ -53,11 +58,16 @@ impl Traffic {
         self.requests += requests;
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took.
-    pub(crate) fn arrived(&mut self, requests: usize, trip: Option<Duration>) {
+    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another node.
+    pub(crate) fn arrived(&mut self, requests: usize, trip: Option<(Duration, bool)>) {
         self.batches -= 1;
         self.requests -= requests;
-        let Some(trip) = trip else { return };
+        let Some((trip, is_shared)) = trip else { return };
+        self.shared = if is_shared {
+            SHARED
+        } else {
+            self.shared.saturating_sub(1)
+        };
         // The shorter at once and the longer slowly: what is looked for is the wire, not the queue.
         let longer = trip.saturating_sub(self.trip);
         self.trip = if self.trip.is_zero() {
@@ -86,7 +96,8 @@ impl Traffic {
     /// Whether the answer to what was sent so long ago is worth waiting for awake. Where many ask, whoever spins keeps
     /// the others from their work.
     pub(crate) fn is_due(&self, age: Duration) -> bool {
-        !self.is_serial && age < SPIN && !self.trip.is_zero() && self.trip < SPIN && self.demand.is_small()
+        let is_near = !self.trip.is_zero() && self.trip < SPIN;
+        is_near && age < SPIN && !self.is_serial && self.shared == 0 && self.demand.is_small()
     }
 
     fn travels_alone(&self) -> bool {
@@ -130,7 +141,7 @@ mod tests {
             }
             let batches = tasks.div_ceil(size);
             (0..batches).for_each(|_| traffic.departed(size));
-            (0..batches).for_each(|_| traffic.arrived(size, Some(trip)));
+            (0..batches).for_each(|_| traffic.arrived(size, Some((trip, false))));
         }
         traffic
     }
@@ -199,14 +210,27 @@ mod tests {
     }
 
     #[test]
+    fn who_shares_a_key_with_another_process_leaves_it_the_processor() {
+        let mut traffic = traffic(1, 1, NEAR);
+        traffic.departed(1);
+        traffic.arrived(1, Some((NEAR, true)));
+        for _ in 0..SHARED {
+            assert!(!traffic.is_due(Duration::ZERO));
+            traffic.departed(1);
+            traffic.arrived(1, Some((NEAR, false)));
+        }
+        assert!(traffic.is_due(Duration::ZERO));
+    }
+
+    #[test]
     fn one_slow_answer_does_not_make_a_wire_long() {
         let mut near = traffic(1, 1, NEAR);
         near.departed(1);
-        near.arrived(1, Some(FAR));
+        near.arrived(1, Some((FAR, false)));
         assert!(near.is_due(Duration::ZERO));
         for _ in 0..200 {
             near.departed(1);
-            near.arrived(1, Some(FAR));
+            near.arrived(1, Some((FAR, false)));
         }
         assert!(!near.is_due(Duration::ZERO), "the server moved away");
     }
