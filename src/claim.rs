@@ -108,7 +108,7 @@ pub struct Holder {
     pub nonce: u64,
 }
 
-/// Appends the digits of a number, for the same reason.
+/// Appends the digits of a number, by hand: every request carries some.
 #[cfg(feature = "redis")]
 pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
     let (mut digits, mut at, mut rest) = ([0; 20], 20, number);

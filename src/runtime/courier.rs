@@ -1,6 +1,6 @@
-//! Group commit: what is asked while batches are under way travels in the next one.
+//! Group commit: where many ask, what is asked while batches are under way travels in the next one.
 //!
-//! As a database commits its log: no timer, no latency when idle. On the callers' side there is no courier task,
+//! As a database commits its log: no timer, no latency when idle. Few travel each alone. On the callers' side there is no courier task,
 //! which would cost two more wake-ups per request; the caller who finds a free slot sends for all who queued, and
 //! polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one whose
 //! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
@@ -26,7 +26,7 @@ use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
-use crate::runtime::traffic::Traffic;
+use crate::runtime::traffic::{SPIN, Traffic};
 use crate::store::{BoxFuture, Link, Route};
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
@@ -47,8 +47,9 @@ pub(crate) struct Courier {
     pub(crate) route: Route,
     pub(crate) server: Arc<Server>,
     state: Mutex<State>,
-    /// A caller spins. One is enough: whatever arrives, it keeps the runtime awake.
-    spins: AtomicBool,
+    /// Until when a caller may spin, in nanoseconds; passed when none does. One is enough: whatever arrives, it keeps the
+    /// runtime awake.
+    spins_until: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +138,7 @@ impl Courier {
                 traffic: Traffic::new(available_parallelism().map_or(1, usize::from)),
                 ..State::default()
             }),
-            spins: AtomicBool::new(false),
+            spins_until: AtomicU64::new(0),
         }
     }
 
@@ -165,15 +166,25 @@ impl Courier {
         }
     }
 
-    /// Whether a caller looks for its answer once more before it sleeps: where few ask, a near server answers before
-    /// that would pay.
+    /// Whether a caller looks for its answer once more before it sleeps. `spins`: it did before.
     pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
-        let is_due = lock(&self.state).traffic.is_due(now.since(carriage.since));
-        is_due && (spins || !self.spins.swap(true, Ordering::Relaxed))
+        if !lock(&self.state).traffic.is_due(now.since(carriage.since)) {
+            return false;
+        }
+        let until = self.spins_until.load(Ordering::Relaxed);
+        let free = || {
+            let mine = (now + SPIN).as_nanos();
+            let swapped =
+                self.spins_until
+                    .compare_exchange(until, mine, Ordering::Relaxed, Ordering::Relaxed);
+            swapped.is_ok()
+        };
+        // One that is not polled any more keeps nobody else from it.
+        spins || (until <= now.as_nanos() && free())
     }
 
     pub(crate) fn stopped_spinning(&self) {
-        self.spins.store(false, Ordering::Relaxed);
+        self.spins_until.store(0, Ordering::Relaxed);
     }
 
     /// Who was to send for all does not.
@@ -399,7 +410,7 @@ impl Courier {
         }
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another node.
+    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another claim.
     pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<(Duration, bool)>) {
         let mut state = lock(&self.state);
         let it = |other: &Arc<Carriage>| std::ptr::eq(&**other, carriage);

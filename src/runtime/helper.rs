@@ -4,8 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::runtime::Handle;
-use tokio::task::yield_now;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::{self, yield_now};
 
 use crate::runtime::carriage::Carriage;
 use crate::runtime::courier::{Courier, Turn};
@@ -58,10 +58,13 @@ impl Helper {
                 self.resign();
                 return Poll::Ready(ready);
             }
-            let is_runtime = Handle::try_current().is_ok();
+            let runtime = Handle::try_current();
+            let is_runtime = runtime.is_ok();
             if let Some(carriage) = &self.carriage {
                 let now = self.node.clock.now();
-                if is_runtime && self.courier.may_spin(carriage, now, self.spins) {
+                if runtime.is_ok_and(|runtime| gives_way(&runtime))
+                    && self.courier.may_spin(carriage, now, self.spins)
+                {
                     self.spins = true;
                     give_way(cx);
                 } else {
@@ -110,6 +113,12 @@ impl Helper {
             self.courier.gave_up_gathering(&self.node);
         }
     }
+}
+
+/// Whether to yield lets others run, and the runtime look for what arrived. What `block_on` runs beside the workers of a
+/// runtime, or another executor, would only be polled again at once.
+fn gives_way(runtime: &Handle) -> bool {
+    task::try_id().is_some() || runtime.runtime_flavor() == RuntimeFlavor::CurrentThread
 }
 
 /// Puts the task behind all that can run. The first poll does that, and it is all it does: it need not be kept.

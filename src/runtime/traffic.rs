@@ -18,12 +18,18 @@ const ALONE: usize = 16;
 const COMPANY: Duration = Duration::from_micros(100);
 /// What answers within this is no server but memory, and company is not worth waiting for.
 const AT_ONCE: Duration = Duration::from_micros(10);
-/// An answer that can be expected within this long is not slept for. To fall asleep and be woken costs that much on both
-/// sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as a
-/// sleep costs never spends more than twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
-const SPIN: Duration = Duration::from_micros(100);
-/// For so many batches after one that met another node: who hands a key to and fro with a process on the same machine
-/// needs the processor for that process.
+/// An answer that can be expected within this long need not be slept for. To fall asleep and be woken costs that much on
+/// both sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as
+/// a sleep costs spends at most twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
+pub(crate) const SPIN: Duration = Duration::from_micros(100);
+/// But only where a processor is idle. Where none is, whoever spins keeps the server from answering: round trips doubled
+/// beside a single busy process on a machine of two processors. So it is tried: for this many batches, and for as many
+/// without.
+const TRIAL: u32 = 128;
+/// And what was better is done for so many.
+const TERM: u32 = 2_048;
+/// For so many batches after one that met another claim nobody spins: who hands a key to and fro with a process on the
+/// same machine needs the processor for that process.
 const SHARED: u32 = 16;
 
 #[derive(Debug, Default)]
@@ -38,6 +44,7 @@ pub(crate) struct Traffic {
     trip: Duration,
     /// For so many batches more nobody spins.
     shared: u32,
+    spinning: Spinning,
 }
 
 impl Traffic {
@@ -58,7 +65,7 @@ impl Traffic {
         self.requests += requests;
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another node.
+    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another claim.
     pub(crate) fn arrived(&mut self, requests: usize, trip: Option<(Duration, bool)>) {
         self.batches -= 1;
         self.requests -= requests;
@@ -68,6 +75,9 @@ impl Traffic {
         } else {
             self.shared.saturating_sub(1)
         };
+        if self.may_pay() {
+            self.spinning.saw(trip);
+        }
         // The shorter at once and the longer slowly: what is looked for is the wire, not the queue.
         let longer = trip.saturating_sub(self.trip);
         self.trip = if self.trip.is_zero() {
@@ -93,11 +103,15 @@ impl Traffic {
         self.batches > 0 && !self.travels_alone()
     }
 
-    /// Whether the answer to what was sent so long ago is worth waiting for awake. Where many ask, whoever spins keeps
-    /// the others from their work.
+    /// Whether the answer to what was sent so long ago is worth waiting for awake.
     pub(crate) fn is_due(&self, age: Duration) -> bool {
+        age < SPIN && self.may_pay() && self.spinning.pays()
+    }
+
+    /// Where many ask, whoever spins keeps the others from their work.
+    fn may_pay(&self) -> bool {
         let is_near = !self.trip.is_zero() && self.trip < SPIN;
-        is_near && age < SPIN && !self.is_serial && self.shared == 0 && self.demand.is_small()
+        is_near && !self.is_serial && self.shared == 0 && self.demand.is_small()
     }
 
     fn travels_alone(&self) -> bool {
@@ -118,6 +132,41 @@ impl Demand {
 
     fn is_small(&self) -> bool {
         self.0 <= 64 * ALONE
+    }
+}
+
+/// Finds out whether spinning makes round trips shorter: tries both in turn and keeps to what was better, until it
+/// tries again.
+#[derive(Debug, Default)]
+struct Spinning {
+    /// Batches since the last trial began.
+    batches: u32,
+    awake: Duration,
+    asleep: Duration,
+}
+
+impl Spinning {
+    fn saw(&mut self, trip: Duration) {
+        // What took longer waited for something else.
+        let trip = trip.min(4 * SPIN);
+        match self.batches {
+            0..TRIAL => self.awake += trip,
+            n if n < 2 * TRIAL => self.asleep += trip,
+            _ => {}
+        }
+        self.batches += 1;
+        if self.batches == 2 * TRIAL + TERM {
+            *self = Spinning::default();
+        }
+    }
+
+    /// It costs a processor, so a little is not enough.
+    fn pays(&self) -> bool {
+        match self.batches {
+            0..TRIAL => true,
+            n if n < 2 * TRIAL => false,
+            _ => self.awake * 16 < self.asleep * 15,
+        }
     }
 }
 
@@ -192,7 +241,7 @@ mod tests {
     fn only_a_near_server_is_waited_for_awake_and_not_for_long() {
         let at_once = Duration::ZERO;
         assert!(!Traffic::default().is_due(at_once), "nobody knows how far it is");
-        assert!(traffic(1, 1, NEAR).is_due(at_once));
+        assert!(traffic(1, 1, NEAR).is_due(at_once), "it is tried");
         assert!(!traffic(1, 1, NEAR).is_due(SPIN), "it takes longer than expected");
         assert!(!traffic(1, 1, FAR).is_due(at_once));
         assert!(!traffic(100, 25, NEAR).is_due(at_once));
@@ -220,6 +269,43 @@ mod tests {
             traffic.arrived(1, Some((NEAR, false)));
         }
         assert!(traffic.is_due(Duration::ZERO));
+    }
+
+    /// Round trips on a server that is waited for awake and asleep; how many of the last thousand were spun for.
+    fn spun(awake: Duration, asleep: Duration) -> usize {
+        let mut traffic = traffic(1, 1, NEAR);
+        traffic.spinning = Spinning::default();
+        let mut spun = 0;
+        for n in 0..2 * TRIAL + 1_000 {
+            traffic.departed(1);
+            let spins = traffic.is_due(Duration::ZERO);
+            spun += usize::from(n >= 2 * TRIAL && spins);
+            traffic.arrived(1, Some((if spins { awake } else { asleep }, false)));
+        }
+        spun
+    }
+
+    #[test]
+    fn who_spins_in_vain_stops() {
+        let us = Duration::from_micros;
+        assert_eq!(spun(us(40), us(70)), 1_000);
+        assert_eq!(spun(us(70), us(40)), 0, "somebody else needs the processor");
+        assert_eq!(spun(us(69), us(70)), 0, "not worth a processor");
+    }
+
+    #[test]
+    fn what_did_not_pay_is_tried_again() {
+        let mut spinning = Spinning::default();
+        let mut round = |awake, asleep| {
+            (0..TRIAL).for_each(|_| spinning.saw(awake));
+            (0..TRIAL).for_each(|_| spinning.saw(asleep));
+            let pays = spinning.pays();
+            (0..TERM).for_each(|_| spinning.saw(FAR));
+            pays
+        };
+        assert!(!round(NEAR, NEAR));
+        assert!(round(NEAR, 2 * NEAR));
+        assert!(!round(2 * NEAR, NEAR));
     }
 
     #[test]

@@ -383,7 +383,11 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
                 replies: vec![reply],
             });
         }
-        _ => return Err(malformed("the script's answer is not a list")),
+        _ => {
+            return Err(malformed(
+                "the script's answer is neither a list nor a number for one",
+            ));
+        }
     };
     let mut values = values.into_iter();
     let Some(Value::Int(time)) = values.next() else {

@@ -1,6 +1,6 @@
 -- lone: a batch of one that claims a free key or leaves an owned one with nobody waiting, in the fewest calls. Nearly
 -- all of the load of a quiet service is this, so it is asked for in fewer words and answered in one. Whatever is not
--- plain is left to what follows, untouched, and with the words that it expects.
+-- plain is left to what follows, as it was, and with the words that it expects.
 -- KEYS[1]  the record
 -- KEYS[2]  the clock
 -- KEYS[3]  the queue

@@ -147,7 +147,8 @@ end
 -- The grant number in a record that this holder owns, else nil.
 local function owned(i, holder)
   local value = records[i]
-  return value and find(value, holder, 1, true) == 1 and tonumber(sub(value, #holder + 1)) or nil
+  local number = value and find(value, holder, 1, true) == 1 and tonumber(sub(value, #holder + 1))
+  return number and number > 0 and number or nil
 end
 
 -- A letter and the milliseconds after which the present owner's record ends, if it ends.
