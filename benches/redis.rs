@@ -1,7 +1,7 @@
 //! Locks on a Redis of the bench's own, against the least that any lock on Redis does: `SET NX PX` and a script that
 //! compares and deletes. Only ratios from interleaved pairs mean anything.
 //!
-//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- hand-off` or `-- drives` for a part of it.
+//! `cargo bench --bench redis`, or with `-- keys`, `-- busy`, `-- hot`, `-- hand-off` or `-- drives` for a part of it.
 //! `-- profile <tenure|keeper|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
 #![allow(clippy::disallowed_methods)]
 
@@ -33,6 +33,9 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
+        ["burn"] => loop {
+            std::hint::spin_loop();
+        },
         ["child", url] => return support::runtime().block_on(hand_off_child(url)),
         ["profile", side, tasks, seconds, url @ ..] => {
             let (tasks, seconds) = (tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
@@ -52,7 +55,18 @@ fn main() {
     support::runtime().block_on(async {
         let bench = Bench::connect(&server.url()).await;
         if support::asks_for("keys") {
-            bench.keys(&mut report).await;
+            report.section("a key per task, lock + release: times the rate of raw");
+            for (tasks, target) in [(1, 0.8), (10, 0.8), (100, 1.2), (1000, 1.2)] {
+                bench.keys(tasks, Target::AtLeast(target), &mut report).await;
+            }
+        }
+        if support::asks_for("busy") {
+            report.section("the same beside a process that keeps a processor busy");
+            let burner = Burner::start();
+            for tasks in [1, 10, 100, 1000] {
+                bench.keys(tasks, Target::None, &mut report).await;
+            }
+            drop(burner);
         }
         if support::asks_for("drives") {
             bench.drives(&mut report).await;
@@ -89,6 +103,23 @@ async fn tenure(locks: &Locks, tasks: usize) -> f64 {
         move || lock_and_release(mutex.clone())
     };
     rate(tasks, support::window(), cycle).await
+}
+
+/// A process with something else to do.
+struct Burner(std::process::Child);
+
+impl Burner {
+    fn start() -> Self {
+        let mut burner = Command::new(std::env::current_exe().expect("this program"));
+        Burner(burner.arg("burn").spawn().expect("a second process"))
+    }
+}
+
+impl Drop for Burner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// What this process has used of its processors.
@@ -132,52 +163,49 @@ impl Bench {
     }
 
     /// Each task locks and releases a key of its own.
-    async fn keys(&self, report: &mut Report) {
-        report.section("a key per task, lock + release: times the rate of raw");
-        for (tasks, target) in [(1, 0.8), (10, 0.8), (100, 1.2), (1000, 1.2)] {
-            let mut stats = self.raw.clone();
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            let (mut cost, mut their_cost, mut batch) = (Vec::new(), Vec::new(), Vec::new());
-            let (mut cpu, mut their_cpu) = (Vec::new(), Vec::new());
-            for pair in 0..support::pairs() {
-                for turn in 0..2 {
-                    stats.forget_stats().await;
-                    let before = cpu_micros();
-                    if (pair + turn) % 2 == 0 {
-                        let rate = raw(&self.raw, tasks).await;
-                        their_cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
-                        // A script's own commands are counted on their own too.
-                        let (_, set) = stats.stats(|name| name == "set").await;
-                        let (cycles, scripts) = stats.stats(|name| name == "evalsha").await;
-                        theirs.push(rate);
-                        their_cost.push((set + scripts) / cycles);
-                    } else {
-                        let rate = tenure(&self.locks, tasks).await;
-                        cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
-                        let (calls, scripts) = stats.stats(|name| name == "evalsha").await;
-                        let cycles = rate * support::window().as_secs_f64();
-                        ours.push(rate);
-                        cost.push(scripts / cycles);
-                        batch.push(2.0 * cycles / calls);
-                    }
+    async fn keys(&self, tasks: usize, target: Target, report: &mut Report) {
+        let mut stats = self.raw.clone();
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut cost, mut their_cost, mut batch) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut cpu, mut their_cpu) = (Vec::new(), Vec::new());
+        for pair in 0..support::pairs() {
+            for turn in 0..2 {
+                stats.forget_stats().await;
+                let before = cpu_micros();
+                if (pair + turn) % 2 == 0 {
+                    let rate = raw(&self.raw, tasks).await;
+                    their_cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
+                    // A script's own commands are counted on their own too.
+                    let (_, set) = stats.stats(|name| name == "set").await;
+                    let (cycles, scripts) = stats.stats(|name| name == "evalsha").await;
+                    theirs.push(rate);
+                    their_cost.push((set + scripts) / cycles);
+                } else {
+                    let rate = tenure(&self.locks, tasks).await;
+                    cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
+                    let (calls, scripts) = stats.stats(|name| name == "evalsha").await;
+                    let cycles = rate * support::window().as_secs_f64();
+                    ours.push(rate);
+                    cost.push(scripts / cycles);
+                    batch.push(2.0 * cycles / calls);
                 }
             }
-            let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
-            report.line(
-                &format!("{tasks} tasks"),
-                ratio,
-                Target::AtLeast(target),
-                &[
-                    ("cycles/s", median(ours)),
-                    ("raw", median(theirs)),
-                    ("server µs/cycle", median(cost)),
-                    ("raw", median(their_cost)),
-                    ("own CPU µs/cycle", median(cpu)),
-                    ("raw", median(their_cpu)),
-                    ("requests/batch", median(batch)),
-                ],
-            );
         }
+        let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
+        report.line(
+            &format!("{tasks} tasks"),
+            ratio,
+            target,
+            &[
+                ("cycles/s", median(ours)),
+                ("raw", median(theirs)),
+                ("server µs/cycle", median(cost)),
+                ("raw", median(their_cost)),
+                ("own CPU µs/cycle", median(cpu)),
+                ("raw", median(their_cpu)),
+                ("requests/batch", median(batch)),
+            ],
+        );
     }
 
     /// Who drives the connection: the callers, or the keeper's thread.

@@ -23,11 +23,11 @@ const AT_ONCE: Duration = Duration::from_micros(10);
 /// a sleep costs spends at most twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
 pub(crate) const SPIN: Duration = Duration::from_micros(100);
 /// But only where a processor is idle. Where none is, whoever spins keeps the server from answering: round trips doubled
-/// beside a single busy process on a machine of two processors. So it is tried: for this many batches, and for as many
-/// without.
-const TRIAL: u32 = 128;
+/// beside a single busy process on a machine of two processors. So it is tried: for this many batches of a lone caller,
+/// and for as many without. Of many callers the batches count for less, as together they take as long.
+const TRIAL: u32 = 128 * ALONE as u32;
 /// And what was better is done for so many.
-const TERM: u32 = 2_048;
+const TERM: u32 = 16 * TRIAL;
 /// For so many batches after one that met another claim nobody spins: who hands a key to and fro with a process on the
 /// same machine needs the processor for that process.
 const SHARED: u32 = 16;
@@ -76,7 +76,7 @@ impl Traffic {
             self.shared.saturating_sub(1)
         };
         if self.may_pay() {
-            self.spinning.saw(trip);
+            self.spinning.saw(trip, self.demand.share());
         }
         // The shorter at once and the longer slowly: what is looked for is the wire, not the queue.
         let longer = trip.saturating_sub(self.trip);
@@ -133,39 +133,44 @@ impl Demand {
     fn is_small(&self) -> bool {
         self.0 <= 64 * ALONE
     }
+
+    /// What one request is of all, in parts of [`ALONE`].
+    fn share(&self) -> u32 {
+        (64 * ALONE / self.0.max(64)).max(1) as u32
+    }
 }
 
 /// Finds out whether spinning makes round trips shorter: tries both in turn and keeps to what was better, until it
 /// tries again.
 #[derive(Debug, Default)]
 struct Spinning {
-    /// Batches since the last trial began.
+    /// Batches since the last trial began, by their share.
     batches: u32,
     awake: Duration,
     asleep: Duration,
 }
 
 impl Spinning {
-    fn saw(&mut self, trip: Duration) {
+    fn saw(&mut self, trip: Duration, share: u32) {
         // What took longer waited for something else.
-        let trip = trip.min(4 * SPIN);
+        let trip = trip.min(4 * SPIN) * share;
         match self.batches {
             0..TRIAL => self.awake += trip,
             n if n < 2 * TRIAL => self.asleep += trip,
             _ => {}
         }
-        self.batches += 1;
-        if self.batches == 2 * TRIAL + TERM {
+        self.batches += share;
+        if self.batches >= 2 * TRIAL + TERM {
             *self = Spinning::default();
         }
     }
 
-    /// It costs a processor, so a little is not enough.
+    /// It costs a processor, so next to nothing is not enough.
     fn pays(&self) -> bool {
         match self.batches {
             0..TRIAL => true,
             n if n < 2 * TRIAL => false,
-            _ => self.awake * 16 < self.asleep * 15,
+            _ => self.awake * 32 < self.asleep * 31,
         }
     }
 }
@@ -276,10 +281,11 @@ mod tests {
         let mut traffic = traffic(1, 1, NEAR);
         traffic.spinning = Spinning::default();
         let mut spun = 0;
-        for n in 0..2 * TRIAL + 1_000 {
+        let trials = 2 * TRIAL / ALONE as u32;
+        for n in 0..trials + 1_000 {
             traffic.departed(1);
             let spins = traffic.is_due(Duration::ZERO);
-            spun += usize::from(n >= 2 * TRIAL && spins);
+            spun += usize::from(n >= trials && spins);
             traffic.arrived(1, Some((if spins { awake } else { asleep }, false)));
         }
         spun
@@ -297,10 +303,10 @@ mod tests {
     fn what_did_not_pay_is_tried_again() {
         let mut spinning = Spinning::default();
         let mut round = |awake, asleep| {
-            (0..TRIAL).for_each(|_| spinning.saw(awake));
-            (0..TRIAL).for_each(|_| spinning.saw(asleep));
+            (0..TRIAL).for_each(|_| spinning.saw(awake, 1));
+            (0..TRIAL).for_each(|_| spinning.saw(asleep, 1));
             let pays = spinning.pays();
-            (0..TERM).for_each(|_| spinning.saw(FAR));
+            (0..TERM).for_each(|_| spinning.saw(FAR, 1));
             pays
         };
         assert!(!round(NEAR, NEAR));
