@@ -596,6 +596,37 @@ mod tests {
     }
 
     #[test]
+    fn one_spins_and_keeps_nobody_else_from_it_for_long() {
+        let store = Mute {
+            store: MemoryStore::new(),
+        };
+        let node = node(&store);
+        let courier = enter(&node, "a");
+        let carriage = courier.depart(&node).expect("a batch");
+        {
+            let traffic = &mut lock(&courier.state).traffic;
+            *traffic = Traffic::new(2);
+            traffic.departed(1);
+            traffic.departed(1);
+            traffic.arrived(1, Some((SPIN / 2, false)));
+        }
+        let sent = carriage.since;
+        assert!(courier.may_spin(&carriage, sent, false), "the first");
+        assert!(courier.may_spin(&carriage, sent, true), "and on");
+        assert!(!courier.may_spin(&carriage, sent, false), "another meanwhile");
+        assert!(!courier.may_spin(&carriage, sent + SPIN, true), "long enough");
+        courier.stopped_spinning();
+        assert!(courier.may_spin(&carriage, sent, false), "the next");
+        let later = Carriage::new(&courier, &node, Vec::new(), 0, sent + SPIN, sent + SHORTEST);
+        assert!(
+            courier.may_spin(&later, sent + SPIN, false),
+            "one that is polled no more does not keep it"
+        );
+        carriage.finish();
+        node.abandon();
+    }
+
+    #[test]
     fn what_is_sent_while_its_time_runs_out_is_not_taken_for_unsent() {
         let store = Mute {
             store: MemoryStore::new(),
