@@ -14,7 +14,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 use crate::store::Sink;
 use crate::store::redis::link::{cannot_open, said};
-use crate::store::redis::{Inner, script};
+use crate::store::redis::{Inner, names, script};
 
 /// How often the connection is asked whether it is there. Found dead after one of these and the deadline: until
 /// then waiters have their timers.
@@ -22,7 +22,7 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 
 /// Serves the inbox until it breaks.
 pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreError {
-    let channel = script::channel(node);
+    let channel = names::channel(node);
     let opened = tokio::time::timeout(store.timeout, async {
         let mut inbox = store.client.get_async_pubsub().await?;
         inbox.subscribe(&channel).await?;

@@ -13,11 +13,12 @@ use crate::claim::{Name, NodeId};
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::store::redis::link::{RedisLink, Said};
-use crate::store::redis::script::Names;
+use crate::store::redis::names::Names;
 use crate::store::{Abilities, BoxFuture, Link, Route, Sink, Store, sealed};
 
 mod inbox;
 mod link;
+mod names;
 mod script;
 
 /// A pool of the user's that connections are drawn from.

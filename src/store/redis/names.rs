@@ -1,0 +1,171 @@
+//! How things are called in Redis: records, queues, what is known of jobs, channels.
+
+use std::sync::LazyLock;
+
+use crate::claim::{Kind, Name, NodeId};
+use crate::key::Key;
+
+/// The format of names and pushes.
+const FORMAT: &str = "tenure1";
+/// Where a server keeps the last grant number.
+pub(super) const CLOCK: &str = "tenure1:clock";
+
+/// How keys are called in Redis.
+#[derive(Debug, Clone)]
+pub(super) struct Names {
+    prefix: Box<[u8]>,
+}
+
+impl Names {
+    /// Records begin with `prefix`.
+    pub(super) fn new(prefix: &[u8]) -> Self {
+        Names {
+            prefix: prefix.into(),
+        }
+    }
+
+    /// About how long a record's name is.
+    pub(super) fn length(&self, name: &Name) -> usize {
+        self.prefix.len() + name.key.as_bytes().len()
+    }
+
+    pub(super) fn push_record(&self, name: &Name, out: &mut Vec<u8>) {
+        match name.kind {
+            Kind::Lock => {
+                out.extend_from_slice(&self.prefix);
+                out.extend_from_slice(name.key.as_bytes());
+            }
+            Kind::Job => self.push_job(b'o', name, out),
+        }
+    }
+
+    /// What is known of a job, behind the same tag as its record and its queue.
+    pub(super) fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
+        self.push_job(b'j', name, out);
+    }
+
+    fn push_job(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
+        let full = [&self.prefix, name.key.as_bytes()].concat();
+        self.push_tagged(letter, &full, out);
+    }
+
+    /// The name of a queue is the name of the record behind a tag that brings it to the record's slot: the record
+    /// itself cannot be the tag, as it may hold braces.
+    pub(super) fn push_queue(&self, record: &[u8], out: &mut Vec<u8>) {
+        self.push_tagged(b'q', record, out);
+    }
+
+    fn push_tagged(&self, letter: u8, name: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(FORMAT.as_bytes());
+        out.extend_from_slice(&[b':', letter, b':', b'{']);
+        out.extend_from_slice(tag(slot(name)));
+        out.push(b'}');
+        out.extend_from_slice(name);
+    }
+
+    /// The name whose record this is.
+    pub(super) fn name(&self, kind: Kind, record: &[u8]) -> Option<Name> {
+        let full = match kind {
+            Kind::Lock => record,
+            Kind::Job => {
+                let tagged = record.strip_prefix(FORMAT.as_bytes())?.strip_prefix(b":o:{")?;
+                tagged.get(TAG..)?.strip_prefix(b"}")?
+            }
+        };
+        let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
+        Some(Name {
+            kind,
+            key: Key::from(key),
+        })
+    }
+}
+
+/// The slot of a key by the rules of Redis Cluster: of what stands in the first braces, if anything does.
+fn slot(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
+        let inner = &key[open + 1..];
+        let length = inner.iter().position(|&b| b == b'}')?;
+        (length > 0).then(|| &inner[..length])
+    });
+    crc16::State::<crc16::XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS as u16
+}
+
+const SLOTS: usize = 16384;
+
+/// How long a tag is.
+const TAG: usize = 4;
+
+/// A short text that hashes to `slot`, the same in every process and release: it is part of names.
+fn tag(slot: u16) -> &'static [u8] {
+    static TAGS: LazyLock<Vec<[u8; TAG]>> = LazyLock::new(|| {
+        const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let mut tags = vec![[0; TAG]; SLOTS];
+        let mut missing = SLOTS;
+        for n in 0..DIGITS.len().pow(4) {
+            let text = [36 * 36 * 36, 36 * 36, 36, 1].map(|unit| DIGITS[n / unit % 36]);
+            let tag = &mut tags[self::slot(&text) as usize];
+            if tag[0] == 0 {
+                *tag = text;
+                missing -= 1;
+                if missing == 0 {
+                    break;
+                }
+            }
+        }
+        tags
+    });
+    &TAGS[slot as usize % SLOTS]
+}
+
+/// The channel on which a node is told of its grants.
+pub(super) fn channel(node: NodeId) -> String {
+    format!("{FORMAT}:n:{node}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_has_a_tag_that_hashes_to_it() {
+        for n in 0..SLOTS as u16 {
+            assert_ne!(tag(n)[0], 0, "slot {n}");
+            assert_eq!(slot(tag(n)), n);
+        }
+        // As Redis says: CLUSTER KEYSLOT.
+        assert_eq!(slot(b"123456789"), 0x31c3);
+        assert_eq!(slot(b"foo{hash_tag}"), 2515);
+        assert_eq!(slot(b"{}foo"), slot(b"x{}foo".strip_prefix(b"x").unwrap()));
+        assert_eq!(slot(b"foo{{bar}}zap"), slot(b"{bar"));
+        assert_eq!(slot(b"foo{bar}{zap}"), slot(b"bar"));
+    }
+
+    #[test]
+    fn a_queue_lies_in_the_slot_of_its_record() {
+        let names = Names::new(b"lock:");
+        for key in [
+            &b"a"[..],
+            b"{}",
+            b"a}b{c}",
+            b"}{",
+            b"{x}{y}",
+            b"\x00\xff\n",
+            b"clock",
+            b"{",
+        ] {
+            let record = [b"lock:", key].concat();
+            let mut queue = Vec::new();
+            names.push_queue(&record, &mut queue);
+            assert_eq!(slot(&queue), slot(&record), "{key:?}");
+            let job = Name::job(Key::from(key));
+            let (mut memory, mut lease, mut queue) = (Vec::new(), Vec::new(), Vec::new());
+            names.push_memory(&job, &mut memory);
+            names.push_record(&job, &mut lease);
+            names.push_queue(&lease, &mut queue);
+            for of_job in [&memory, &lease, &queue] {
+                assert_eq!(slot(of_job), slot(&record), "{key:?}");
+            }
+            assert_eq!(names.name(Kind::Job, &lease), Some(job), "{key:?}");
+        }
+    }
+}
