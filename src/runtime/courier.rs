@@ -1,9 +1,9 @@
 //! Group commit: where many ask, what is asked while batches are under way travels in the next one.
 //!
-//! As a database commits its log: no timer, no latency when idle. Few travel each alone. On the callers' side there is no courier task,
-//! which would cost two more wake-ups per request; the caller who finds a free slot sends for all who queued, and
-//! polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one whose
-//! caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
+//! As a database commits its log: no timer, no latency when idle. Few travel each alone. On the callers' side there is
+//! no courier task, which would cost two more wake-ups per request; the caller who finds a free slot sends for all who
+//! queued, and polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one
+//! whose caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -47,9 +47,6 @@ pub(crate) struct Courier {
     pub(crate) route: Route,
     pub(crate) server: Arc<Server>,
     state: Mutex<State>,
-    /// Until when a caller may spin, in nanoseconds; passed when none does. One is enough: whatever arrives, it keeps the
-    /// runtime awake.
-    spins_until: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +56,8 @@ struct State {
     gathers: bool,
     under_way: Vec<Arc<Carriage>>,
     traffic: Traffic,
+    /// Until when a caller may spin. One is enough: whatever arrives, it keeps the runtime awake.
+    spins_until: Option<Moment>,
     link: LinkState,
     generation: u64,
     refused: Option<(Moment, StoreError)>,
@@ -138,7 +137,6 @@ impl Courier {
                 traffic: Traffic::new(available_parallelism().map_or(1, usize::from)),
                 ..State::default()
             }),
-            spins_until: AtomicU64::new(0),
         }
     }
 
@@ -168,23 +166,20 @@ impl Courier {
 
     /// Whether a caller looks for its answer once more before it sleeps. `spins`: it did before.
     pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
-        if !lock(&self.state).traffic.is_due(now.since(carriage.since)) {
+        let mut state = lock(&self.state);
+        if !state.traffic.is_due(now.since(carriage.since)) {
             return false;
         }
-        let until = self.spins_until.load(Ordering::Relaxed);
-        let free = || {
-            let mine = (now + SPIN).as_nanos();
-            let swapped =
-                self.spins_until
-                    .compare_exchange(until, mine, Ordering::Relaxed, Ordering::Relaxed);
-            swapped.is_ok()
-        };
         // One that is not polled any more keeps nobody else from it.
-        spins || (until <= now.as_nanos() && free())
+        let is_free = state.spins_until.is_none_or(|until| until <= now);
+        if is_free {
+            state.spins_until = Some(now + SPIN);
+        }
+        spins || is_free
     }
 
     pub(crate) fn stopped_spinning(&self) {
-        self.spins_until.store(0, Ordering::Relaxed);
+        lock(&self.state).spins_until = None;
     }
 
     /// Who was to send for all does not.
@@ -595,14 +590,20 @@ mod tests {
         node.courier(&name, Side::Callers)
     }
 
-    #[test]
-    fn one_spins_and_keeps_nobody_else_from_it_for_long() {
+    /// A caller's batch that departed and is not polled yet.
+    fn departed() -> (Mute, Arc<Node>, Arc<Courier>, Arc<Carriage>) {
         let store = Mute {
             store: MemoryStore::new(),
         };
         let node = node(&store);
         let courier = enter(&node, "a");
         let carriage = courier.depart(&node).expect("a batch");
+        (store, node, courier, carriage)
+    }
+
+    #[test]
+    fn one_spins_and_keeps_nobody_else_from_it_for_long() {
+        let (_, node, courier, carriage) = departed();
         {
             let traffic = &mut lock(&courier.state).traffic;
             *traffic = Traffic::new(2);
@@ -628,12 +629,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_while_its_time_runs_out_is_not_taken_for_unsent() {
-        let store = Mute {
-            store: MemoryStore::new(),
-        };
-        let node = node(&store);
-        let courier = enter(&node, "a");
-        let carriage = courier.depart(&node).expect("a batch");
+        let (store, node, courier, carriage) = departed();
         // It is about to connect when the keeper finds it overdue.
         let stop = lock(&courier.state);
         let caller = spawn({
