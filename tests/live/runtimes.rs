@@ -96,27 +96,28 @@ fn a_guard_outlives_its_runtime_and_is_released_without_one() {
     let mut eyes = Eyes::on(&server);
     let runtime = Runtime::new().unwrap();
     let (locks, guard) = runtime.block_on(async {
-        let locks = locks(&server.url(), ms(900)).await;
+        let locks = locks(&server.url(), ms(3_000)).await;
         let guard = held(&locks, "a").await;
         (locks, guard)
     });
     drop(runtime);
     let (mut renewals, mut before) = (0, 0);
-    until("four renewals", || {
+    until("two renewals", || {
         let left = eyes.pttl("a");
         assert!(left > 0, "the record expired after {renewals} renewals");
         renewals += u32::from(before > 0 && left > before + 50);
         before = left;
-        renewals >= 4
+        renewals >= 2
     });
     assert!(guard.is_held());
     let dropped = now();
     drop(guard);
     until("it is free", || eyes.owner("a").is_none());
-    // A record that nobody removes stands for more than 550 ms.
-    assert!(now() - dropped < ms(500), "{:?}", now() - dropped);
+    // A record that nobody removes stands for more than 1,900 ms.
+    assert!(now() - dropped < ms(1_800), "{:?}", now() - dropped);
     assert!(eyes.left_behind().is_empty());
-    assert_eq!(locks.keys(), 0);
+    // The server knew first: its answer may be on its way yet.
+    until("nothing is left here", || locks.keys() == 0);
 }
 
 #[test]
