@@ -572,7 +572,11 @@ async fn profile(url: &str, side: &str, tasks: usize, time: Duration) {
         let locks = builder.redis(url).await.expect("the server is there");
         peer.forget_stats().await;
         let cycle = |task: usize| {
-            let mutex = locks.mutex(format!("own:{task}"));
+            let mutex = locks.mutex(if side == "hot" {
+                "hot".to_owned()
+            } else {
+                format!("own:{task}")
+            });
             move || counted(lock_and_release(mutex.clone()))
         };
         rate(tasks, time, cycle).await;

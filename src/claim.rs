@@ -188,6 +188,11 @@ impl Fence {
         self.0
     }
 
+    /// Nobody of this process held the grant before.
+    pub(crate) fn is_first(self) -> bool {
+        self.0.is_multiple_of(Self::LOCAL)
+    }
+
     /// The store's number of the grant behind it.
     pub fn number(self) -> Number {
         self.0 >> 10

@@ -137,13 +137,13 @@ impl Peers {
 
     async fn hot(&self, report: &mut Report) {
         report.section("one key, 100 tasks of one process: times the rate of rslock");
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut ours, mut theirs, mut local) = (Vec::new(), Vec::new(), Vec::new());
         for pair in 0..support::pairs() {
-            for turn in 0..2 {
-                if (pair + turn) % 2 == 0 {
-                    theirs.push(self.rslock(100, Keys::Hot).await);
-                } else {
-                    ours.push(self.tenure(100, Keys::Hot).await);
+            for turn in 0..3 {
+                match (pair + turn) % 3 {
+                    0 => theirs.push(self.rslock(100, Keys::Hot).await),
+                    1 => ours.push(self.tenure(100, Keys::Hot).await),
+                    _ => local.push(tokio_mutex(100).await),
                 }
             }
         }
@@ -152,7 +152,11 @@ impl Peers {
             "100 tasks",
             ratio,
             Target::AtLeast(100.0),
-            &[("cycles/s", median(ours)), ("rslock", median(theirs))],
+            &[
+                ("cycles/s", median(ours)),
+                ("rslock", median(theirs)),
+                ("tokio's own Mutex, no lease at all", median(local)),
+            ],
         );
     }
 
@@ -202,4 +206,17 @@ impl Peers {
             }
         }
     }
+}
+
+/// What the runtime alone needs for a line of tasks that take turns.
+async fn tokio_mutex(tasks: usize) -> f64 {
+    let mutex = std::sync::Arc::new(tokio::sync::Mutex::new(0_u64));
+    let cycle = |_| {
+        let mutex = mutex.clone();
+        move || {
+            let mutex = mutex.clone();
+            async move { *mutex.lock().await += 1 }
+        }
+    };
+    rate(tasks, support::window(), cycle).await
 }

@@ -14,11 +14,14 @@ use crate::engine::{Denial, Effect, Input, Rules, Ticket};
 #[derive(Debug)]
 pub struct Shard {
     desks: HashMap<Name, Desk, RandomState>,
-    timers: BTreeSet<(Moment, Name)>,
+    timers: Timers,
     source: Source,
     tickets: u64,
     closed: bool,
 }
+
+/// When something is due, and of which key.
+type Timers = BTreeSet<(Moment, Name)>;
 
 /// What every desk of a shard draws from.
 #[derive(Debug)]
@@ -108,7 +111,9 @@ impl Shard {
             effects,
         };
         desk.handle(&mut cx, input);
-        self.settle(name);
+        if desk.settle(name, &mut self.timers) {
+            self.desks.remove(name);
+        }
     }
 
     /// When [`wake`](Self::wake) has something to do next.
@@ -136,7 +141,9 @@ impl Shard {
                 source: &mut self.source,
                 effects,
             });
-            self.settle(&name);
+            if desk.settle(&name, &mut self.timers) {
+                self.desks.remove(&name);
+            }
         }
         Some(name)
     }
@@ -231,29 +238,29 @@ impl Shard {
                     },
                 );
                 told(&name, &effects[before..]);
-                self.settle(&name);
+                if desk.settle(&name, &mut self.timers) {
+                    self.desks.remove(&name);
+                }
             }
         }
     }
+}
 
-    /// Sets the key's timer anew, or forgets the key when nothing of it is left.
-    fn settle(&mut self, name: &Name) {
-        let Some(desk) = self.desks.get_mut(name) else {
-            return;
-        };
-        let due = desk.next_due();
-        if due != desk.due {
-            if let Some(old) = desk.due.take() {
-                self.timers.remove(&(old, name.clone()));
+impl Desk {
+    /// Sets the key's timer anew. True when nothing of the key is left, so that it can be forgotten.
+    fn settle(&mut self, name: &Name, timers: &mut Timers) -> bool {
+        let due = self.next_due();
+        if due != self.due {
+            if let Some(old) = self.due.take() {
+                timers.remove(&(old, name.clone()));
             }
             if let Some(due) = due {
-                self.timers.insert((due, name.clone()));
+                timers.insert((due, name.clone()));
             }
-            desk.due = due;
+            self.due = due;
         }
-        if desk.is_idle() {
-            debug_assert!(desk.due.is_none(), "an idle desk has no timer");
-            self.desks.remove(name);
-        }
+        let is_idle = self.is_idle();
+        debug_assert!(!is_idle || due.is_none(), "an idle desk has no timer");
+        is_idle
     }
 }

@@ -1,7 +1,7 @@
 //! Counters and histograms: their names, labels and texts, and what they are fed with. Without the feature `metrics`
 //! everything here does nothing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::claim::Name;
 use crate::error::{Error, LostCause, Refusal, StoreError, StoreErrorKind};
@@ -304,7 +304,7 @@ fn kind(name: &Name) -> &'static str {
 }
 
 /// A caller that asked for a lock has its answer. A tick that is not due is refused without an error.
-pub(crate) fn answered(name: &Name, waited: Duration, answer: Result<(), Option<&Error>>) {
+pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: Result<(), Option<&Error>>) {
     let outcome = match answer {
         Ok(()) => "granted",
         Err(None) => "not_due",
@@ -314,17 +314,15 @@ pub(crate) fn answered(name: &Name, waited: Duration, answer: Result<(), Option<
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
     };
-    record(&WAIT, &[kind(name), outcome], || waited.as_secs_f64());
+    record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());
     if answer.is_ok() {
         count(&GRANTS, &[kind(name)]);
     }
 }
 
 /// A caller that asked for a lock waits no more.
-pub(crate) fn gave_up(name: &Name, since: Option<Instant>) {
-    record(&WAIT, &[kind(name), "gave_up"], || {
-        since.map_or(0.0, |since| since.elapsed().as_secs_f64())
-    });
+pub(crate) fn gave_up(name: &Name, waited: impl FnOnce() -> Duration) {
+    record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64());
 }
 
 /// A guard gives its lock back. `now` is as for [`Began::at`], and `over` tells whether it had been lost.

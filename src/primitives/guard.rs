@@ -238,10 +238,17 @@ impl Guard {
                 why,
             });
         }
-        let mut helper = Helper::new(node, node.courier(&held.name, Side::Callers), held.slot.clone());
         self.end();
         node.release(&held.name, held.ticket, finished);
-        let outcome = poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await;
+        let outcome = match held.slot.outcome() {
+            // Handed on within the process, mostly: nothing is to be sent.
+            Some(outcome) => outcome,
+            None => {
+                let courier = node.courier(&held.name, Side::Callers);
+                let mut helper = Helper::new(node, courier, held.slot.clone());
+                poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await
+            }
+        };
         let key = held.name.key.clone();
         match outcome {
             Outcome::Kept => Ok(()),

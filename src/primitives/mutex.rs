@@ -4,9 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::claim::{Fence, Mark, NO_TICK, Name};
+use crate::claim::{Fence, Mark, NO_TICK, Name, Term};
+use crate::engine::moment::Moment;
 use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
@@ -29,6 +30,8 @@ pub struct Mutex {
     handle: Handle,
     name: Name,
     lease: Duration,
+    /// What `lease` comes to, if it can be had at all.
+    term: Option<Term>,
     fixed: bool,
     limit: usize,
     mark: Mark,
@@ -38,6 +41,7 @@ impl Mutex {
     pub(crate) fn new(handle: Handle, key: Key) -> Self {
         let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
         Mutex {
+            term: handle.options().term(lease).ok(),
             handle,
             name: Name::lock(key),
             lease,
@@ -65,18 +69,22 @@ impl Mutex {
     /// Leases of this length instead of the default. They are renewed while the guard lives. Shorter: others get in
     /// sooner after this process died, and renewals are more frequent. Longer: a longer outage of the store is
     /// survived.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self.fixed = false;
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        Mutex {
+            lease,
+            term: self.handle.options().term(lease).ok(),
+            fixed: false,
+            ..self
+        }
     }
 
     /// Leases of exactly this length, never renewed: "ten seconds, then let go". The guard is
     /// [lost](Guard::lost) at the end.
-    pub fn fixed(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self.fixed = true;
-        self
+    pub fn fixed(self, lease: Duration) -> Self {
+        Mutex {
+            fixed: true,
+            ..self.lease(lease)
+        }
     }
 
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
@@ -202,9 +210,8 @@ impl Mutex {
                 limit,
             });
         }
-        let term = options.term(self.lease)?;
         Ok(Want {
-            term,
+            term: self.term.map_or_else(|| options.term(self.lease), Ok)?,
             wait: false,
             fixed: self.fixed,
             limit: self.limit,
@@ -264,7 +271,9 @@ struct Waiting {
     ticket: Ticket,
     slot: Arc<Slot>,
     helper: Helper,
-    since: Option<Instant>,
+    since: Moment,
+    /// It was not answered at once.
+    waits: bool,
 }
 
 impl Future for Enter {
@@ -280,7 +289,7 @@ impl Future for Enter {
                 },
                 Err(error) => {
                     this.state = State::Done;
-                    observe::answered(&this.mutex.name, Duration::ZERO, Err(Some(&error)));
+                    observe::answered(&this.mutex.name, || Duration::ZERO, Err(Some(&error)));
                     return Poll::Ready(Err(Refusal::Error(error)));
                 }
             };
@@ -288,28 +297,30 @@ impl Future for Enter {
             if this.wait {
                 node.keeper.want_inbox();
             }
-            let (ticket, slot) = node.enter(&this.mutex.name, want);
+            let (ticket, slot, since) = node.enter(&this.mutex.name, want);
             let helper = Helper::new(node, node.courier(&this.mutex.name, Side::Callers), slot.clone());
             this.state = State::Waiting(Waiting {
                 ticket,
                 slot,
                 helper,
-                since: None,
+                since,
+                waits: false,
             });
         }
         let State::Waiting(waiting) = &mut this.state else {
             panic!("polled after it was ready");
         };
         let decision = ready!(waiting.poll(cx));
-        let (ticket, slot) = (waiting.ticket, waiting.slot.clone());
-        let waited = waiting.since.map(|since| since.elapsed()).unwrap_or_default();
+        let (ticket, slot, since) = (waiting.ticket, waiting.slot.clone(), waiting.since());
         this.state = State::Done;
-        this.mutex.handle.node().answered();
+        let node = this.mutex.handle.node();
+        let waited = || since.map_or(Duration::ZERO, |since| node.clock.now().since(since));
+        node.answered();
         let answer = match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
             Err(Denial::Over) => Err(Refusal::Over),
             Err(Denial::Early(left)) => Err(Refusal::Early(left)),
-            Err(denial) => Err(Refusal::Error(this.error(denial, waited))),
+            Err(denial) => Err(Refusal::Error(this.error(denial, waited()))),
         };
         let told = match &answer {
             Ok(_) => Ok(()),
@@ -324,17 +335,14 @@ impl Future for Enter {
 impl Waiting {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Fence, Denial>> {
         let polled = self.helper.poll(cx, Slot::poll_decision);
-        if polled.is_pending() {
-            self.since.get_or_insert_with(now);
-        }
+        self.waits |= polled.is_pending();
         polled
     }
-}
 
-/// For the length of a wait, which is told to people. Leases are judged by another clock.
-#[allow(clippy::disallowed_methods)]
-fn now() -> Instant {
-    Instant::now()
+    /// Since when it waits, if it was not answered at once.
+    fn since(&self) -> Option<Moment> {
+        self.waits.then_some(self.since)
+    }
 }
 
 impl Enter {
@@ -370,7 +378,10 @@ impl Drop for Enter {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();
-            observe::gave_up(&self.mutex.name, waiting.since);
+            let since = waiting.since();
+            observe::gave_up(&self.mutex.name, || {
+                since.map_or(Duration::ZERO, |since| node.clock.now().since(since))
+            });
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.mutex.name, waiting.ticket);

@@ -1,5 +1,6 @@
 //! One process's part in the protocol: the engine's shards, the couriers, the keeper.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,6 +27,9 @@ use crate::store::{Route, Store};
 
 /// More than there are cores that would contend for one.
 const SHARDS: u64 = 16;
+
+/// For so many effects a thread keeps room.
+const KEPT: usize = 64;
 
 /// Who sends: the callers themselves, or the keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +61,32 @@ pub(crate) struct Node {
 struct Cell {
     shard: Shard,
     slots: HashMap<Ticket, Arc<Slot>, RandomState>,
-    effects: Vec<Effect>,
 }
 
-/// What is done when the engine is unlocked, as it may run foreign code.
-#[derive(Debug)]
-enum After {
-    Tell(Effect),
-    Wake(Wake),
+/// What a step of the engine leads to. A thread keeps one for its next step, so that steps need not allocate.
+#[derive(Debug, Default)]
+struct Step {
+    effects: Vec<Effect>,
+    /// Who is woken when the engine is unlocked, as that may run foreign code.
+    wakes: Vec<Wake>,
+}
+
+thread_local! {
+    static STEP: RefCell<Step> = RefCell::default();
+}
+
+impl Step {
+    /// One that is empty. Foreign code may step again while this one is in use, and a thread may be ending.
+    fn take() -> Step {
+        STEP.try_with(RefCell::take).unwrap_or_default()
+    }
+
+    fn put_back(mut self) {
+        self.effects.clear();
+        self.effects.shrink_to(KEPT);
+        self.wakes.shrink_to(KEPT);
+        let _ = STEP.try_with(|step| step.replace(self));
+    }
 }
 
 /// What there is per server.
@@ -119,7 +141,6 @@ impl Node {
             Mutex::new(Cell {
                 shard: Shard::new(id, index, SHARDS, seeds.u64(..), rules),
                 slots: HashMap::default(),
-                effects: Vec::new(),
             })
         });
         let node = Arc::new(Node {
@@ -150,16 +171,16 @@ impl Node {
 
     // What callers do.
 
-    /// Enters a caller. Its outcome comes to the slot.
-    pub(crate) fn enter(&self, name: &Name, want: Want) -> (Ticket, Arc<Slot>) {
+    /// Enters a caller, and says when. Its outcome comes to the slot.
+    pub(crate) fn enter(&self, name: &Name, want: Want) -> (Ticket, Arc<Slot>, Moment) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.longest_ms.fetch_max(want.term.hold_ms(), Ordering::Relaxed);
         let slot = Arc::new(Slot::default());
         let mut cell = lock(self.cell(name));
         let ticket = cell.shard.issue();
         cell.slots.insert(ticket, slot.clone());
-        self.run(cell, name, Input::Lock(ticket, want), Side::Callers);
-        (ticket, slot)
+        let now = self.run(cell, name, Input::Lock(ticket, want), Side::Callers);
+        (ticket, slot, now)
     }
 
     /// A caller that entered waits no more: it has its answer, or left.
@@ -215,12 +236,14 @@ impl Node {
         self.run(lock(self.cell(name)), name, input, on);
     }
 
-    fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) {
+    /// Takes a step, and says when.
+    fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) -> Moment {
         // Read behind the lock: a step is never earlier than the one before it.
         let now = self.clock.now();
-        let mut effects = std::mem::take(&mut cell.effects);
-        cell.shard.handle(now, name, input, &mut effects);
-        self.carry_out(now, cell, effects, Some(name), on);
+        let mut step = Step::take();
+        cell.shard.handle(now, name, input, &mut step.effects);
+        self.carry_out(now, cell, step, Some(name), on);
+        now
     }
 
     /// Carries effects out. What may run foreign code is done when the engine is unlocked.
@@ -228,13 +251,13 @@ impl Node {
         &self,
         now: Moment,
         mut cell: std::sync::MutexGuard<'_, Cell>,
-        mut effects: Vec<Effect>,
+        mut step: Step,
         name: Option<&Name>,
         on: Side,
     ) {
-        let mut after: Vec<After> = Vec::new();
+        let Step { effects, wakes } = &mut step;
         let mut to_keeper = false;
-        for effect in effects.drain(..) {
+        for effect in &*effects {
             match effect {
                 Effect::Send(parcel) => {
                     let route = self.store.route(&parcel.request.name);
@@ -242,55 +265,44 @@ impl Node {
                     let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
                     let side = if by_callers { Side::Callers } else { Side::Keeper };
-                    self.lane(route, |lane| lane.courier(side).take(parcel, now, caller));
+                    self.lane(route, |lane| {
+                        lane.courier(side).take(parcel.clone(), now, caller);
+                    });
                 }
                 Effect::Granted(ticket, fence) => {
-                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.decide(Ok(fence)));
-                    if let Some(name) = name {
+                    wakes.extend(cell.slots.get(ticket).and_then(|slot| slot.decide(Ok(*fence))));
+                    // A number that is handed on was heard of with its first holder.
+                    if let (Some(name), true) = (name, fence.is_first()) {
                         // Here, and not when a push arrives: only the engine knows a forged one.
                         self.lane(self.store.route(name), |lane| {
                             lane.server.heard_number(fence.number());
                         });
                     }
-                    after.push(After::Tell(Effect::Granted(ticket, fence)));
-                    after.extend(wake.map(After::Wake));
                 }
                 Effect::Denied(ticket, denial) => {
-                    let slot = cell.slots.remove(&ticket);
-                    let wake = slot.and_then(|slot| slot.decide(Err(denial.clone())));
-                    after.push(After::Tell(Effect::Denied(ticket, denial)));
-                    after.extend(wake.map(After::Wake));
+                    let slot = cell.slots.remove(ticket);
+                    wakes.extend(slot.and_then(|slot| slot.decide(Err(denial.clone()))));
                 }
                 Effect::Lost(ticket, cause) => {
-                    let wake = cell.slots.get(&ticket).and_then(|slot| slot.end(cause));
-                    after.push(After::Tell(Effect::Lost(ticket, cause)));
-                    after.extend(wake.map(After::Wake));
+                    wakes.extend(cell.slots.get(ticket).and_then(|slot| slot.end(*cause)));
                 }
                 Effect::Released(ticket, outcome) => {
-                    let slot = cell.slots.remove(&ticket);
-                    let wakes =
-                        slot.map(|slot| [slot.end(LostCause::Released), slot.settle(outcome.clone())]);
-                    after.push(After::Tell(Effect::Released(ticket, outcome)));
-                    after.extend(wakes.into_iter().flatten().flatten().map(After::Wake));
+                    if let Some(slot) = cell.slots.remove(ticket) {
+                        wakes.extend(slot.settle(outcome.clone()).into_iter().flatten());
+                    }
                 }
-                Effect::Notice(notice) => after.push(After::Tell(Effect::Notice(notice))),
+                Effect::Notice(_) => {}
             }
         }
         let due = cell.shard.next_due();
         let is_empty = cell.shard.is_empty();
-        cell.effects = effects;
         drop(cell);
         // All is told before anybody runs on because of it.
-        for after in &after {
-            if let (After::Tell(effect), Some(name)) = (after, name) {
-                tell(name, effect);
-            }
+        if let Some(name) = name {
+            effects.iter().for_each(|effect| tell(name, effect));
         }
-        for after in after {
-            if let After::Wake(wake) = after {
-                wake.wake();
-            }
-        }
+        wakes.drain(..).for_each(Wake::wake);
+        step.put_back();
         if to_keeper {
             self.keeper.notify();
         } else if let Some(due) = due {
@@ -308,12 +320,12 @@ impl Node {
         for cell in &self.shards {
             loop {
                 let mut cell = lock(cell);
-                let mut effects = std::mem::take(&mut cell.effects);
-                let Some(name) = cell.shard.wake_next(now, &mut effects) else {
-                    cell.effects = effects;
+                let mut step = Step::take();
+                let Some(name) = cell.shard.wake_next(now, &mut step.effects) else {
+                    step.put_back();
                     break;
                 };
-                self.carry_out(now, cell, effects, Some(&name), Side::Keeper);
+                self.carry_out(now, cell, step, Some(&name), Side::Keeper);
             }
         }
     }
@@ -321,12 +333,12 @@ impl Node {
     pub(crate) fn inbox_opened(&self) {
         for cell in &self.shards {
             let mut cell = lock(cell);
-            let mut effects = std::mem::take(&mut cell.effects);
+            let mut step = Step::take();
             let now = self.clock.now();
-            cell.shard.opened(now, &mut effects, |name, effects| {
+            cell.shard.opened(now, &mut step.effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(now, cell, effects, None, Side::Keeper);
+            self.carry_out(now, cell, step, None, Side::Keeper);
         }
         self.inbox.send_replace(true);
     }
@@ -418,12 +430,12 @@ impl Node {
     pub(crate) fn close(&self) {
         for cell in &self.shards {
             let mut cell = lock(cell);
-            let mut effects = std::mem::take(&mut cell.effects);
+            let mut step = Step::take();
             let now = self.clock.now();
-            cell.shard.close(now, &mut effects, |name, effects| {
+            cell.shard.close(now, &mut step.effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(now, cell, effects, None, Side::Keeper);
+            self.carry_out(now, cell, step, None, Side::Keeper);
         }
     }
 

@@ -50,10 +50,15 @@ impl Slot {
         state.waker.take().map(Wake::Caller)
     }
 
-    pub(crate) fn settle(&self, outcome: Outcome) -> Option<Wake> {
+    /// The holding is over, if it was not before, and this became of its release.
+    pub(crate) fn settle(&self, outcome: Outcome) -> [Option<Wake>; 2] {
         let mut state = lock(&self.0);
+        state.over.get_or_insert(LostCause::Released);
         state.outcome = Some(outcome);
-        state.waker.take().map(Wake::Caller)
+        [
+            state.token.take().map(Wake::Watchers),
+            state.waker.take().map(Wake::Caller),
+        ]
     }
 
     /// The holding is over. The first cause stays.
@@ -92,6 +97,11 @@ impl Slot {
             Some(outcome) => Poll::Ready(outcome),
             None => state.wait(cx),
         }
+    }
+
+    /// What became of the release, if that is known already.
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        lock(&self.0).outcome.take()
     }
 
     /// Lets the caller look after the courier. False when nobody is there to be woken.
