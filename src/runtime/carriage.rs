@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::claim::{Answer, Executed, Failure, Name, Reply, Request};
 use crate::engine::moment::Moment;
@@ -13,6 +14,7 @@ use crate::error::{Refusal, StoreError, StoreErrorKind};
 use crate::runtime::courier::Courier;
 use crate::runtime::node::Node;
 use crate::runtime::slot::lock;
+use crate::runtime::traffic::Trip;
 use crate::store::{BoxFuture, Link};
 
 /// What a store does with a batch.
@@ -34,6 +36,8 @@ pub(crate) struct Carriage {
     /// Of the connection that it was handed to.
     generation: AtomicU64,
     pub(crate) since: Moment,
+    /// How long its requests had waited by then, in the mean.
+    waited: Duration,
     pub(crate) deadline: Moment,
     done: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -55,6 +59,7 @@ impl Carriage {
         cargo: Vec<(Tag, Name)>,
         generation: u64,
         since: Moment,
+        waited: Duration,
         deadline: Moment,
     ) -> Self {
         Carriage {
@@ -67,6 +72,7 @@ impl Carriage {
             late_after: AtomicU64::new(0),
             generation: AtomicU64::new(generation),
             since,
+            waited,
             deadline,
             done: AtomicBool::new(false),
             waker: Mutex::new(None),
@@ -185,7 +191,11 @@ impl Carriage {
         self.done.store(true, Ordering::Release);
         let trip = result.as_ref().ok().map(|answer| {
             let is_shared = |reply: &Reply| matches!(reply, Reply::Queued(_) | Reply::Busy(_));
-            (now.since(sent), answer.replies.iter().any(is_shared))
+            Trip {
+                took: now.since(sent),
+                waited: self.waited,
+                is_shared: answer.replies.iter().any(is_shared),
+            }
         });
         self.courier.arrived(self, trip);
         let on = self.courier.side;

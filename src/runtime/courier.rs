@@ -26,7 +26,7 @@ use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
-use crate::runtime::traffic::{SPIN, Traffic};
+use crate::runtime::traffic::{SPIN, Traffic, Trip};
 use crate::store::{BoxFuture, Link, Route};
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
@@ -205,7 +205,9 @@ impl Courier {
         let mut requests = Vec::with_capacity(load);
         let mut cargo = Vec::with_capacity(load);
         let mut patience = node.options.request_timeout;
+        let mut waited = Duration::ZERO;
         for item in state.waiting.drain(..load) {
+            waited += now.since(item.since);
             patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
             cargo.push((item.parcel.tag, item.parcel.request.name.clone()));
             requests.push(item.parcel.request);
@@ -220,7 +222,9 @@ impl Courier {
             _ => None,
         };
         let generation = if link.is_some() { state.generation } else { 0 };
-        let carriage = Arc::new(Carriage::new(self, node, cargo, generation, now, deadline));
+        let waited = waited / load.max(1) as u32;
+        let carriage = Carriage::new(self, node, cargo, generation, now, waited, deadline);
+        let carriage = Arc::new(carriage);
         // Held until there is something to poll: whoever gives the connection up in between waits for it.
         let mut sending = lock(&carriage.sending);
         state.traffic.departed(load);
@@ -405,8 +409,8 @@ impl Courier {
         }
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another claim.
-    pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<(Duration, bool)>) {
+    /// A batch is no longer under way, and if it was answered it arrived like this.
+    pub(crate) fn arrived(&self, carriage: &Carriage, trip: Option<Trip>) {
         let mut state = lock(&self.state);
         let it = |other: &Arc<Carriage>| std::ptr::eq(&**other, carriage);
         if let Some(at) = state.under_way.iter().position(it) {
@@ -609,7 +613,14 @@ mod tests {
             *traffic = Traffic::new(2);
             traffic.departed(1);
             traffic.departed(1);
-            traffic.arrived(1, Some((SPIN / 2, false)));
+            traffic.arrived(
+                1,
+                Some(Trip {
+                    took: SPIN / 2,
+                    waited: Duration::ZERO,
+                    is_shared: false,
+                }),
+            );
         }
         let sent = carriage.since;
         assert!(courier.may_spin(&carriage, sent, false), "the first");
@@ -618,7 +629,15 @@ mod tests {
         assert!(!courier.may_spin(&carriage, sent + SPIN, true), "long enough");
         courier.stopped_spinning();
         assert!(courier.may_spin(&carriage, sent, false), "the next");
-        let later = Carriage::new(&courier, &node, Vec::new(), 0, sent + SPIN, sent + SHORTEST);
+        let later = Carriage::new(
+            &courier,
+            &node,
+            Vec::new(),
+            0,
+            sent + SPIN,
+            Duration::ZERO,
+            sent + SHORTEST,
+        );
         assert!(
             courier.may_spin(&later, sent + SPIN, false),
             "one that is polled no more does not keep it"

@@ -10,7 +10,7 @@ const SLOTS: usize = 16;
 /// And so many at least, so that neither side sleeps while the other works: with one at a time the wake-ups on both
 /// sides were most of a round trip on loopback.
 const BUSY: usize = 4;
-/// Up to so many requests at once each travel in a batch of their own. Company would make each cheaper, but one has to
+/// Up to so many requests at once each may travel in a batch of their own. Company makes each cheaper, but one has to
 /// wait for it, and both sides fall asleep in turn. Not where both share one processor: there cheaper is faster.
 const ALONE: usize = 16;
 /// A request waits for company about this long at the most: so many batches are under way that one of them comes
@@ -22,12 +22,14 @@ const AT_ONCE: Duration = Duration::from_micros(10);
 /// both sides where processors are virtual (30 µs until the other side ran, measured), and whoever spins for as long as
 /// a sleep costs spends at most twice what was needed (Karlin, Li, Manasse, Owicki, SOSP 1991).
 pub(crate) const SPIN: Duration = Duration::from_micros(100);
-/// But only where a processor is idle. Where none is, whoever spins keeps the server from answering: round trips doubled
-/// beside a single busy process on a machine of two processors. So it is tried: for this many batches of a lone caller,
-/// and for as many without. Of many callers the batches count for less, as together they take as long.
+/// But only where a processor is idle. Where none is, whoever spins keeps the server from answering, round trips doubled
+/// beside a single busy process on a machine of two processors, and company is worth the wait. So each [`Way`] is tried,
+/// for this many requests of a lone caller. Of many callers they count for less, as together they take as long.
 const TRIAL: u32 = 128 * ALONE as u32;
-/// And what was better is done for so many.
+/// And what was best is done for so many. For twice as many each time that it is best again, since trying the others
+/// costs.
 const TERM: u32 = 16 * TRIAL;
+const LONGEST_TERM: u32 = 8 * TERM;
 /// For so many batches after one that met another claim nobody spins: who hands a key to and fro with a process on the
 /// same machine needs the processor for that process.
 const SHARED: u32 = 16;
@@ -44,7 +46,29 @@ pub(crate) struct Traffic {
     trip: Duration,
     /// For so many batches more nobody spins.
     shared: u32,
-    spinning: Spinning,
+    trial: Trial,
+}
+
+/// How an answer arrived.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trip {
+    /// From the sending to the answer.
+    pub(crate) took: Duration,
+    /// How long its requests had waited to be sent, in the mean.
+    pub(crate) waited: Duration,
+    /// It met a claim of another process.
+    pub(crate) is_shared: bool,
+}
+
+/// How few requests travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// In company, and their callers sleep: the cheapest.
+    Together,
+    /// Each for itself.
+    Alone,
+    /// And a caller waits awake, if the server is near.
+    Awake,
 }
 
 impl Traffic {
@@ -65,19 +89,22 @@ impl Traffic {
         self.requests += requests;
     }
 
-    /// A batch is no longer under way. `trip` is how long its answer took, and whether it met another claim.
-    pub(crate) fn arrived(&mut self, requests: usize, trip: Option<(Duration, bool)>) {
+    /// A batch is no longer under way, and if it was answered it arrived like this.
+    pub(crate) fn arrived(&mut self, requests: usize, trip: Option<Trip>) {
         self.batches -= 1;
         self.requests -= requests;
-        let Some((trip, is_shared)) = trip else { return };
-        self.shared = if is_shared {
+        let Some(trip) = trip else { return };
+        self.shared = if trip.is_shared {
             SHARED
         } else {
             self.shared.saturating_sub(1)
         };
-        if self.may_pay() {
-            self.spinning.saw(trip, self.demand.share());
+        if self.has_ways() {
+            // What took longer waited for something else.
+            let time = (trip.waited + trip.took).min(4 * self.trip.max(SPIN));
+            self.trial.saw(time, requests, self.demand.share());
         }
+        let trip = trip.took;
         // The shorter at once and the longer slowly: what is looked for is the wire, not the queue.
         let longer = trip.saturating_sub(self.trip);
         self.trip = if self.trip.is_zero() {
@@ -105,17 +132,18 @@ impl Traffic {
 
     /// Whether the answer to what was sent so long ago is worth waiting for awake.
     pub(crate) fn is_due(&self, age: Duration) -> bool {
-        age < SPIN && self.may_pay() && self.spinning.pays()
+        age < SPIN && self.trip < SPIN && self.has_ways() && self.trial.way() == Way::Awake
     }
 
-    /// Where many ask, whoever spins keeps the others from their work.
-    fn may_pay(&self) -> bool {
-        let is_near = !self.trip.is_zero() && self.trip < SPIN;
-        is_near && !self.is_serial && self.shared == 0 && self.demand.is_small()
+    /// Many always travel together, and to memory there is no way. Whoever meets other processes at a key leaves the
+    /// processor to them.
+    fn has_ways(&self) -> bool {
+        self.trip >= AT_ONCE && !self.is_serial && self.shared == 0 && self.demand.is_small()
     }
 
     fn travels_alone(&self) -> bool {
-        self.demand.is_small() && (!self.is_serial || self.trip >= SPIN)
+        let is_together = self.has_ways() && self.trial.way() == Way::Together;
+        self.demand.is_small() && !is_together && (!self.is_serial || self.trip >= SPIN)
     }
 }
 
@@ -140,37 +168,56 @@ impl Demand {
     }
 }
 
-/// Finds out whether spinning makes round trips shorter: tries both in turn and keeps to what was better, until it
-/// tries again.
+/// Finds out which way is the shortest: tries each in turn and keeps to what was best, until it tries again.
 #[derive(Debug, Default)]
-struct Spinning {
-    /// Batches since the last trial began, by their share.
-    batches: u32,
-    awake: Duration,
-    asleep: Duration,
+struct Trial {
+    /// How long requests took by each way, by their share.
+    times: [Duration; 3],
+    /// Requests since the trial began, by their share.
+    requests: u32,
+    /// What was best before, and for how long it was done.
+    before: Option<(Way, u32)>,
 }
 
-impl Spinning {
-    fn saw(&mut self, trip: Duration, share: u32) {
-        // What took longer waited for something else.
-        let trip = trip.min(4 * SPIN) * share;
-        match self.batches {
-            0..TRIAL => self.awake += trip,
-            n if n < 2 * TRIAL => self.asleep += trip,
-            _ => {}
+impl Trial {
+    const WAYS: [Way; 3] = [Way::Awake, Way::Alone, Way::Together];
+
+    /// So many requests took so long, each.
+    fn saw(&mut self, time: Duration, requests: usize, share: u32) {
+        let weight = share * requests as u32;
+        if let Some(sum) = self.times.get_mut((self.requests / TRIAL) as usize) {
+            *sum += time * weight;
         }
-        self.batches += share;
-        if self.batches >= 2 * TRIAL + TERM {
-            *self = Spinning::default();
+        self.requests += weight;
+        let term = self.term();
+        if self.requests >= 3 * TRIAL + term {
+            *self = Trial {
+                before: Some((self.way(), term)),
+                ..Trial::default()
+            };
         }
     }
 
-    /// It costs a processor, so next to nothing is not enough.
-    fn pays(&self) -> bool {
-        match self.batches {
-            0..TRIAL => true,
-            n if n < 2 * TRIAL => false,
-            _ => self.awake * 32 < self.asleep * 31,
+    fn term(&self) -> u32 {
+        match self.before {
+            Some((way, term)) if way == self.way() => (2 * term).min(LONGEST_TERM),
+            _ => TERM,
+        }
+    }
+
+    fn way(&self) -> Way {
+        if let Some(way) = Self::WAYS.get((self.requests / TRIAL) as usize) {
+            return *way;
+        }
+        // What is dearer must be shorter by more than next to nothing.
+        let [awake, alone, together] = self.times;
+        let is_worth = |dearer: Duration, cheaper: Duration| dearer * 32 < cheaper * 31;
+        if is_worth(awake, alone.min(together)) {
+            Way::Awake
+        } else if is_worth(alone, together) {
+            Way::Alone
+        } else {
+            Way::Together
         }
     }
 }
@@ -181,6 +228,14 @@ mod tests {
 
     const NEAR: Duration = Duration::from_micros(60);
     const FAR: Duration = Duration::from_millis(2);
+
+    fn trip_of(took: Duration) -> Trip {
+        Trip {
+            took,
+            waited: Duration::ZERO,
+            is_shared: false,
+        }
+    }
 
     /// So many tasks that ask, each again when it is answered, in batches of `size`.
     fn traffic(tasks: usize, size: usize, trip: Duration) -> Traffic {
@@ -195,7 +250,7 @@ mod tests {
             }
             let batches = tasks.div_ceil(size);
             (0..batches).for_each(|_| traffic.departed(size));
-            (0..batches).for_each(|_| traffic.arrived(size, Some((trip, false))));
+            (0..batches).for_each(|_| traffic.arrived(size, Some(trip_of(trip))));
         }
         traffic
     }
@@ -267,62 +322,119 @@ mod tests {
     fn who_shares_a_key_with_another_process_leaves_it_the_processor() {
         let mut traffic = traffic(1, 1, NEAR);
         traffic.departed(1);
-        traffic.arrived(1, Some((NEAR, true)));
+        traffic.arrived(
+            1,
+            Some(Trip {
+                is_shared: true,
+                ..trip_of(NEAR)
+            }),
+        );
         for _ in 0..SHARED {
             assert!(!traffic.is_due(Duration::ZERO));
             traffic.departed(1);
-            traffic.arrived(1, Some((NEAR, false)));
+            traffic.arrived(1, Some(trip_of(NEAR)));
         }
         assert!(traffic.is_due(Duration::ZERO));
     }
 
-    /// Round trips on a server that is waited for awake and asleep; how many of the last thousand were spun for.
-    fn spun(awake: Duration, asleep: Duration) -> usize {
-        let mut traffic = traffic(1, 1, NEAR);
-        traffic.spinning = Spinning::default();
-        let mut spun = 0;
-        let trials = 2 * TRIAL / ALONE as u32;
-        for n in 0..trials + 1_000 {
+    /// What is done after a trial of so many tasks, in which the ways took so long.
+    fn found(tasks: usize, awake: Duration, alone: Duration, together: Trip) -> Way {
+        let mut traffic = traffic(tasks, 1, NEAR);
+        traffic.trial = Trial::default();
+        let share = traffic.demand.share() as usize;
+        for _ in 0..3 * TRIAL as usize / share {
+            let way = traffic.trial.way();
             traffic.departed(1);
-            let spins = traffic.is_due(Duration::ZERO);
-            spun += usize::from(n >= trials && spins);
-            traffic.arrived(1, Some((if spins { awake } else { asleep }, false)));
+            assert_eq!(traffic.is_due(Duration::ZERO), way == Way::Awake);
+            assert_eq!(traffic.gathers(), way == Way::Together);
+            let trip = match way {
+                Way::Awake => trip_of(awake),
+                Way::Alone => trip_of(alone),
+                Way::Together => together,
+            };
+            traffic.arrived(1, Some(trip));
         }
-        spun
+        let way = traffic.trial.way();
+        for _ in 0..TERM as usize / share - 1 {
+            traffic.departed(1);
+            traffic.arrived(1, Some(trip_of(NEAR)));
+            assert_eq!(traffic.trial.way(), way);
+        }
+        way
     }
 
     #[test]
     fn who_spins_in_vain_stops() {
         let us = Duration::from_micros;
-        assert_eq!(spun(us(40), us(70)), 1_000);
-        assert_eq!(spun(us(70), us(40)), 0, "somebody else needs the processor");
-        assert_eq!(spun(us(69), us(70)), 0, "not worth a processor");
+        let found = |awake, alone| found(1, awake, alone, trip_of(alone));
+        assert_eq!(found(us(40), us(70)), Way::Awake);
+        assert_ne!(
+            found(us(70), us(40)),
+            Way::Awake,
+            "somebody else needs the processor"
+        );
+        assert_ne!(found(us(69), us(70)), Way::Awake, "not worth a processor");
     }
 
     #[test]
-    fn what_did_not_pay_is_tried_again() {
-        let mut spinning = Spinning::default();
-        let mut round = |awake, asleep| {
-            (0..TRIAL).for_each(|_| spinning.saw(awake, 1));
-            (0..TRIAL).for_each(|_| spinning.saw(asleep, 1));
-            let pays = spinning.pays();
-            (0..TERM).for_each(|_| spinning.saw(FAR, 1));
-            pays
+    fn few_travel_together_where_that_is_shorter() {
+        let us = Duration::from_micros;
+        let together = |waited, took| Trip {
+            waited: us(waited),
+            ..trip_of(us(took))
         };
-        assert!(!round(NEAR, NEAR));
-        assert!(round(NEAR, 2 * NEAR));
-        assert!(!round(2 * NEAR, NEAR));
+        assert_eq!(found(10, us(70), us(60), together(10, 30)), Way::Together);
+        assert_eq!(found(10, us(70), us(60), together(40, 30)), Way::Alone);
+        assert_eq!(found(10, us(30), us(60), together(10, 30)), Way::Awake);
+        assert_eq!(found(10, us(60), us(60), together(30, 30)), Way::Together);
+    }
+
+    #[test]
+    fn what_was_not_best_is_tried_again() {
+        let mut trial = Trial::default();
+        let mut round = |awake, alone| {
+            (0..TRIAL).for_each(|_| trial.saw(awake, 1, 1));
+            (0..TRIAL).for_each(|_| trial.saw(alone, 1, 1));
+            (0..TRIAL).for_each(|_| trial.saw(FAR, 1, 1));
+            let way = trial.way();
+            (0..TERM).for_each(|_| trial.saw(FAR, 1, 1));
+            way
+        };
+        assert_eq!(round(NEAR, NEAR), Way::Alone);
+        assert_eq!(round(NEAR, 2 * NEAR), Way::Awake);
+        assert_eq!(round(2 * NEAR, NEAR), Way::Alone);
+    }
+
+    #[test]
+    fn what_is_best_again_is_done_for_longer() {
+        let mut trial = Trial::default();
+        let mut trials = |awake| {
+            for time in [awake, 2 * NEAR, 2 * NEAR] {
+                (0..TRIAL).for_each(|_| trial.saw(time, 1, 1));
+            }
+            let mut term = 0;
+            while trial.requests > 0 {
+                trial.saw(FAR, 1, 1);
+                term += 1;
+            }
+            term
+        };
+        assert_eq!(trials(NEAR), TERM);
+        assert_eq!(trials(NEAR), 2 * TERM);
+        (0..10).for_each(|_| assert!(trials(NEAR) <= LONGEST_TERM));
+        assert_eq!(trials(NEAR), LONGEST_TERM);
+        assert_eq!(trials(3 * NEAR), TERM, "another is best now");
     }
 
     #[test]
     fn one_slow_answer_does_not_make_a_wire_long() {
         let mut near = traffic(1, 1, NEAR);
         near.departed(1);
-        near.arrived(1, Some((FAR, false)));
+        near.arrived(1, Some(trip_of(FAR)));
         assert!(near.is_due(Duration::ZERO));
         for _ in 0..200 {
             near.departed(1);
-            near.arrived(1, Some((FAR, false)));
+            near.arrived(1, Some(trip_of(FAR)));
         }
         assert!(!near.is_due(Duration::ZERO), "the server moved away");
     }
