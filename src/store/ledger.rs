@@ -9,6 +9,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use foldhash::quality::RandomState;
+
 use crate::claim::{
     Answer, Batch, Grant, Holder, Kind, Mark, Name, NodeId, Number, Reply, Request, Term, Verb,
 };
@@ -17,9 +19,9 @@ use crate::error::Refusal;
 /// All keys of one server.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    states: HashMap<Name, State>,
+    states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
-    jobs: HashMap<Name, Job>,
+    jobs: HashMap<Name, Job, RandomState>,
     last: Number,
     /// What time it is in the world, where the clock of the leases is another.
     date_ms: Option<u64>,
