@@ -19,7 +19,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn two(store: &MemoryStore) -> (Locks, Locks) {
-    let make = || Locks::builder().lease(ms(2000)).memory_shared(store).unwrap();
+    let make = || Locks::builder().memory_shared(store).unwrap();
     (make(), make())
 }
 
@@ -81,7 +81,7 @@ async fn waits_no_longer_than_told() {
     guard.release().await.unwrap();
     locks
         .mutex("a")
-        .lock_timeout(ms(20))
+        .lock_timeout(ms(5_000))
         .await
         .unwrap()
         .release()
@@ -92,9 +92,9 @@ async fn waits_no_longer_than_told() {
 #[tokio::test]
 async fn renews_while_held() {
     let store = MemoryStore::new();
-    let locks = Locks::builder().lease(ms(150)).memory_shared(&store).unwrap();
+    let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
-    tokio::time::sleep(ms(900)).await;
+    tokio::time::sleep(ms(4_500)).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();
 }
@@ -340,7 +340,7 @@ async fn work_under_a_lock_ends_with_it() {
         }
     }
     let dropped = Arc::new(AtomicU64::new(0));
-    let short = locks.mutex("a").fixed(ms(100));
+    let short = locks.mutex("a").fixed(ms(2_000));
     let guard_work = Dropped(dropped.clone());
     let worked = soon(short.with(|_| async move {
         let _dropped = guard_work;

@@ -614,7 +614,7 @@ async fn a_lost_lease_is_told() {
     };
     let app = Router::new()
         .route("/", get(handler))
-        .route_layer(by_path(&locks).lease(ms(150)));
+        .route_layer(by_path(&locks).lease(ms(3_000)));
     let response = soon(send(&app, to("/"))).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(text(response).await, "Gone false");
@@ -625,7 +625,7 @@ async fn a_lost_lease_cancels_if_told_to() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).lease(ms(150)).on_lost(OnLost::Cancel));
+    let app = desk.app(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Cancel));
     let answer = send(&app, to("/o/secret"));
     seen.next().await;
     steal(&store, "/o/secret");
@@ -663,7 +663,7 @@ async fn no_handler_starts_with_a_lost_lease() {
     let (desk, mut seen) = Desk::new();
     // Not by `Router::layer`: a route of axum is always ready, and what is inside of it waits in the handler's future.
     let service = ServiceBuilder::new()
-        .layer(by_path(&locks).lease(ms(150)))
+        .layer(by_path(&locks).lease(ms(3_000)))
         .layer(ConcurrencyLimitLayer::new(1))
         .service(desk.routes());
     let send = |uri| {

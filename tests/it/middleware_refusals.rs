@@ -186,7 +186,7 @@ async fn a_lease_that_is_lost_is_told() {
     let (desk, mut seen) = Desk::new();
     // While the handler runs: it has the request's head.
     let layer = by_path(&locks)
-        .lease(ms(150))
+        .lease(ms(3_000))
         .on_lost(OnLost::Cancel)
         .on_refusal(told);
     let answer = send(&desk.app(layer.clone()), to("/o/a"));
