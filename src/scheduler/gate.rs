@@ -318,7 +318,7 @@ mod tests {
         for n in 0..3 {
             let gate = gate.clone();
             pursuits.push(tokio::spawn(async move {
-                gate.pursue(first + 100 * n, &|_| async {}).await
+                gate.pursue(first + 1_000 * n, &|_| async {}).await
             }));
         }
         for pursuit in pursuits {

@@ -50,8 +50,19 @@ async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
 
 async fn nothing_left(store: &MemoryStore, nodes: &[&Locks]) {
     for node in nodes {
-        soon(node.idle()).await;
-        assert_eq!((node.keys(), node.waiting()), (0, 0));
+        soon(async {
+            loop {
+                // Looked at first: who is counted comes into the line only then. And a push that comes late has a key for
+                // the moment in which it is thrown away.
+                let waiting = node.waiting();
+                node.idle().await;
+                if (node.keys(), waiting) == (0, 0) {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
     }
     assert!(store.is_empty(), "{store:?}");
 }

@@ -46,6 +46,8 @@ impl Watch {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(|| {
             tracing::subscriber::set_global_default(Ears).expect("nobody else subscribes");
+            // An event that another thread tells for the first time meanwhile may have found nobody, for ever.
+            tracing::callsite::rebuild_interest_cache();
         });
         let inner = Arc::new(Inner {
             word: word.into(),
