@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tenure::{Clock, Guard, Key, Locks};
@@ -106,6 +109,13 @@ impl Eyes {
             .find(|queue| queue.ends_with(record.as_bytes()));
         let Some(queue) = queue else { return 0 };
         self.ask::<usize>(&[b"ZCARD", &queue]) / 2
+    }
+
+    /// How many entries all queues together have: two for each who waits.
+    pub fn entries(&mut self) -> usize {
+        let queues: Vec<Vec<u8>> = self.text("KEYS tenure1:q:*");
+        let entries = |queue: Vec<u8>| self.ask::<usize>(&[b"ZCARD", &queue]);
+        queues.into_iter().map(entries).sum()
     }
 
     /// Every key there is, but the clock, which stays.
@@ -220,5 +230,55 @@ impl Other {
 impl Drop for Other {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Sleeps a little all the time, and notices when it slept for longer: the stalls of this machine.
+pub struct Canary {
+    worst: Arc<AtomicU64>,
+    /// Since when it sleeps.
+    asleep: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Canary {
+    const NAP: Duration = ms(5);
+
+    pub fn start() -> Self {
+        let nanos = || now().as_nanos() as u64;
+        let (worst, asleep) = (Arc::<AtomicU64>::default(), Arc::new(AtomicU64::new(nanos())));
+        let stop = Arc::<AtomicBool>::default();
+        let (mine, since, ended) = (worst.clone(), asleep.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                let before = nanos();
+                since.store(before, Ordering::Relaxed);
+                std::thread::sleep(Canary::NAP);
+                mine.fetch_max(nanos() - before, Ordering::Relaxed);
+            }
+        });
+        Canary {
+            worst,
+            asleep,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// The largest stall so far. One that it has not woken up from itself counts.
+    pub fn worst(&self) -> Duration {
+        let nanos = |span: &AtomicU64| Duration::from_nanos(span.load(Ordering::Relaxed));
+        let asleep = now().saturating_sub(nanos(&self.asleep));
+        nanos(&self.worst).max(asleep).saturating_sub(Canary::NAP)
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

@@ -18,8 +18,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::help::Canary;
 use crate::server::RedisServer;
-use faults::{Canary, Fault, Faults, Nodes, WITH_PAUSES, WITHOUT_PAUSES};
+use faults::{Fault, Faults, Nodes, WITH_PAUSES, WITHOUT_PAUSES};
 use journal::now;
 use referee::{Case, Findings, Tally, judge};
 use worker::{Orders, count, counter, name};

@@ -6,9 +6,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{JoinHandle, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::server::RedisServer;
@@ -573,47 +571,5 @@ impl fmt::Display for Faults<'_> {
             .map(|(fault, n)| format!("{fault:?} {n}"))
             .collect();
         f.write_str(&counts.join(", "))
-    }
-}
-
-/// Sleeps a little all the time, and notices when it slept for longer: the stalls of this machine.
-pub struct Canary {
-    worst: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Canary {
-    pub fn start() -> Self {
-        let (worst, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (mine, ended) = (worst.clone(), stop.clone());
-        let thread = std::thread::spawn(move || {
-            let nap = Duration::from_millis(5);
-            while !ended.load(Ordering::Relaxed) {
-                let before = now();
-                sleep(nap);
-                let stall = (now() - before).saturating_sub(nap.as_nanos() as u64);
-                mine.fetch_max(stall, Ordering::Relaxed);
-            }
-        });
-        Canary {
-            worst,
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    /// The largest stall so far.
-    pub fn worst(&self) -> Duration {
-        Duration::from_nanos(self.worst.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for Canary {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
