@@ -113,6 +113,7 @@ async fn each_excludes_the_other() {
     assert!(soon(mutex.lock_timeout(ms(50))).await.unwrap_err().is_busy());
     assert_eq!(eyes.owner("account:42"), token);
     assert_eq!(snake.asks("release lock:account:42"), "yes");
+    soon(ours.idle()).await;
 
     let guard = soon(mutex.try_lock()).await.unwrap().expect("it is free");
     assert_eq!(snake.asks("acquire lock:account:42 60 0"), "no");
@@ -138,13 +139,16 @@ async fn a_counter_that_is_not_atomic_is_exact_across_languages() {
         snake.tells(&format!("count lock:counter {EACH}"));
     }
     let client = redis::Client::open(server.url()).unwrap();
+    let patient = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None);
     let mut tasks = Vec::new();
     for _ in 0..2 {
-        // Short leases: we look soon whether a foreign holder is gone.
-        let locks = locks(&server.url(), ms(300)).await;
+        let locks = locks(&server.url(), ms(4_000)).await;
         for _ in 0..2 {
             let mutex = locks.mutex("counter");
-            let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+            let connection = client.get_multiplexed_async_connection_with_config(&patient);
+            let mut connection = connection.await.unwrap();
             tasks.push(tokio::spawn(async move {
                 for _ in 0..EACH {
                     let guard = mutex.lock().await.unwrap();
@@ -154,6 +158,8 @@ async fn a_counter_that_is_not_atomic_is_exact_across_languages() {
                     set.arg("counted").arg(counted.unwrap_or(0) + 1);
                     set.exec_async(&mut connection).await.unwrap();
                     guard.release().await.unwrap();
+                    // Else nobody who only looks now and then would find it free.
+                    tokio::time::sleep(ms(10)).await;
                 }
             }));
         }
@@ -172,7 +178,7 @@ async fn neither_removes_or_extends_what_is_the_others() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut snake = Snake::on(&server);
-    let ours = locks(&server.url(), ms(600)).await;
+    let ours = locks(&server.url(), ms(4_000)).await;
 
     // Theirs ran out, and ours came after it.
     assert_eq!(snake.asks("acquire lock:a 0.1 0"), "yes");
@@ -182,16 +188,19 @@ async fn neither_removes_or_extends_what_is_the_others() {
     assert_eq!(snake.asks("extend lock:a 60"), "LockNotOwnedError");
     assert_eq!(snake.asks("release lock:a"), "LockNotOwnedError");
     assert_eq!(eyes.owner("a"), owner);
-    assert!(eyes.pttl("a") < 2_000);
+    assert!(eyes.pttl("a") < 5_000);
     assert!(guard.is_held());
     guard.release().await.unwrap();
 
     // Ours was taken away, and theirs came after it: a renewal finds out, and so does a release.
     for released in [false, true] {
-        let guard = held(&ours, "b").await;
+        // A release that is repeated after a timeout could not tell whether it was done before.
+        let lease = ms(if released { 30_000 } else { 4_000 });
+        let guard = soon(ours.mutex("b").lease(lease).lock()).await.unwrap();
         let _: u64 = eyes.text("DEL lock:b");
         assert_eq!(snake.asks("acquire lock:b 60 0"), "yes");
-        let (token, ends) = (eyes.owner("b"), eyes.ends("b"));
+        let ends = "PEXPIRETIME lock:b";
+        let (token, before) = (eyes.owner("b"), eyes.text::<i64>(ends));
         if released {
             assert!(guard.release().await.unwrap_err().is_lost());
         } else {
@@ -200,7 +209,7 @@ async fn neither_removes_or_extends_what_is_the_others() {
         }
         soon(ours.idle()).await;
         assert_eq!(eyes.owner("b"), token);
-        assert!(eyes.ends("b") <= ends + ms(2), "somebody extended it");
+        assert_eq!(eyes.text::<i64>(ends), before, "somebody changed its end");
         assert_eq!(snake.asks("owned lock:b"), "yes");
         assert_eq!(snake.asks("release lock:b"), "yes");
     }
@@ -210,7 +219,7 @@ async fn neither_removes_or_extends_what_is_the_others() {
 /// A foreign release does not know of our queue. A timer of a third of a lease does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_waiters_get_in_after_a_foreign_release() {
-    const LEASE: Duration = ms(3_000);
+    const LEASE: Duration = ms(6_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut snake = Snake::on(&server);
@@ -251,8 +260,8 @@ async fn our_waiters_get_in_after_a_foreign_release() {
 /// redis-py's default: a lock that ends only when it is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
-    const LEASE: Duration = ms(900);
-    const LOOK: Duration = Duration::from_secs(3);
+    const LEASE: Duration = ms(3_000);
+    const LOOK: Duration = Duration::from_secs(6);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut snake = Snake::on(&server);
@@ -273,7 +282,7 @@ async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
         one.waiting() == 10 && other.waiting() == 10 && eyes.queue("a") == 2
     })
     .await;
-    let (before, since) = (eyes.calls(), now());
+    let (since, before) = (now(), eyes.calls());
     tokio::time::sleep(LOOK).await;
     let after = eyes.calls();
     // On a busy machine it was more than that.
@@ -283,7 +292,7 @@ async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
     let looks = 2 * looked.div_duration_f64(LEASE.mul_f64(0.3)).ceil() as u64;
     let scripts = calls("evalsha") + calls("eval");
     assert!(
-        (8..=looks + 2).contains(&scripts),
+        (5..=looks + 2).contains(&scripts),
         "{scripts} scripts, not {looks}"
     );
     let all: u64 = after.keys().map(|name| calls(name)).sum();

@@ -8,6 +8,7 @@ count NAME TIMES                         adds one to what stands in the key `cou
 """
 
 import sys
+import time
 
 import redis
 
@@ -22,6 +23,7 @@ def count(name, times):
     for _ in range(int(times)):
         with client.lock(name, timeout=60, sleep=0.001, blocking_timeout=20):
             client.set("counted", int(client.get("counted") or 0) + 1)
+        time.sleep(0.03)
     return True
 
 
