@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::{Guard, Locks};
 use tokio::sync::oneshot;
 
-use crate::help::{Eyes, held, locks, ms, now, soon, until};
+use crate::help::{Eyes, held, locks, ms, soon, until};
 use crate::server::RedisServer;
 
 /// Polls it so many times, a little apart, then drops it.
@@ -30,7 +30,7 @@ async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
 async fn nothing_left(eyes: &mut Eyes, nodes: [&Locks; 2]) {
     for node in nodes {
         soon(node.idle()).await;
-        assert_eq!((node.keys(), node.waiting()), (0, 0));
+        until("nothing is left here", || (node.keys(), node.waiting()) == (0, 0)).await;
     }
     assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
 }
@@ -99,9 +99,8 @@ async fn aborted_and_panicked_tasks() {
         until("it left", || eyes.queue("a") == 0).await;
         task.abort();
         let _ = task.await;
-        let freed = now();
+        // Sooner than by the end of its lease: nobody waits for so long here.
         drop(held(&other, "a").await);
-        assert!(now() - freed < ms(2000));
         nothing_left(&mut eyes, [&one, &other]).await;
         // A panic under the lock, and one in a task that waits.
         let mutex = one.mutex("a");

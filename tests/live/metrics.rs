@@ -14,8 +14,8 @@ async fn errors_are_counted_by_what_they_disturb() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    let one = locks(&url(proxy.addr()), ms(2_000)).await;
-    let other = locks(&url(proxy.addr()), ms(2_000)).await;
+    let one = locks(&url(proxy.addr()), ms(4_000)).await;
+    let other = locks(&url(proxy.addr()), ms(4_000)).await;
     let (held_one, dropped) = (
         held(&one, "metered renewal").await,
         held(&one, "metered drop").await,

@@ -29,7 +29,7 @@ async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
     })
     .await;
 
-    let (before, since) = (eyes.calls(), now());
+    let (since, before) = (now(), eyes.calls());
     tokio::time::sleep(std::time::Duration::from_secs(10)).await;
     let (after, took) = (eyes.calls(), now() - since);
 

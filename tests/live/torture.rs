@@ -71,6 +71,13 @@ fn torture_with_pauses() {
 /// The lock switched off: every check must notice.
 #[test]
 fn torture_without_locks_is_noticed() {
+    const NOTICED: [&str; 5] = [
+        "two guards held at one instant",
+        "a fence that was there before",
+        "a fence that does not grow",
+        "a counter that is off",
+        "refused by the register while held",
+    ];
     let variant = Variant {
         title: "without locks",
         locked: false,
@@ -80,17 +87,18 @@ fn torture_without_locks_is_noticed() {
         register: true,
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (round, findings) = variant.round(seed().unwrap_or(1), Duration::from_secs(2));
-    println!("{round}");
-    for what in [
-        "two guards held at one instant",
-        "a fence that was there before",
-        "a fence that does not grow",
-        "a counter that is off",
-        "refused by the register while held",
-    ] {
-        assert!(findings.has(what), "nobody noticed: {what}\n{findings}");
+    let mut found = Findings::default();
+    // A machine that stood still for most of a round shows it in the next.
+    for round in 0..3 {
+        let seed = seed().unwrap_or(1) + round;
+        let (summary, findings) = variant.round(seed, Duration::from_secs(2));
+        println!("{summary}");
+        found.append(findings);
+        if NOTICED.iter().all(|what| found.has(what)) {
+            return;
+        }
     }
+    panic!("not all of {NOTICED:?} was noticed:\n{found}");
 }
 
 fn asked() -> Option<Duration> {

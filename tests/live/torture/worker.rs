@@ -194,7 +194,9 @@ impl Worker {
         let locks = locks.expect("locks");
         let register = match &orders.register {
             Some(url) => {
-                let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+                let config = redis::AsyncConnectionConfig::new()
+                    .set_connection_timeout(None)
+                    .set_response_timeout(None);
                 let client = redis::Client::open(url.as_str()).expect("a good URL");
                 let connection = client.get_multiplexed_async_connection_with_config(&config).await;
                 Some((
@@ -335,7 +337,7 @@ impl Worker {
         drop(watched);
         let is_held = self.check(id, &held);
         if !is_held && let Held::Real(guard) = &held {
-            let cause = timeout(Duration::from_secs(5), guard.lost()).await;
+            let cause = timeout(Duration::from_secs(10), guard.lost()).await;
             let cause = cause.map_or("never".into(), |cause| format!("{cause:?}"));
             self.journal.write(now(), format_args!("lost {id} {cause}"));
         }
