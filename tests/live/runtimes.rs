@@ -11,6 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::help::{Eyes, held, locks, ms, now, soon};
 use crate::server::RedisServer;
+use crate::support::events::Watch;
 
 fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -49,7 +50,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn blocked_workers_do_not_lose_the_lease() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let lease = ms(600);
+    let lease = ms(3_000);
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -72,16 +73,16 @@ fn blocked_workers_do_not_lose_the_lease() {
     blocked.wait();
     let since = now();
     let owner = eyes.owner("a");
-    // Every rise of what is left is a renewal; twelve of them are more than three leases.
+    // Every rise of what is left is a renewal; after five of them the record would be gone for long without them.
     let (mut renewals, mut before) = (0, 0);
-    until("twelve renewals", || {
+    until("five renewals", || {
         let left = eyes.pttl("a");
         assert!(left > 0, "the record expired after {renewals} renewals");
         renewals += u32::from(before > 0 && left > before + 50);
         before = left;
-        renewals >= 12
+        renewals >= 5
     });
-    assert!(now() - since > 3 * lease);
+    assert!(now() - since > lease * 11 / 10);
     assert!(guard.is_held());
     assert_eq!(eyes.owner("a"), owner);
     go.wait();
@@ -95,10 +96,11 @@ fn a_guard_outlives_its_runtime_and_is_released_without_one() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let runtime = Runtime::new().unwrap();
-    let (locks, guard) = runtime.block_on(async {
+    let (locks, guard, long) = runtime.block_on(async {
         let locks = locks(&server.url(), ms(3_000)).await;
         let guard = held(&locks, "a").await;
-        (locks, guard)
+        let long = soon(locks.mutex("long").lease(ms(60_000)).lock()).await;
+        (locks, guard, long.unwrap())
     });
     drop(runtime);
     let (mut renewals, mut before) = (0, 0);
@@ -110,11 +112,11 @@ fn a_guard_outlives_its_runtime_and_is_released_without_one() {
         renewals >= 2
     });
     assert!(guard.is_held());
-    let dropped = now();
-    drop(guard);
-    until("it is free", || eyes.owner("a").is_none());
-    // A record that nobody removes stands for more than 1,900 ms.
-    assert!(now() - dropped < ms(1_800), "{:?}", now() - dropped);
+    drop((guard, long));
+    // The record of the long one, if nobody removed it, would stand for longer than anybody waits here.
+    until("they are free", || {
+        eyes.owner("a").is_none() && eyes.owner("long").is_none()
+    });
     assert!(eyes.left_behind().is_empty());
     // The server knew first: its answer may be on its way yet.
     until("nothing is left here", || locks.keys() == 0);
@@ -175,7 +177,7 @@ fn several_runtimes_in_a_row_share_one_static() {
         };
         runtime.block_on(async {
             if LOCKS.get().is_none() {
-                LOCKS.set(locks(&server.url(), ms(10_000)).await).unwrap();
+                LOCKS.set(locks(&server.url(), ms(60_000)).await).unwrap();
             }
             let locks = LOCKS.get().unwrap();
             let guard = held(locks, "a").await;
@@ -186,8 +188,8 @@ fn several_runtimes_in_a_row_share_one_static() {
             soon(locks.idle()).await;
         });
     }
-    // Nobody waited for the deadline of a request on a dead runtime's connection.
-    assert!(now() - start < ms(2000), "{:?}", now() - start);
+    // Nobody waited for the deadline of a request on a dead runtime's connection, which is 10 s.
+    assert!(now() - start < ms(9_000), "{:?}", now() - start);
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
@@ -223,15 +225,17 @@ fn a_connection_on_a_sleeping_runtime_is_replaced() {
     let server = RedisServer::start();
     let (asleep, awake) = (one_thread(), one_thread());
     let locks = asleep.block_on(async {
-        let locks = locks(&server.url(), ms(4000)).await;
-        held(&locks, "a").await.release().await.unwrap();
+        let locks = locks(&server.url(), ms(8_000)).await;
+        held(&locks, "asleep").await.release().await.unwrap();
         locks
     });
+    let (node, key) = (Watch::of(locks.node().to_string()), Watch::of("key=asleep "));
+    let troubles = || (node.count("connection_lost"), key.count("asked_again"));
     awake.block_on(async {
-        held(&locks, "a").await.release().await.unwrap();
-        let start = now();
-        held(&locks, "a").await.release().await.unwrap();
-        assert!(now() - start < ms(900), "the second time it should know");
+        held(&locks, "asleep").await.release().await.unwrap();
+        assert_eq!(troubles(), (1, 1));
+        held(&locks, "asleep").await.release().await.unwrap();
+        assert_eq!(troubles(), (1, 1), "the second time it should know");
         soon(locks.idle()).await;
     });
     assert!(Eyes::on(&server).left_behind().is_empty());
@@ -258,7 +262,7 @@ fn works_without_a_runtime_once_it_is_connected() {
 #[tokio::test]
 async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
     let server = RedisServer::start();
-    let locks = locks(&server.url(), ms(2000)).await;
+    let locks = locks(&server.url(), ms(60_000)).await;
     let mut leader = std::pin::pin!(locks.mutex("led").lock());
     // The first who comes goes alone; these two travel in batches led by one that is then forgotten.
     std::future::poll_fn(|cx| {
@@ -268,8 +272,9 @@ async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
     .await;
     let start = now();
     held(&locks, "other").await.release().await.unwrap();
+    // Not for the deadline of what the leader sent, which is 10 s.
     assert!(
-        now() - start < ms(400),
+        now() - start < ms(5_000),
         "somebody else waited {:?}",
         now() - start
     );
@@ -285,7 +290,7 @@ async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
 #[tokio::test]
 async fn passengers_of_a_sleeping_leader_arrive_by_the_deadline() {
     let server = RedisServer::start();
-    let locks = locks(&server.url(), ms(1000)).await;
+    let locks = locks(&server.url(), ms(10_000)).await;
     let mut futures: Vec<_> = (0..64)
         .map(|n| Box::pin(locks.mutex(format!("{n}")).lock()))
         .collect();
@@ -303,7 +308,8 @@ async fn passengers_of_a_sleeping_leader_arrive_by_the_deadline() {
     for passenger in passengers {
         guards.push(soon(passenger).await.unwrap());
     }
-    assert!(now() - start < ms(1000), "{:?}", now() - start);
+    // The deadline is 2.5 s.
+    assert!(now() - start < ms(8_000), "{:?}", now() - start);
     drop(guards);
     drop(futures);
     soon(locks.idle()).await;

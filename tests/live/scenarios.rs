@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::error::{LostCause, Refusal, StoreErrorKind};
 use tenure::{Error, Locks};
 
-use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
+use crate::help::{Canary, Eyes, Other, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -20,7 +20,7 @@ async fn ghost_claim_after_leave() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    let one = locks(&url(proxy.addr()), ms(30_000)).await;
+    let one = locks(&url(proxy.addr()), ms(8_000)).await;
     held(&one, "warm").await.release().await.unwrap();
     soon(one.idle()).await;
     proxy.set_existing(Direction::Requests, Flow::Hold);
@@ -79,8 +79,8 @@ async fn oom_release() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let (one, other) = (
-        locks(&server.url(), ms(1500)).await,
-        locks(&server.url(), ms(1500)).await,
+        locks(&server.url(), ms(6_000)).await,
+        locks(&server.url(), ms(6_000)).await,
     );
     let guard = held(&one, "oom").await;
     let waiter = tokio::spawn(other.mutex("oom").lock());
@@ -116,16 +116,18 @@ async fn publish_denied() {
     let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
     let url = format!("redis://mute:hunter2@127.0.0.1:{}/", server.port());
     let everything = Watch::of("");
-    let (one, other) = (locks(&url, ms(900)).await, locks(&url, ms(900)).await);
+    let lease = ms(8_000);
+    let (one, other) = (locks(&url, lease).await, locks(&url, lease).await);
     let watch = Watch::of(other.node().to_string());
-    for _ in 0..3 {
+    for _ in 0..2 {
         let guard = held(&one, "a").await;
         let waiter = tokio::spawn(other.mutex("a").lock());
         until("it waits", || eyes.queue("a") == 1).await;
         soon(guard.release()).await.expect("a release");
         let released = now();
         let guard = soon(waiter).await.unwrap().expect("a waiter's lock");
-        assert!(now() - released < ms(300 + 700), "{:?}", now() - released);
+        // A timer of a third of a lease, and a third again for a machine that is busy.
+        assert!(now() - released < lease * 2 / 3, "{:?}", now() - released);
         soon(guard.release()).await.unwrap();
     }
     assert!(everything.count("inbox_lost") >= 2);
@@ -144,9 +146,19 @@ async fn black_hole_with_mixed_leases() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    let locks = locks(&url(proxy.addr()), ms(30_000)).await;
+    // The record outlives the lease by far: a machine that is busy looks for it late.
+    let builder = Locks::builder().lease(ms(30_000)).margin(ms(3_000));
+    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
     let long = held(&locks, "long").await;
-    let short = soon(locks.mutex("short").lease(ms(1000)).lock()).await.unwrap();
+    let short = soon(async {
+        loop {
+            // And may be too busy for so short a lease.
+            if let Ok(short) = locks.mutex("short").lease(ms(2_000)).lock().await {
+                return short;
+            }
+        }
+    })
+    .await;
     let waiting = tokio::spawn(locks.mutex("long").lock());
     let (before, hole) = (proxy.counts(), now());
     proxy.set(Direction::Both, Flow::Hold);
@@ -154,12 +166,15 @@ async fn black_hole_with_mixed_leases() {
     assert!(eyes.pttl("short") > 0);
     tokio::time::sleep((hole + ms(3000)).saturating_sub(now())).await;
     assert!(long.is_held());
-    let after = proxy.counts();
+    let (after, seconds) = (proxy.counts(), (now() - hole).as_secs_f64());
     let (opened, sent) = (
         after.connections - before.connections,
         after.arrived[0] - before.arrived[0],
     );
-    assert!(opened <= 8, "{opened} connections in three seconds");
+    assert!(
+        opened <= (2.5 * seconds).ceil() as u64,
+        "{opened} connections in {seconds:.1} s"
+    );
     assert!(sent < 40_000, "{sent} bytes in three seconds");
     let batches = evalshas(&mut eyes).await;
     proxy.heal();
@@ -181,11 +196,11 @@ async fn hostile_pool_user() {
     let pool = bb8::Pool::builder().max_size(2).build(manager).await.unwrap();
     let client = redis::Client::open(server.url()).unwrap();
     let locks = Locks::builder()
-        .lease(ms(900))
+        .lease(ms(4_000))
         .pool(pool.clone(), client)
         .await
         .unwrap();
-    let other = crate::help::locks(&server.url(), ms(900)).await;
+    let other = crate::help::locks(&server.url(), ms(4_000)).await;
     let watch = Watch::of("key=pooled ");
     let guard = held(&locks, "pooled").await;
     let mut users = Vec::new();
@@ -210,7 +225,7 @@ async fn hostile_pool_user() {
     // The pool is exhausted, and we do not notice.
     let renewed = watch.count("renewed");
     let waiter = tokio::spawn(other.mutex("pooled").lock());
-    while watch.count("renewed") < renewed + 4 {
+    while watch.count("renewed") < renewed + 2 {
         watch.until("renewed").await;
         tokio::time::sleep(ms(5)).await;
         assert!(guard.is_held());
@@ -236,7 +251,7 @@ async fn psubscribe_monitor_with_dead_waiter() {
     let mut monitor = server.client();
     let mut monitor = monitor.as_pubsub();
     monitor.psubscribe("*").unwrap();
-    let lease = ms(10_000);
+    let lease = ms(60_000);
     let (one, other) = (
         locks(&server.url(), lease).await,
         locks(&server.url(), lease).await,
@@ -247,16 +262,15 @@ async fn psubscribe_monitor_with_dead_waiter() {
     until("the first waits", || eyes.queue("a") == 1).await;
     let waiter = tokio::spawn(other.mutex("a").lock());
     until("the second waits", || eyes.queue("a") == 2).await;
+    let mut channels = || eyes.text::<Vec<String>>("PUBSUB CHANNELS tenure1:n:*").len();
+    until("all listen", || channels() == 3).await;
     dead.kill();
-    until("its subscription ends", || {
-        let channels: Vec<String> = eyes.text("PUBSUB CHANNELS tenure1:n:*");
-        channels.len() == 2
-    })
-    .await;
+    until("its subscription ends", || channels() == 2).await;
     let released = now();
     soon(guard.release()).await.unwrap();
     let guard = soon(waiter).await.unwrap().unwrap();
-    assert!(now() - released < ms(2000), "{:?}", now() - released);
+    // Not by a timer, which takes 18 s.
+    assert!(now() - released < ms(10_000), "{:?}", now() - released);
     guard.release().await.unwrap();
     soon(one.idle()).await;
     soon(other.idle()).await;
@@ -268,8 +282,8 @@ async fn psubscribe_monitor_with_dead_waiter() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_with_queue() {
     let server = RedisServer::start();
-    let mut eyes = Eyes::on(&server);
-    let lease = ms(1000);
+    let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
+    let lease = ms(3_000);
     let mut holder = Other::plays("holds", &server.url(), "a", lease);
     holder.hears("holds");
     let mut dead = Other::plays("waits", &server.url(), "a", lease);
@@ -279,26 +293,28 @@ async fn expiry_with_queue() {
         locks(&server.url(), lease).await,
         locks(&server.url(), lease).await,
     );
-    let b_waits = tokio::spawn(b.mutex("a").lock());
+    let in_turn = |locks: &Locks| {
+        let mutex = locks.mutex("a");
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            let fence = guard.fence();
+            guard.release().await.unwrap();
+            fence
+        })
+    };
+    let b_waits = in_turn(&b);
     until("the second waits", || eyes.queue("a") == 2).await;
-    let c_waits = tokio::spawn(c.mutex("a").lock());
+    let c_waits = in_turn(&c);
     until("the third waits", || eyes.queue("a") == 3).await;
     holder.kill();
     dead.kill();
     let killed = now();
-    let guard = soon(b_waits).await.unwrap().unwrap();
+    let fence = soon(b_waits).await.unwrap();
+    let (took, stall) = (now() - killed, canary.worst());
     // Two leases, the margin and a timer at most, and what a busy machine takes.
-    assert!(
-        now() - killed < ms(2000 + 250 + 334 + 1000),
-        "{:?}",
-        now() - killed
-    );
-    assert!(!c_waits.is_finished());
-    let fence = guard.fence();
-    guard.release().await.unwrap();
-    let guard = soon(c_waits).await.unwrap().unwrap();
-    assert!(guard.fence() > fence);
-    guard.release().await.unwrap();
+    let bound = lease * 21 / 10 + lease / 3 + ms(1_000) + 2 * stall;
+    assert!(took < bound, "{took:?} with stalls of {stall:?}");
+    assert!(soon(c_waits).await.unwrap() > fence, "in their order");
     eyes.until_empty().await;
 }
 
@@ -399,6 +415,8 @@ async fn a_forged_grant_is_told_and_grants_nothing() {
         &format!("tenure1:n:{node}").into_bytes(),
         push.as_bytes(),
     ];
+    let listeners = format!("PUBSUB NUMSUB tenure1:n:{node}");
+    until("it listens", || eyes.text::<(String, u64)>(&listeners).1 == 1).await;
     let _: i64 = eyes.ask(&words);
     watch.until("forged_grant").await;
     assert!(!waiting.is_finished());
