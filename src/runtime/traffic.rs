@@ -9,7 +9,7 @@ use std::time::Duration;
 const SLOTS: usize = 16;
 /// And so many at least, so that neither side sleeps while the other works: with one at a time the wake-ups on both
 /// sides were most of a round trip on loopback.
-const BUSY: usize = 4;
+const BUSY: usize = 6;
 /// Up to so many requests at once each may travel in a batch of their own. Company makes each cheaper, but one has to
 /// wait for it, and both sides fall asleep in turn. Not where both share one processor: there cheaper is faster.
 const ALONE: usize = 16;
@@ -266,7 +266,7 @@ mod tests {
         assert!(!many.gathers(), "the first waits for nobody");
         many.departed(25);
         assert!(many.gathers());
-        (0..3).for_each(|_| many.departed(25));
+        (1..BUSY).for_each(|_| many.departed(25));
         assert!(!many.is_free(false), "the others wait for company");
         assert!(many.is_free(true), "which a full batch has");
     }
