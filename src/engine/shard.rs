@@ -14,14 +14,11 @@ use crate::engine::{Denial, Effect, Input, Rules, Ticket};
 #[derive(Debug)]
 pub struct Shard {
     desks: HashMap<Name, Desk, RandomState>,
-    timers: Timers,
+    timers: BTreeSet<(Moment, Name)>,
     source: Source,
     tickets: u64,
     closed: bool,
 }
-
-/// When something is due, and of which key.
-type Timers = BTreeSet<(Moment, Name)>;
 
 /// What every desk of a shard draws from.
 #[derive(Debug)]
@@ -87,33 +84,20 @@ impl Shard {
 
     /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Moment, name: &Name, input: Input, effects: &mut Vec<Effect>) {
-        let desk = match self.desks.get_mut(name) {
-            Some(desk) => desk,
-            None => match (&input, self.closed) {
-                (Input::Lock(ticket, _), true) => {
-                    return effects.push(Effect::Denied(*ticket, Denial::Closed));
-                }
-                // Only these begin anything. All else is about what is over.
-                (Input::Lock(..) | Input::Pushed(_), _) => self.desks.entry(name.clone()).or_default(),
-                (Input::Release(ticket) | Input::Finish(ticket), _) => {
-                    return effects.push(Desk::released_too_late(*ticket));
-                }
-                _ => return,
-            },
-        };
-        if let (Input::Lock(ticket, _), true) = (&input, self.closed) {
-            return effects.push(Effect::Denied(*ticket, Denial::Closed));
+        match &input {
+            Input::Lock(ticket, _) if self.closed => {
+                return effects.push(Effect::Denied(*ticket, Denial::Closed));
+            }
+            // Only these begin anything. All else is about what is over.
+            Input::Lock(..) | Input::Pushed(_) if !self.desks.contains_key(name) => {
+                self.desks.insert(name.clone(), Desk::default());
+            }
+            Input::Release(ticket) | Input::Finish(ticket) if !self.desks.contains_key(name) => {
+                return effects.push(Desk::released_too_late(*ticket));
+            }
+            _ => {}
         }
-        let mut cx = Cx {
-            now,
-            name,
-            source: &mut self.source,
-            effects,
-        };
-        desk.handle(&mut cx, input);
-        if desk.settle(name, &mut self.timers) {
-            self.desks.remove(name);
-        }
+        self.step(now, name, effects, |desk, cx| desk.handle(cx, input));
     }
 
     /// When [`wake`](Self::wake) has something to do next.
@@ -133,18 +117,10 @@ impl Shard {
             return None;
         }
         let (_, name) = self.timers.pop_first()?;
-        if let Some(desk) = self.desks.get_mut(&name) {
+        self.step(now, &name, effects, |desk, cx| {
             desk.due = None;
-            desk.wake(&mut Cx {
-                now,
-                name: &name,
-                source: &mut self.source,
-                effects,
-            });
-            if desk.settle(&name, &mut self.timers) {
-                self.desks.remove(&name);
-            }
-        }
+            desk.wake(cx);
+        });
         Some(name)
     }
 
@@ -226,41 +202,44 @@ impl Shard {
         let mut names: Vec<Name> = self.desks.keys().cloned().collect();
         names.sort_unstable();
         for name in names {
-            if let Some(desk) = self.desks.get_mut(&name) {
-                let before = effects.len();
-                f(
-                    desk,
-                    &mut Cx {
-                        now,
-                        name: &name,
-                        source: &mut self.source,
-                        effects,
-                    },
-                );
-                told(&name, &effects[before..]);
-                if desk.settle(&name, &mut self.timers) {
-                    self.desks.remove(&name);
-                }
-            }
+            let before = effects.len();
+            self.step(now, &name, effects, &f);
+            told(&name, &effects[before..]);
         }
     }
-}
 
-impl Desk {
-    /// Sets the key's timer anew. True when nothing of the key is left, so that it can be forgotten.
-    fn settle(&mut self, name: &Name, timers: &mut Timers) -> bool {
-        let due = self.next_due();
-        if due != self.due {
-            if let Some(old) = self.due.take() {
-                timers.remove(&(old, name.clone()));
+    /// One step of a key, if there is anything of it. Then its timer is set anew, or it is forgotten when nothing of it is
+    /// left.
+    fn step(
+        &mut self,
+        now: Moment,
+        name: &Name,
+        effects: &mut Vec<Effect>,
+        step: impl FnOnce(&mut Desk, &mut Cx<'_>),
+    ) {
+        let Some(desk) = self.desks.get_mut(name) else {
+            return;
+        };
+        let mut cx = Cx {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
+        step(desk, &mut cx);
+        let due = desk.next_due();
+        if due != desk.due {
+            if let Some(old) = desk.due.take() {
+                self.timers.remove(&(old, name.clone()));
             }
             if let Some(due) = due {
-                timers.insert((due, name.clone()));
+                self.timers.insert((due, name.clone()));
             }
-            self.due = due;
+            desk.due = due;
         }
-        let is_idle = self.is_idle();
-        debug_assert!(!is_idle || due.is_none(), "an idle desk has no timer");
-        is_idle
+        if desk.is_idle() {
+            debug_assert!(due.is_none(), "an idle desk has no timer");
+            self.desks.remove(name);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::claim::{Fence, Mark, NO_TICK, Name, Term};
+use crate::claim::{Fence, Mark, NO_TICK, Name};
 use crate::engine::moment::Moment;
 use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
@@ -30,8 +30,6 @@ pub struct Mutex {
     handle: Handle,
     name: Name,
     lease: Duration,
-    /// What `lease` comes to, if it can be had at all.
-    term: Option<Term>,
     fixed: bool,
     limit: usize,
     mark: Mark,
@@ -41,7 +39,6 @@ impl Mutex {
     pub(crate) fn new(handle: Handle, key: Key) -> Self {
         let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
         Mutex {
-            term: handle.options().term(lease).ok(),
             handle,
             name: Name::lock(key),
             lease,
@@ -69,22 +66,18 @@ impl Mutex {
     /// Leases of this length instead of the default. They are renewed while the guard lives. Shorter: others get in
     /// sooner after this process died, and renewals are more frequent. Longer: a longer outage of the store is
     /// survived.
-    pub fn lease(self, lease: Duration) -> Self {
-        Mutex {
-            lease,
-            term: self.handle.options().term(lease).ok(),
-            fixed: false,
-            ..self
-        }
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self.fixed = false;
+        self
     }
 
     /// Leases of exactly this length, never renewed: "ten seconds, then let go". The guard is
     /// [lost](Guard::lost) at the end.
-    pub fn fixed(self, lease: Duration) -> Self {
-        Mutex {
-            fixed: true,
-            ..self.lease(lease)
-        }
+    pub fn fixed(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self.fixed = true;
+        self
     }
 
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
@@ -185,6 +178,13 @@ impl Mutex {
         })
     }
 
+    /// How long a caller has waited, by the clock that its lease is judged by.
+    fn waited(&self, since: Option<Moment>) -> Duration {
+        since.map_or(Duration::ZERO, |since| {
+            self.handle.node().clock.now().since(since)
+        })
+    }
+
     fn check(&self) -> Result<Want, Error> {
         let options = self.handle.options();
         let key = &self.name.key;
@@ -210,8 +210,9 @@ impl Mutex {
                 limit,
             });
         }
+        let term = options.term(self.lease)?;
         Ok(Want {
-            term: self.term.map_or_else(|| options.term(self.lease), Ok)?,
+            term,
             wait: false,
             fixed: self.fixed,
             limit: self.limit,
@@ -313,9 +314,8 @@ impl Future for Enter {
         let decision = ready!(waiting.poll(cx));
         let (ticket, slot, since) = (waiting.ticket, waiting.slot.clone(), waiting.since());
         this.state = State::Done;
-        let node = this.mutex.handle.node();
-        let waited = || since.map_or(Duration::ZERO, |since| node.clock.now().since(since));
-        node.answered();
+        let waited = || this.mutex.waited(since);
+        this.mutex.handle.node().answered();
         let answer = match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
             Err(Denial::Over) => Err(Refusal::Over),
@@ -378,10 +378,7 @@ impl Drop for Enter {
     fn drop(&mut self) {
         if let State::Waiting(waiting) = &mut self.state {
             let node = self.mutex.handle.node();
-            let since = waiting.since();
-            observe::gave_up(&self.mutex.name, || {
-                since.map_or(Duration::ZERO, |since| node.clock.now().since(since))
-            });
+            observe::gave_up(&self.mutex.name, || self.mutex.waited(waiting.since()));
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.mutex.name, waiting.ticket);

@@ -1,6 +1,6 @@
 //! Group commit: where many ask, what is asked while batches are under way travels in the next one.
 //!
-//! As a database commits its log: no timer, no latency when idle. Few travel each alone. On the callers' side there is
+//! As a database commits its log: no timer, no latency when idle. Few travel as is quickest. On the callers' side there is
 //! no courier task, which would cost two more wake-ups per request; the caller who finds a free slot sends for all who
 //! queued, and polls its batch along with itself. A batch belongs to the courier, callers only help to poll it: one
 //! whose caller is gone or asleep is finished by the keeper, and when its deadline passes the connection is given up.
@@ -150,8 +150,8 @@ impl Courier {
     /// What a caller does whose request waits.
     ///
     /// Where many ask, and while batches are under way, one caller lets every task that can run go first, and sends for
-    /// all of them: the answers that woke it woke others, and what they ask for travels along. Where few ask, each
-    /// sends for itself.
+    /// all of them: the answers that woke it woke others, and what they ask for travels along. Where few ask, that
+    /// is done if it is quicker than each sending for itself.
     pub(crate) fn turn(&self, may_gather: bool) -> Turn {
         let mut state = lock(&self.state);
         if state.waiting.is_empty() || state.gathers || !state.is_free() {
