@@ -157,13 +157,13 @@ pub enum StoreErrorKind {
     /// The connection ended before the answer came: it may or may not have been executed.
     Interrupted,
     /// The store answered that it would not.
-    Refused(Refusal),
+    Refused(StoreRefusal),
 }
 
 /// Why a store refused a request. Nothing was executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum StoreRefusal {
     /// The key holds something that is not a lock.
     WrongType,
     /// `OOM`: the server is at its memory limit.
@@ -190,10 +190,10 @@ pub enum Refusal {
     Other(String),
 }
 
-impl Refusal {
+impl StoreRefusal {
     /// Whether the same request may be accepted a little later without anybody mending anything.
     pub fn is_passing(&self) -> bool {
-        use Refusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
+        use StoreRefusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
         matches!(
             self,
             Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly
@@ -201,21 +201,23 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for StoreRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Refusal::WrongType => "the key holds a value that is not a lock: use another key or prefix",
-            Refusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
-            Refusal::ReadOnly => "the server is read-only (READONLY): connect to the master",
-            Refusal::Loading => "the server is loading its data (LOADING): try again when it is done",
-            Refusal::Busy => "a script blocks the server (BUSY): SCRIPT KILL may help",
-            Refusal::Misconfigured => "the server cannot persist and refuses writes (MISCONF): mend its disk",
-            Refusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
-            Refusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
-            Refusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
-            Refusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README",
-            Refusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
-            Refusal::Other(text) => text,
+            StoreRefusal::WrongType => "the key holds a value that is not a lock: use another key or prefix",
+            StoreRefusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
+            StoreRefusal::ReadOnly => "the server is read-only (READONLY): connect to the master",
+            StoreRefusal::Loading => "the server is loading its data (LOADING): try again when it is done",
+            StoreRefusal::Busy => "a script blocks the server (BUSY): SCRIPT KILL may help",
+            StoreRefusal::Misconfigured => {
+                "the server cannot persist and refuses writes (MISCONF): mend its disk"
+            }
+            StoreRefusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
+            StoreRefusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
+            StoreRefusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
+            StoreRefusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README",
+            StoreRefusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
+            StoreRefusal::Other(text) => text,
         })
     }
 }
@@ -241,7 +243,7 @@ impl StoreError {
     }
 
     /// The store refused.
-    pub(crate) fn refused(refusal: Refusal) -> Self {
+    pub(crate) fn refused(refusal: StoreRefusal) -> Self {
         let message = refusal.to_string();
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }

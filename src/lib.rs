@@ -3,16 +3,15 @@
 #![forbid(unsafe_code)]
 
 // In the order in which they are best read: from the words to the front doors.
-pub mod claim;
 pub mod error;
 pub mod key;
-
-pub mod store;
-
-pub mod engine;
+#[doc(hidden)]
+pub mod protocol;
 
 pub mod observe;
 pub mod options;
+pub mod store;
+
 mod runtime;
 
 pub mod locks;
@@ -27,7 +26,6 @@ pub mod scheduler;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use claim::{Fence, NodeId};
 pub use error::Error;
 pub use key::Key;
 pub use locks::{Builder, Locks};
@@ -35,6 +33,7 @@ pub use locks::{Builder, Locks};
 pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
+pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "testing")]
 pub use runtime::clock::Clock;
 #[cfg(feature = "scheduler")]

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{Name, NodeId};
 #[cfg(feature = "redis")]
 use crate::error::StoreErrorKind;
 use crate::error::{OptionsError, StoreError};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
+use crate::protocol::message::{Name, NodeId};
 use crate::runtime::clock::Clock;
 use crate::runtime::handle::Handle;
 use crate::runtime::node::{Node, Side};
@@ -255,7 +255,7 @@ impl Builder {
     }
 
     /// How long a request may take at most before its connection is given up; default 2 s. A quarter of what is at
-    /// stake is the bound when that is shorter.
+    /// lease_left is the bound when that is shorter.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self

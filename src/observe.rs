@@ -66,13 +66,13 @@ use tracing::info;
 use tracing::{debug, error, trace, warn};
 
 #[cfg(feature = "scheduler")]
-use crate::claim::Mark;
-use crate::claim::{Fence, Name, NodeId};
-#[cfg(feature = "scheduler")]
 use crate::error::Error;
 use crate::error::{LostCause, StoreError};
 #[cfg(feature = "scheduler")]
 use crate::key::Key;
+#[cfg(feature = "scheduler")]
+use crate::protocol::message::TickTime;
+use crate::protocol::message::{Fence, Name, NodeId};
 
 mod metrics;
 
@@ -256,12 +256,12 @@ pub(crate) fn lease_missing(path: &str) {
 }
 
 #[cfg(feature = "scheduler")]
-pub(crate) fn tick_starts(job: &Key, mark: Mark, attempt: u32) {
+pub(crate) fn tick_starts(job: &Key, mark: TickTime, attempt: u32) {
     debug!(target: "tenure", event = "tick_starts", %job, tick_ms = mark, attempt, "running a tick");
 }
 
 #[cfg(feature = "scheduler")]
-pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
+pub(crate) fn tick(job: &Key, mark: TickTime, outcome: &'static str) {
     metrics::ticked(outcome);
     if outcome == "elsewhere" {
         debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
@@ -271,17 +271,17 @@ pub(crate) fn tick(job: &Key, mark: Mark, outcome: &'static str) {
 }
 
 #[cfg(feature = "scheduler")]
-pub(crate) fn tick_failed(job: &Key, mark: Mark, why: &str) {
+pub(crate) fn tick_failed(job: &Key, mark: TickTime, why: &str) {
     warn!(target: "tenure", event = "tick_failed", %job, tick_ms = mark, why, "a job failed");
 }
 
 #[cfg(feature = "scheduler")]
-pub(crate) fn tick_waits(job: &Key, mark: Mark, error: &Error) {
+pub(crate) fn tick_waits(job: &Key, mark: TickTime, error: &Error) {
     warn!(target: "tenure", event = "tick_waits", %job, tick_ms = mark, %error, "nobody runs the tick, trying again");
 }
 
 #[cfg(feature = "scheduler")]
-pub(crate) fn tick_untold(job: &Key, mark: Mark, error: &Error) {
+pub(crate) fn tick_untold(job: &Key, mark: TickTime, error: &Error) {
     warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark, %error, "the store could not be told of the end");
 }
 

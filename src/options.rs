@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::claim::Term;
 use crate::error::OptionsError;
 use crate::key::Key;
+use crate::protocol::message::LeaseTimes;
 
 /// The shortest lease: below it, a round trip and a renewal do not fit in.
 pub const SHORTEST_LEASE: Duration = Duration::from_millis(50);
@@ -86,7 +86,7 @@ impl Options {
     }
 
     /// The lengths of a claim with this lease: checked once, valid from then on.
-    pub(crate) fn term(&self, lease: Duration) -> Result<Term, OptionsError> {
+    pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
         if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease) {
             return Err(OptionsError(format!(
                 "a lease lasts {SHORTEST_LEASE:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
@@ -100,7 +100,7 @@ impl Options {
                 "a margin of {margin:?} is longer than any lease: 30 days at most"
             )));
         }
-        Ok(Term {
+        Ok(LeaseTimes {
             lease_ms: lease.as_millis() as u64,
             margin_ms: margin.as_millis() as u64,
         })

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::claim::Name;
-use crate::error::{Error, LostCause, Refusal, StoreError, StoreErrorKind};
+use crate::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::message::Name;
 
 /// Something that is counted or measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -379,18 +379,18 @@ fn word(kind: &StoreErrorKind) -> &'static str {
         StoreErrorKind::TimedOut => "timed_out",
         StoreErrorKind::Interrupted => "interrupted",
         StoreErrorKind::Refused(refusal) => match refusal {
-            Refusal::WrongType => "wrong_type",
-            Refusal::OutOfMemory => "out_of_memory",
-            Refusal::ReadOnly => "read_only",
-            Refusal::Loading => "loading",
-            Refusal::Busy => "busy",
-            Refusal::Misconfigured => "misconfigured",
-            Refusal::NoReplicas => "no_replicas",
-            Refusal::NoAuth => "no_auth",
-            Refusal::WrongPassword => "wrong_password",
-            Refusal::NoPermission => "no_permission",
-            Refusal::Unsupported => "unsupported",
-            Refusal::Other(_) => "other",
+            StoreRefusal::WrongType => "wrong_type",
+            StoreRefusal::OutOfMemory => "out_of_memory",
+            StoreRefusal::ReadOnly => "read_only",
+            StoreRefusal::Loading => "loading",
+            StoreRefusal::Busy => "busy",
+            StoreRefusal::Misconfigured => "misconfigured",
+            StoreRefusal::NoReplicas => "no_replicas",
+            StoreRefusal::NoAuth => "no_auth",
+            StoreRefusal::WrongPassword => "wrong_password",
+            StoreRefusal::NoPermission => "no_permission",
+            StoreRefusal::Unsupported => "unsupported",
+            StoreRefusal::Other(_) => "other",
         },
     }
 }

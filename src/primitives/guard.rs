@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{Fence, Name};
-use crate::engine::{Outcome, Ticket};
 use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
 use crate::observe::{self, Began};
+use crate::protocol::message::{Fence, Name};
+use crate::protocol::step::{Outcome, Ticket};
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
 use crate::runtime::node::Side;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::claim::{Fence, Mark, NO_TICK, Name};
-use crate::engine::moment::Moment;
-use crate::engine::{Denial, Ticket, Want};
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::guard::{Guard, Lease};
+use crate::protocol::message::{Fence, NO_TICK, Name, TickTime};
+use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
+use crate::protocol::time::Instant;
 use crate::runtime::handle::Handle;
 use crate::runtime::helper::Helper;
 use crate::runtime::node::Side;
@@ -32,7 +32,7 @@ pub struct Mutex {
     lease: Duration,
     fixed: bool,
     limit: usize,
-    mark: Mark,
+    mark: TickTime,
 }
 
 impl Mutex {
@@ -50,7 +50,7 @@ impl Mutex {
 
     /// Pursues a tick of the job called `key`.
     #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) fn tick(handle: Handle, key: Key, lease: Duration, mark: Mark) -> Enter {
+    pub(crate) fn tick(handle: Handle, key: Key, lease: Duration, mark: TickTime) -> Enter {
         let mutex = Mutex {
             name: Name::job(key.clone()),
             mark,
@@ -179,13 +179,13 @@ impl Mutex {
     }
 
     /// How long a caller has waited, by the clock that its lease is judged by.
-    fn waited(&self, since: Option<Moment>) -> Duration {
+    fn waited(&self, since: Option<Instant>) -> Duration {
         since.map_or(Duration::ZERO, |since| {
             self.handle.node().clock.now().since(since)
         })
     }
 
-    fn check(&self) -> Result<Want, Error> {
+    fn check(&self) -> Result<AcquireOptions, Error> {
         let options = self.handle.options();
         let key = &self.name.key;
         let length = key.as_bytes().len();
@@ -211,7 +211,7 @@ impl Mutex {
             });
         }
         let term = options.term(self.lease)?;
-        Ok(Want {
+        Ok(AcquireOptions {
             term,
             wait: false,
             fixed: self.fixed,
@@ -272,7 +272,7 @@ struct Waiting {
     ticket: Ticket,
     slot: Arc<Slot>,
     helper: Helper,
-    since: Moment,
+    since: Instant,
     /// It was not answered at once.
     waits: bool,
 }
@@ -284,7 +284,7 @@ impl Future for Enter {
         let this = &mut *self;
         if matches!(this.state, State::New) {
             let want = match this.mutex.check() {
-                Ok(want) => Want {
+                Ok(want) => AcquireOptions {
                     wait: this.wait,
                     ..want
                 },
@@ -318,8 +318,8 @@ impl Future for Enter {
         this.mutex.handle.node().answered();
         let answer = match decision {
             Ok(fence) => Ok(this.guard(ticket, slot, fence)),
-            Err(Denial::Over) => Err(Refusal::Over),
-            Err(Denial::Early(left)) => Err(Refusal::Early(left)),
+            Err(AcquireError::Over) => Err(Refusal::Over),
+            Err(AcquireError::Early(left)) => Err(Refusal::Early(left)),
             Err(denial) => Err(Refusal::Error(this.error(denial, waited()))),
         };
         let told = match &answer {
@@ -333,14 +333,14 @@ impl Future for Enter {
 }
 
 impl Waiting {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Fence, Denial>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Fence, AcquireError>> {
         let polled = self.helper.poll(cx, Slot::poll_decision);
         self.waits |= polled.is_pending();
         polled
     }
 
     /// Since when it waits, if it was not answered at once.
-    fn since(&self) -> Option<Moment> {
+    fn since(&self) -> Option<Instant> {
         self.waits.then_some(self.since)
     }
 }
@@ -356,17 +356,17 @@ impl Enter {
         )
     }
 
-    fn error(&self, denial: Denial, waited: Duration) -> Error {
+    fn error(&self, denial: AcquireError, waited: Duration) -> Error {
         let key = self.mutex.name.key.clone();
         match denial {
-            Denial::Busy | Denial::Over | Denial::Early(_) => Error::Busy { key, waited },
-            Denial::QueueFull { waiting } => Error::QueueFull {
+            AcquireError::Busy | AcquireError::Over | AcquireError::Early(_) => Error::Busy { key, waited },
+            AcquireError::QueueFull { waiting } => Error::QueueFull {
                 key,
                 waiting,
                 limit: self.mutex.limit,
             },
-            Denial::Store(source) => Error::Store { key, source },
-            Denial::Closed => Error::Closed {
+            AcquireError::Store(source) => Error::Store { key, source },
+            AcquireError::Closed => Error::Closed {
                 key,
                 why: ClosedCause::Shutdown,
             },

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::claim::{Answer, Executed, Failure, Name, Reply, Request};
-use crate::engine::moment::Moment;
-use crate::engine::{Input, Tag};
-use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::message::{BatchReply, Executed, Failure, Name, Reply, Request};
+use crate::protocol::step::{Input, Tag};
+use crate::protocol::time::Instant;
 use crate::runtime::courier::Courier;
 use crate::runtime::node::Node;
 use crate::runtime::slot::lock;
@@ -18,7 +18,7 @@ use crate::runtime::traffic::Trip;
 use crate::store::{BoxFuture, Link};
 
 /// What a store does with a batch.
-type Sending = BoxFuture<'static, Result<Answer, Failure>>;
+type Sending = BoxFuture<'static, Result<BatchReply, Failure>>;
 
 /// A batch under way.
 pub(crate) struct Carriage {
@@ -35,10 +35,10 @@ pub(crate) struct Carriage {
     late_after: AtomicU64,
     /// Of the connection that it was handed to.
     generation: AtomicU64,
-    pub(crate) since: Moment,
+    pub(crate) since: Instant,
     /// How long its requests had waited by then, in the mean.
     waited: Duration,
-    pub(crate) deadline: Moment,
+    pub(crate) deadline: Instant,
     done: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
@@ -58,9 +58,9 @@ impl Carriage {
         node: &Arc<Node>,
         cargo: Vec<(Tag, Name)>,
         generation: u64,
-        since: Moment,
+        since: Instant,
         waited: Duration,
-        deadline: Moment,
+        deadline: Instant,
     ) -> Self {
         Carriage {
             courier: courier.clone(),
@@ -182,10 +182,10 @@ impl Carriage {
         }
     }
 
-    fn arrive(&self, result: Result<Answer, Failure>) {
+    fn arrive(&self, result: Result<BatchReply, Failure>) {
         let node = &self.node;
         let now = node.clock.now();
-        let sent = Moment::from_nanos(self.sent.load(Ordering::Acquire));
+        let sent = Instant::from_nanos(self.sent.load(Ordering::Acquire));
         let generation = self.generation();
         let cargo = std::mem::take(&mut *lock(&self.cargo));
         self.done.store(true, Ordering::Release);
@@ -204,7 +204,7 @@ impl Carriage {
                 if answer.time > 0 {
                     self.courier.server.heard_time(answer.time, sent, now);
                 }
-                let demoted = answer.replies.contains(&Reply::Refused(Refusal::ReadOnly));
+                let demoted = answer.replies.contains(&Reply::Refused(StoreRefusal::ReadOnly));
                 for ((tag, name), reply) in cargo.into_iter().zip(answer.replies) {
                     if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                         self.courier.server.heard_number(number);
@@ -212,7 +212,7 @@ impl Carriage {
                     node.drive(&name, Input::Answered { tag, sent, reply }, on);
                 }
                 if demoted {
-                    self.abandon(generation, &StoreError::refused(Refusal::ReadOnly));
+                    self.abandon(generation, &StoreError::refused(StoreRefusal::ReadOnly));
                 }
             }
             other => {
@@ -223,7 +223,7 @@ impl Carriage {
                 if is_broken(&failure.error) {
                     self.abandon(generation, &failure.error);
                 }
-                let late_after = Moment::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
+                let late_after = Instant::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
                 for (tag, name) in cargo {
                     let Failure { executed, error } = failure.clone();
                     node.drive(
@@ -255,7 +255,7 @@ pub(crate) fn finish_all(carriages: Vec<Arc<Carriage>>) {
 /// After this a connection is of no more use.
 pub(crate) fn is_broken(error: &StoreError) -> bool {
     match error.kind() {
-        StoreErrorKind::Refused(refusal) => matches!(refusal, Refusal::ReadOnly | Refusal::NoAuth),
+        StoreErrorKind::Refused(refusal) => matches!(refusal, StoreRefusal::ReadOnly | StoreRefusal::NoAuth),
         _ => true,
     }
 }

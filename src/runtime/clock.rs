@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::engine::moment::Moment;
+use crate::protocol::time::Instant;
 
 /// `CLOCK_BOOTTIME` counts the time in which the machine was suspended; Rust's `Instant` stands still in it
 /// (rust-lang/rust#87906), and a laptop that slept for a minute would believe in its lease beside the next holder.
@@ -35,10 +35,10 @@ impl Clock {
     }
 
     /// Now.
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> Instant {
         let time = clock_gettime(CLOCK);
         let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        Moment::from_nanos(nanos + self.ahead.load(Ordering::Relaxed))
+        Instant::from_nanos(nanos + self.ahead.load(Ordering::Relaxed))
     }
 
     /// What waking up from a suspend of that length looks like. Timers do not move.

@@ -17,17 +17,17 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::claim::{Answer, Executed, Failure, Name, Request};
-use crate::engine::Parcel;
-use crate::engine::moment::Moment;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
+use crate::protocol::message::{BatchReply, Executed, Failure, Name, Request};
+use crate::protocol::step::Outgoing;
+use crate::protocol::time::Instant;
 use crate::runtime::carriage::{Carriage, finish_all, is_broken};
 use crate::runtime::node::{Node, Side};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, lock};
 use crate::runtime::traffic::{SPIN, Traffic, Trip};
-use crate::store::{BoxFuture, Link, Route};
+use crate::store::{BoxFuture, Link, ServerId};
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const CAP: usize = 128;
@@ -44,7 +44,7 @@ const UNATTENDED: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Courier {
     pub(crate) side: Side,
-    pub(crate) route: Route,
+    pub(crate) route: ServerId,
     pub(crate) server: Arc<Server>,
     state: Mutex<State>,
 }
@@ -57,10 +57,10 @@ struct State {
     under_way: Vec<Arc<Carriage>>,
     traffic: Traffic,
     /// Until when a caller may spin. One is enough: whatever arrives, it keeps the runtime awake.
-    spins_until: Option<Moment>,
+    spins_until: Option<Instant>,
     link: LinkState,
     generation: u64,
-    refused: Option<(Moment, StoreError)>,
+    refused: Option<(Instant, StoreError)>,
 }
 
 impl State {
@@ -73,7 +73,7 @@ impl State {
     /// treats the first. And its keys are of one kind: a store may have other rules for another.
     fn load(&self) -> usize {
         let most = self.waiting.len().min(CAP);
-        let all = || self.waiting.iter().map(|item| &item.parcel.request.name);
+        let all = || self.waiting.iter().map(|item| &item.outgoing.request.name);
         let kind = all().next().map(|name| name.kind);
         let names = || all().take(most).take_while(|name| Some(name.kind) == kind);
         if most <= FEW {
@@ -113,8 +113,8 @@ impl Open {
 
 #[derive(Debug)]
 struct Item {
-    parcel: Parcel,
-    since: Moment,
+    outgoing: Outgoing,
+    since: Instant,
     /// Who can be woken to send it.
     slot: Option<Arc<Slot>>,
 }
@@ -128,7 +128,7 @@ pub(crate) enum Turn {
 }
 
 impl Courier {
-    pub(crate) fn new(side: Side, route: Route, server: Arc<Server>) -> Self {
+    pub(crate) fn new(side: Side, route: ServerId, server: Arc<Server>) -> Self {
         Courier {
             side,
             route,
@@ -140,9 +140,13 @@ impl Courier {
         }
     }
 
-    pub(crate) fn take(&self, parcel: Parcel, since: Moment, slot: Option<Arc<Slot>>) {
+    pub(crate) fn take(&self, outgoing: Outgoing, since: Instant, slot: Option<Arc<Slot>>) {
         let mut state = lock(&self.state);
-        state.waiting.push_back(Item { parcel, since, slot });
+        state.waiting.push_back(Item {
+            outgoing,
+            since,
+            slot,
+        });
         let waiting = state.waiting.len();
         state.traffic.wanted(waiting);
     }
@@ -165,7 +169,7 @@ impl Courier {
     }
 
     /// Whether a caller looks for its answer once more before it sleeps. `spins`: it did before.
-    pub(crate) fn may_spin(&self, carriage: &Carriage, now: Moment, spins: bool) -> bool {
+    pub(crate) fn may_spin(&self, carriage: &Carriage, now: Instant, spins: bool) -> bool {
         let mut state = lock(&self.state);
         if !state.traffic.is_due(now.since(carriage.since)) {
             return false;
@@ -208,13 +212,13 @@ impl Courier {
         let mut waited = Duration::ZERO;
         for item in state.waiting.drain(..load) {
             waited += now.since(item.since);
-            patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
-            cargo.push((item.parcel.tag, item.parcel.request.name.clone()));
-            requests.push(item.parcel.request);
+            patience = patience.min((item.outgoing.lease_left / 4).max(SHORTEST));
+            cargo.push((item.outgoing.tag, item.outgoing.request.name.clone()));
+            requests.push(item.outgoing.request);
         }
         // What waits behind hopes for this batch's slot.
         for item in state.waiting.iter().take(CAP) {
-            patience = patience.min((item.parcel.stake / 4).max(SHORTEST));
+            patience = patience.min((item.outgoing.lease_left / 4).max(SHORTEST));
         }
         let deadline = now + patience;
         let link = match &state.link {
@@ -250,7 +254,7 @@ impl Courier {
         node: Arc<Node>,
         carriage: Weak<Carriage>,
         requests: Vec<Request>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<BatchReply, Failure> {
         let (link, generation) = self.link(&node).await.map_err(|error| Failure {
             executed: Executed::No,
             error,
@@ -387,7 +391,7 @@ impl Courier {
         &self,
         node: &Node,
         state: &mut State,
-        began: Moment,
+        began: Instant,
         open: Result<Open, StoreError>,
     ) -> Result<(), StoreError> {
         let now = node.clock.now();
@@ -441,7 +445,7 @@ impl Courier {
 
     /// What the keeper does for the callers' side: gives up what is overdue and sends what nobody sends. True when
     /// there is something to look after.
-    pub(crate) fn look_after(self: &Arc<Self>, node: &Arc<Node>, now: Moment) -> bool {
+    pub(crate) fn look_after(self: &Arc<Self>, node: &Arc<Node>, now: Instant) -> bool {
         // Answers may be there, unread by a caller that is asleep.
         let (overdue, asleep): (Vec<_>, Vec<_>) = {
             let state = lock(&self.state);
@@ -472,7 +476,7 @@ impl Courier {
     }
 
     /// The next moment at which `look_after` has something to do, at the latest.
-    pub(crate) fn next_due(&self) -> Option<Moment> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         let state = lock(&self.state);
         let overdue = state.under_way.iter().map(|carriage| carriage.deadline);
         let unsent = state.waiting.front().map(|item| item.since + UNATTENDED);
@@ -530,10 +534,10 @@ mod tests {
     use std::thread::{park_timeout, spawn};
 
     use super::*;
-    use crate::claim::{Batch, NodeId};
-    use crate::engine::Want;
     use crate::key::Key;
     use crate::options::Options;
+    use crate::protocol::message::{Batch, NodeId};
+    use crate::protocol::step::AcquireOptions;
     use crate::runtime::clock::Clock;
     use crate::store::memory::MemoryStore;
     use crate::store::{Abilities, Sink, Store, sealed};
@@ -551,11 +555,11 @@ mod tests {
             self.store.abilities()
         }
 
-        fn route(&self, name: &Name) -> Route {
+        fn route(&self, name: &Name) -> ServerId {
             self.store.route(name)
         }
 
-        fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+        fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
             Box::pin(ready(Ok(Arc::new(self.clone()) as Arc<dyn Link>)))
         }
 
@@ -565,7 +569,7 @@ mod tests {
     }
 
     impl Link for Mute {
-        fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+        fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
             drop(self.store.apply(batch));
             Box::pin(pending())
         }
@@ -583,11 +587,11 @@ mod tests {
     fn enter(node: &Arc<Node>, key: &str) -> Arc<Courier> {
         let name = Name::lock(Key::from(key));
         let term = node.options.term(node.options.lease).unwrap();
-        let want = Want {
+        let want = AcquireOptions {
             term,
             wait: false,
             fixed: false,
-            mark: crate::claim::NO_TICK,
+            mark: crate::protocol::message::NO_TICK,
             limit: 1,
         };
         node.enter(&name, want);

@@ -10,11 +10,11 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::claim::Note;
-use crate::engine::Input;
-use crate::engine::moment::Moment;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::observe;
+use crate::protocol::message::InboxEvent;
+use crate::protocol::step::Input;
+use crate::protocol::time::Instant;
 use crate::runtime::carriage::Carriage;
 use crate::runtime::node::{Node, Side};
 use crate::runtime::slot::lock;
@@ -51,14 +51,14 @@ impl Keeper {
     }
 
     /// Something is to be done at `due`.
-    pub(crate) fn expect(&self, due: Moment) {
+    pub(crate) fn expect(&self, due: Instant) {
         if due.as_nanos() < self.planned.load(Ordering::SeqCst) {
             self.notify.notify_one();
         }
     }
 
     /// A caller sends something: its batch must be looked after.
-    pub(crate) fn watch(&self, now: Moment) {
+    pub(crate) fn watch(&self, now: Instant) {
         self.active.store(now.as_nanos(), Ordering::Relaxed);
         self.expect(now + TICK);
     }
@@ -133,13 +133,13 @@ async fn keep(node: Arc<Node>) {
                 break;
             }
         }
-        let lingers = now.since(Moment::from_nanos(keeper.active.load(Ordering::Relaxed))) < LINGER;
+        let lingers = now.since(Instant::from_nanos(keeper.active.load(Ordering::Relaxed))) < LINGER;
         let tick = (callers_busy || lingers || gone_since.is_some()).then(|| now + TICK);
-        let earliest = |due: Option<Moment>| due.into_iter().chain(tick).min();
+        let earliest = |due: Option<Instant>| due.into_iter().chain(tick).min();
         let mut next = earliest(node.next_due());
         keeper
             .planned
-            .store(next.map_or(u64::MAX, Moment::as_nanos), Ordering::SeqCst);
+            .store(next.map_or(u64::MAX, Instant::as_nanos), Ordering::SeqCst);
         // A timer that was set before that was stored may have been compared with the old value.
         next = earliest(node.next_due());
         let pause = next.map(|next| next.since(node.clock.now()));
@@ -177,12 +177,12 @@ async fn serve_inbox(node: Weak<Node>) {
             Arc::new(move |note| {
                 let Some(node) = node.upgrade() else { return };
                 match note {
-                    Note::Open => {
+                    InboxEvent::Open => {
                         opened.store(1, Ordering::Relaxed);
                         observe::inbox_open(node.id);
                         node.inbox_opened();
                     }
-                    Note::Granted(grant) => {
+                    InboxEvent::Granted(grant) => {
                         let name = grant.name.clone();
                         node.drive(&name, Input::Pushed(grant), Side::Keeper);
                     }

@@ -10,20 +10,21 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 use tokio::sync::{Notify, watch};
 
-use crate::claim::{Fence, Name, NodeId};
-use crate::engine::moment::Moment;
-use crate::engine::shard::Shard;
-use crate::engine::{Denial, Effect, Input, Notice, Outcome, Rules, Ticket, Want};
 use crate::error::{LostCause, OptionsError};
 use crate::observe;
 use crate::options::Options;
+use crate::protocol::context::Seed;
+use crate::protocol::message::{Fence, Name, NodeId};
+use crate::protocol::shard::Shard;
+use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, KeyEvent, Outcome, Rules, Ticket};
+use crate::protocol::time::Instant;
 use crate::runtime::carriage::Carriage;
 use crate::runtime::clock::Clock;
 use crate::runtime::courier::Courier;
 use crate::runtime::keeper::{self, Keeper};
 use crate::runtime::server::Server;
 use crate::runtime::slot::{Slot, Wake, lock};
-use crate::store::{Route, Store};
+use crate::store::{ServerId, Store};
 
 /// More than there are cores that would contend for one.
 const SHARDS: u64 = 16;
@@ -92,14 +93,14 @@ impl Step {
 /// What there is per server.
 #[derive(Debug)]
 struct Lane {
-    route: Route,
+    route: ServerId,
     callers: Arc<Courier>,
     keeper: Arc<Courier>,
     server: Arc<Server>,
 }
 
 impl Lane {
-    fn new(route: Route) -> Self {
+    fn new(route: ServerId) -> Self {
         let server = Arc::<Server>::default();
         let courier = |side| Arc::new(Courier::new(side, route, server.clone()));
         Lane {
@@ -134,12 +135,16 @@ impl Node {
             ..Rules::default()
         };
         let id = NodeId::random();
-        let mut seeds = options
-            .seed
-            .map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        // From the operating system: a nonce that can be guessed lets others forge a grant.
+        let drawn = uuid::Uuid::new_v4().as_u64_pair();
+        let nonce_key = options.seed.map_or(drawn, |seed| (seed, !seed));
+        let seed = |index| Seed {
+            nonce_key,
+            jitter: nonce_key.0.wrapping_add(index),
+        };
         let shards = (0..SHARDS).map(|index| {
             Mutex::new(Cell {
-                shard: Shard::new(id, index, SHARDS, seeds.u64(..), rules),
+                shard: Shard::new(id, index, SHARDS, seed(index), rules),
                 slots: HashMap::default(),
             })
         });
@@ -172,7 +177,7 @@ impl Node {
     // What callers do.
 
     /// Enters a caller, and says when. Its outcome comes to the slot.
-    pub(crate) fn enter(&self, name: &Name, want: Want) -> (Ticket, Arc<Slot>, Moment) {
+    pub(crate) fn enter(&self, name: &Name, want: AcquireOptions) -> (Ticket, Arc<Slot>, Instant) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.longest_ms.fetch_max(want.term.hold_ms(), Ordering::Relaxed);
         let slot = Arc::new(Slot::default());
@@ -237,7 +242,7 @@ impl Node {
     }
 
     /// Takes a step, and says when.
-    fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) -> Moment {
+    fn run(&self, mut cell: std::sync::MutexGuard<'_, Cell>, name: &Name, input: Input, on: Side) -> Instant {
         // Read behind the lock: a step is never earlier than the one before it.
         let now = self.clock.now();
         let mut step = Step::take();
@@ -249,7 +254,7 @@ impl Node {
     /// Carries effects out. What may run foreign code is done when the engine is unlocked.
     fn carry_out(
         &self,
-        now: Moment,
+        now: Instant,
         mut cell: std::sync::MutexGuard<'_, Cell>,
         mut step: Step,
         name: Option<&Name>,
@@ -259,14 +264,17 @@ impl Node {
         let mut to_keeper = false;
         for effect in &*effects {
             match effect {
-                Effect::Send(parcel) => {
-                    let route = self.store.route(&parcel.request.name);
-                    let caller = parcel.caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
+                Effect::Send(outgoing) => {
+                    let route = self.store.route(&outgoing.request.name);
+                    let caller = outgoing
+                        .caller
+                        .and_then(|ticket| cell.slots.get(&ticket))
+                        .cloned();
                     let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
                     let side = if by_callers { Side::Callers } else { Side::Keeper };
                     self.lane(route, |lane| {
-                        lane.courier(side).take(parcel.clone(), now, caller);
+                        lane.courier(side).take(outgoing.clone(), now, caller);
                     });
                 }
                 Effect::Granted(ticket, fence) => {
@@ -291,7 +299,7 @@ impl Node {
                         wakes.extend(slot.settle(outcome.clone()).into_iter().flatten());
                     }
                 }
-                Effect::Notice(_) => {}
+                Effect::Event(_) => {}
             }
         }
         let due = cell.shard.next_due();
@@ -316,7 +324,7 @@ impl Node {
     // What the keeper does.
 
     /// Does what is due in every shard.
-    pub(crate) fn wake(&self, now: Moment) {
+    pub(crate) fn wake(&self, now: Instant) {
         for cell in &self.shards {
             loop {
                 let mut cell = lock(cell);
@@ -353,7 +361,7 @@ impl Node {
         self.inbox.subscribe()
     }
 
-    pub(crate) fn next_due(&self) -> Option<Moment> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         let shards = self
             .shards
             .iter()
@@ -367,7 +375,7 @@ impl Node {
     }
 
     /// True when there is something to look after.
-    pub(crate) fn look_after_callers(self: &Arc<Self>, now: Moment) -> bool {
+    pub(crate) fn look_after_callers(self: &Arc<Self>, now: Instant) -> bool {
         let mut busy = false;
         for lane in self.lanes() {
             busy |= lane.callers.look_after(self, now);
@@ -393,7 +401,7 @@ impl Node {
     }
 
     /// Looks at what there is for a server.
-    fn lane<T>(&self, route: Route, look: impl FnOnce(&Lane) -> T) -> T {
+    fn lane<T>(&self, route: ServerId, look: impl FnOnce(&Lane) -> T) -> T {
         let of_route = |lane: &&Arc<Lane>| lane.route == route;
         if let Some(lane) = self
             .lanes
@@ -493,7 +501,7 @@ impl Node {
 
 fn tell(name: &Name, effect: &Effect) {
     match effect {
-        Effect::Denied(_, Denial::Store(error)) => observe::denied_by_store(name, error),
+        Effect::Denied(_, AcquireError::Store(error)) => observe::denied_by_store(name, error),
         Effect::Denied(_, denial) => observe::denied(name, denial),
         Effect::Lost(_, cause) => observe::lost(name, *cause),
         Effect::Released(_, Outcome::Kept) => observe::released(name),
@@ -501,19 +509,21 @@ fn tell(name: &Name, effect: &Effect) {
         Effect::Released(_, Outcome::Lost(LostCause::Gone)) => observe::lost(name, LostCause::Gone),
         Effect::Released(_, Outcome::Lost(_)) => {}
         Effect::Released(_, Outcome::Failed(error)) => observe::release_failed(name, error),
-        Effect::Notice(notice) => match notice {
-            Notice::HandedOn => observe::handed_on(name),
-            Notice::PushUsed | Notice::PushConfirming | Notice::FoundGranted => observe::taken_over(name),
-            Notice::Renewed { slack } => observe::renewed(name, *slack),
-            Notice::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
-            Notice::WaitFailed { error } => observe::wait_failed(name, error),
-            Notice::Requeued => observe::requeued(name),
-            Notice::Asking => observe::asked_again(name),
-            Notice::Late => observe::late(name),
-            Notice::UnknownLeft => observe::unknown_grant(name),
-            Notice::PushStale => observe::stale_grant(name),
-            Notice::PushForged => observe::forged_grant(name),
-            Notice::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
+        Effect::Event(notice) => match notice {
+            KeyEvent::HandedOn => observe::handed_on(name),
+            KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
+                observe::taken_over(name)
+            }
+            KeyEvent::Renewed { slack } => observe::renewed(name, *slack),
+            KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
+            KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
+            KeyEvent::Requeued => observe::requeued(name),
+            KeyEvent::Asking => observe::asked_again(name),
+            KeyEvent::Late => observe::late(name),
+            KeyEvent::UnknownLeft => observe::unknown_grant(name),
+            KeyEvent::PushStale => observe::stale_grant(name),
+            KeyEvent::PushForged => observe::forged_grant(name),
+            KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
             _ => {}
         },
         Effect::Granted(_, fence) => observe::granted(name, *fence),

@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::claim::{Batch, Number, Request};
-use crate::engine::moment::Moment;
+use crate::protocol::message::{Batch, GrantNumber, Request};
+use crate::protocol::time::Instant;
 use crate::runtime::slot::lock;
 
 /// The highest grant number it was seen to give, and its clock.
@@ -19,8 +19,8 @@ pub(crate) struct Server {
 #[derive(Debug, Clone, Copy)]
 struct ServerTime {
     time: u64,
-    asked: Moment,
-    heard: Moment,
+    asked: Instant,
+    heard: Instant,
 }
 
 impl Server {
@@ -28,10 +28,10 @@ impl Server {
     /// nothing is known of its clock.
     pub(crate) fn batch(
         &self,
-        deadline: Moment,
+        deadline: Instant,
         requests: Vec<Request>,
         patience: Duration,
-    ) -> (Batch, Moment) {
+    ) -> (Batch, Instant) {
         let (not_after, late_after) = match *lock(&self.time) {
             Some(known) => {
                 let age = deadline.since(known.asked);
@@ -52,14 +52,14 @@ impl Server {
     }
 
     /// The server's clock showed `time` between two moments of ours. The younger of two is kept.
-    pub(crate) fn heard_time(&self, time: u64, asked: Moment, heard: Moment) {
+    pub(crate) fn heard_time(&self, time: u64, asked: Instant, heard: Instant) {
         let mut known = lock(&self.time);
         if known.is_none_or(|known| known.asked <= asked) {
             *known = Some(ServerTime { time, asked, heard });
         }
     }
 
-    pub(crate) fn heard_number(&self, number: Number) {
+    pub(crate) fn heard_number(&self, number: GrantNumber) {
         self.highest.fetch_max(number, Ordering::Relaxed);
     }
 }

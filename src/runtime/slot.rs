@@ -5,9 +5,9 @@ use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::Fence;
-use crate::engine::{Denial, Outcome};
 use crate::error::LostCause;
+use crate::protocol::message::Fence;
+use crate::protocol::step::{AcquireError, Outcome};
 
 /// Locks a mutex whose holders do not leave broken state behind when they panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -20,7 +20,7 @@ pub(crate) struct Slot(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    decision: Option<Result<Fence, Denial>>,
+    decision: Option<Result<Fence, AcquireError>>,
     outcome: Option<Outcome>,
     over: Option<LostCause>,
     waker: Option<Waker>,
@@ -44,7 +44,7 @@ impl Wake {
 }
 
 impl Slot {
-    pub(crate) fn decide(&self, decision: Result<Fence, Denial>) -> Option<Wake> {
+    pub(crate) fn decide(&self, decision: Result<Fence, AcquireError>) -> Option<Wake> {
         let mut state = lock(&self.0);
         state.decision = Some(decision);
         state.waker.take().map(Wake::Caller)
@@ -83,7 +83,7 @@ impl Slot {
         state.token.get_or_insert_default().clone()
     }
 
-    pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, Denial>> {
+    pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
         let mut state = lock(&self.0);
         match state.decision.take() {
             Some(decision) => Poll::Ready(decision),

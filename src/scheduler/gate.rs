@@ -12,12 +12,12 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::claim::Mark;
 use crate::error::Error;
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Mutex as Lock, Refusal};
+use crate::protocol::message::TickTime;
 use crate::runtime::handle::Handle;
 use crate::runtime::slot::lock;
 use crate::scheduler::policy::{JobOutput, TickOutcome};
@@ -56,9 +56,9 @@ pub(crate) struct Gate {
     name: Key,
     lease: Duration,
     jobs: Arc<Jobs>,
-    newest: watch::Sender<Mark>,
+    newest: watch::Sender<TickTime>,
     /// The ticks that are claimed, awaited or run right now.
-    pursued: Mutex<HashSet<Mark>>,
+    pursued: Mutex<HashSet<TickTime>>,
 }
 
 /// What became of one holding.
@@ -69,7 +69,7 @@ enum Run {
 }
 
 /// A tick that this node pursues.
-struct Pursued<'a>(&'a Gate, Mark);
+struct Pursued<'a>(&'a Gate, TickTime);
 
 impl Drop for Pursued<'_> {
     fn drop(&mut self) {
@@ -107,7 +107,7 @@ impl Gate {
 
     /// Pursues a tick until it is over: runs it here if this node wins it, and else stands by until its winner has
     /// ended.
-    pub(crate) async fn pursue<F, Fut>(&self, mark: Mark, work: &F) -> TickOutcome
+    pub(crate) async fn pursue<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
     where
         F: Fn(Tick) -> Fut,
         Fut: Future,
@@ -122,7 +122,7 @@ impl Gate {
         outcome
     }
 
-    async fn pursue_untold<F, Fut>(&self, mark: Mark, work: &F) -> TickOutcome
+    async fn pursue_untold<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
     where
         F: Fn(Tick) -> Fut,
         Fut: Future,
@@ -183,12 +183,12 @@ impl Gate {
         }
     }
 
-    fn take_up(&self, mark: Mark) -> Option<Pursued<'_>> {
+    fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {
         let is_new = lock(&self.pursued).insert(mark);
         is_new.then(|| Pursued(self, mark))
     }
 
-    async fn run<F, Fut>(&self, guard: Guard, mark: Mark, work: &F) -> Run
+    async fn run<F, Fut>(&self, guard: Guard, mark: TickTime, work: &F) -> Run
     where
         F: Fn(Tick) -> Fut,
         Fut: Future,
@@ -291,8 +291,8 @@ mod tests {
     }
 
     #[allow(clippy::disallowed_methods)]
-    fn now() -> Mark {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as Mark
+    fn now() -> TickTime {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as TickTime
     }
 
     #[tokio::test]

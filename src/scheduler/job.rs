@@ -15,8 +15,8 @@ use croner::parser::{CronParser, Seconds};
 use tokio_cron_scheduler::JobScheduler;
 use uuid::Uuid;
 
-use crate::claim::Mark;
 use crate::observe;
+use crate::protocol::message::TickTime;
 use crate::scheduler::gate::Gate;
 use crate::scheduler::policy::JobOutput;
 use crate::scheduler::tick::Tick;
@@ -55,7 +55,7 @@ where
 
 /// The tick that fired just now: the latest one that is not in the future of this node's clock, in whole seconds. All
 /// nodes agree on it whatever their phase; what their clocks disagree on is judged by the store.
-async fn nominal(id: Uuid, scheduler: &JobScheduler, schedule: &Schedule) -> Result<Mark, String> {
+async fn nominal(id: Uuid, scheduler: &JobScheduler, schedule: &Schedule) -> Result<TickTime, String> {
     let cron = match schedule.get() {
         Some(cron) => cron,
         None => {

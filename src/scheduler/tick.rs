@@ -6,16 +6,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::{Fence, Mark};
 use crate::error::LostCause;
 use crate::key::Key;
 use crate::primitives::guard::Lease;
+use crate::protocol::message::{Fence, TickTime};
 
 /// One run of one tick of a job. Cheap to clone.
 #[derive(Clone)]
 pub struct Tick {
     pub(crate) lease: Lease,
-    pub(crate) mark: Mark,
+    pub(crate) mark: TickTime,
     pub(crate) attempt: u32,
     pub(crate) cancelled: CancellationToken,
 }

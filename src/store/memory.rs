@@ -1,4 +1,4 @@
-//! A store in this process's memory: the [ledger](crate::store::ledger) behind a mutex.
+//! A store in this process's memory: the [ledger](crate::protocol::ledger) behind a mutex.
 //!
 //! Exclusive between everybody who shares the handle, and between nobody else: the embedded default, for tests,
 //! examples and services of one process.
@@ -8,10 +8,10 @@ use std::fmt;
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::claim::{Answer, Batch, Failure, Name, NodeId, Note};
 use crate::error::StoreError;
-use crate::store::ledger::Ledger;
-use crate::store::{Abilities, BoxFuture, Link, Route, Sink, Store, sealed};
+use crate::protocol::ledger::Ledger;
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
+use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
 ///
@@ -94,11 +94,11 @@ impl Store for MemoryStore {
         }
     }
 
-    fn route(&self, _: &Name) -> Route {
-        Route(0)
+    fn route(&self, _: &Name) -> ServerId {
+        ServerId(0)
     }
 
-    fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let link: Arc<dyn Link> = Arc::new(self.clone());
         Box::pin(ready(Ok(link)))
     }
@@ -125,7 +125,7 @@ impl Inbox {
             shared.ledger.listens(node, true);
             shared.inboxes.insert(node, sink.clone());
         }
-        sink(Note::Open);
+        sink(InboxEvent::Open);
         Inbox { store, node }
     }
 }
@@ -139,7 +139,7 @@ impl Drop for Inbox {
 }
 
 impl Link for MemoryStore {
-    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut pushes = Vec::new();
         let (answer, calls) = {
             let mut shared = self.lock();
@@ -153,7 +153,7 @@ impl Link for MemoryStore {
         };
         // Outside of the store's mutex: a sink reaches into another node's engine.
         for (sink, grant) in calls {
-            sink(Note::Granted(grant));
+            sink(InboxEvent::Granted(grant));
         }
         Box::pin(ready(Ok(answer)))
     }

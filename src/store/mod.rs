@@ -1,7 +1,7 @@
 //! Where leases are kept: the contract, and the stores that keep it.
 //!
 //! A store applies batches of requests and pushes grants. It has no policy: it waits for nothing, retries nothing
-//! and sets no deadline. What the verbs do is written down in executable form in [`ledger`]; every store gives the
+//! and sets no deadline. What the verbs do is written down in executable form in [`ledger`](crate::protocol::ledger); every store gives the
 //! replies that the ledger gives.
 
 use std::fmt::Debug;
@@ -9,10 +9,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::claim::{Answer, Batch, Failure, Name, NodeId, Note};
 use crate::error::StoreError;
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
 
-pub mod ledger;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -21,11 +20,11 @@ pub mod redis;
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Takes what arrives in a node's inbox. Called on the inbox's task; must not block.
-pub type Sink = Arc<dyn Fn(Note) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
 /// Which of a store's servers answers for a name. A single server has one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Route(pub u16);
+pub struct ServerId(pub u16);
 
 /// What a store can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,13 +44,13 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     fn abilities(&self) -> Abilities;
 
     /// Which server answers for `name`; asked each time a request is sent.
-    fn route(&self, name: &Name) -> Route;
+    fn route(&self, name: &Name) -> ServerId;
 
     /// Opens a connection of its own to a server, driven by the tokio runtime that this is called on, if it needs
     /// one. Checks what must be checked of a server before it is trusted.
-    fn connect(&self, route: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
+    fn connect(&self, route: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
 
-    /// Serves the inbox of `node`, until it breaks: calls `sink` with [`Note::Open`] once grants arrive, and with
+    /// Serves the inbox of `node`, until it breaks: calls `sink` with [`InboxEvent::Open`] once grants arrive, and with
     /// each grant. Opening it again is the caller's affair. The future may be dropped at any time.
     fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError>;
 }
@@ -60,7 +59,7 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 pub trait Link: Debug + Send + Sync + 'static {
     /// Sends the batch and waits for its answer, without a deadline. Batches are sent in the order of the first
     /// polls. Dropping the future does not undo what was sent.
-    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>>;
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>>;
 
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;

@@ -9,8 +9,8 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
-use crate::engine::Flaw;
-use crate::store::ledger;
+use crate::protocol::ledger;
+use crate::protocol::step::Flaw;
 
 mod callers;
 pub mod coverage;

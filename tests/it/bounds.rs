@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tenure::claim::Holder;
-use tenure::error::{LostCause, OptionsError, Refusal, StoreError};
+use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
+use tenure::protocol::message::Holder;
 use tenure::{Builder, Error, Fence, Guard, Key, Lease, Lock, Locks, MemoryStore, Mutex, NodeId};
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
@@ -31,7 +31,7 @@ fn types_go_anywhere() {
     shared::<MemoryStore>();
     shared::<Error>();
     shared::<LostCause>();
-    shared::<Refusal>();
+    shared::<StoreRefusal>();
     cheap::<Locks>();
     cheap::<Mutex>();
     cheap::<Lease>();

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{Grant, Mark, NO_TICK, Name, NodeId, Reply, Term, Verb};
-use tenure::engine::moment::Moment;
-use tenure::engine::shard::Shard;
-use tenure::engine::{Denial, Effect, Input, Outcome, Parcel, Rules, Ticket, Want};
 use tenure::error::LostCause;
+use tenure::protocol::context::Seed;
+use tenure::protocol::message::{Grant, LeaseTimes, NO_TICK, Name, NodeId, Reply, TickTime, Verb};
+use tenure::protocol::shard::Shard;
+use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::time::Instant;
 
 /// A shard, its key, and what it sent.
 struct Engine {
     shard: Shard,
     name: Name,
-    now: Moment,
+    now: Instant,
     effects: Vec<Effect>,
 }
 
@@ -24,9 +25,9 @@ impl Engine {
 
     fn of(name: Name, rules: Rules) -> Self {
         Engine {
-            shard: Shard::new(NodeId::numbered(1), 0, 1, 1, rules),
+            shard: Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules),
             name,
-            now: Moment::from_nanos(1_000_000_000),
+            now: Instant::from_nanos(1_000_000_000),
             effects: Vec::new(),
         }
     }
@@ -39,14 +40,14 @@ impl Engine {
         self.want(fixed, NO_TICK)
     }
 
-    fn tick(&mut self, mark: Mark) -> Ticket {
+    fn tick(&mut self, mark: TickTime) -> Ticket {
         self.want(false, mark)
     }
 
-    fn want(&mut self, fixed: bool, mark: Mark) -> Ticket {
+    fn want(&mut self, fixed: bool, mark: TickTime) -> Ticket {
         let ticket = self.shard.issue();
-        let want = Want {
-            term: Term {
+        let want = AcquireOptions {
+            term: LeaseTimes {
                 lease_ms: 1000,
                 margin_ms: 250,
             },
@@ -60,9 +61,9 @@ impl Engine {
     }
 
     /// The latest request.
-    fn sent(&self) -> Parcel {
+    fn sent(&self) -> Outgoing {
         let sent = self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Send(parcel) => Some(parcel.clone()),
+            Effect::Send(outgoing) => Some(outgoing.clone()),
             _ => None,
         });
         sent.expect("a request")
@@ -82,7 +83,7 @@ impl Engine {
         passed
     }
 
-    fn denial(&self, of: Ticket) -> Option<&Denial> {
+    fn denial(&self, of: Ticket) -> Option<&AcquireError> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
             _ => None,
@@ -245,7 +246,7 @@ fn a_store_that_cannot_queue_is_asked_anew_until_the_tick_is_over() {
         first.tag
     );
     engine.answer(Reply::Over);
-    assert!(matches!(engine.denial(standby), Some(Denial::Over)));
+    assert!(matches!(engine.denial(standby), Some(AcquireError::Over)));
     assert!(engine.shard.is_empty());
 }
 
@@ -297,7 +298,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
             assert!(
                 matches!(
                     engine.denial(ticket),
-                    Some(Denial::Over | Denial::Early(_) | Denial::Busy)
+                    Some(AcquireError::Over | AcquireError::Early(_) | AcquireError::Busy)
                 ),
                 "{:?}",
                 engine.denial(ticket)

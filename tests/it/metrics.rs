@@ -307,7 +307,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     // To another process.
     let next = tokio::spawn(other.mutex("a").lock());
     soon(async {
-        let name = tenure::claim::Name::lock("a".into());
+        let name = tenure::protocol::message::Name::lock("a".into());
         while store.with_ledger(|ledger, _| ledger.waiters(&name).is_empty()) {
             tokio::task::yield_now().await;
         }
@@ -468,7 +468,7 @@ mod ticks {
         let mut next = other.job("skipped", |_| async {}).unwrap();
         soon(next(young, scheduler.clone())).await;
         counts!("skipped");
-        let name = tenure::claim::Name::job("skipped".into());
+        let name = tenure::protocol::message::Name::job("skipped".into());
         store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
         soon(started.notified()).await;
         assert_eq!(counted(), expected);

@@ -16,9 +16,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use tenure::claim::Name;
 use tenure::error::LostCause;
 use tenure::middleware::{KeySource, LockKey, LockService, OnLost, Refused};
+use tenure::protocol::message::Name;
 use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -385,11 +385,11 @@ async fn options_that_make_no_sense_answer_500() {
 
 #[tokio::test]
 async fn a_store_that_refuses_answers_503() {
-    use tenure::store::ledger::{Owner, Record};
+    use tenure::protocol::ledger::{Record, RecordOwner};
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let record = Record {
-        owner: Owner::WrongType,
+        owner: RecordOwner::WrongType,
         expires: None,
     };
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("/o/secret".into()), Some(record)));

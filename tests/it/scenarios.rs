@@ -6,12 +6,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tenure::claim::{Batch, Executed, Fence, Grant, Holder, Mode, Name, NodeId, Reply, Request, Term, Verb};
-use tenure::engine::moment::Moment;
-use tenure::engine::shard::Shard;
-use tenure::engine::{Effect, Input, Notice, Outcome, Parcel, Rules, Ticket, Want};
 use tenure::error::LostCause;
-use tenure::store::ledger::{Ledger, Owner};
+use tenure::protocol::context::Seed;
+use tenure::protocol::ledger::{Ledger, RecordOwner};
+use tenure::protocol::message::{
+    Batch, Executed, Fence, Grant, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Verb,
+};
+use tenure::protocol::shard::Shard;
+use tenure::protocol::step::{AcquireOptions, Effect, Input, KeyEvent, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
 const LEASE: u64 = 1_000;
@@ -21,8 +24,8 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// A request that was sent, as it lies on the table.
 #[derive(Clone)]
 struct Sent {
-    parcel: Parcel,
-    at: Moment,
+    outgoing: Outgoing,
+    at: Instant,
 }
 
 struct Actor {
@@ -40,19 +43,19 @@ struct Stage {
     name: Name,
 }
 
-fn term(lease_ms: u64) -> Term {
-    Term {
+fn term(lease_ms: u64) -> LeaseTimes {
+    LeaseTimes {
         lease_ms,
         margin_ms: MARGIN,
     }
 }
 
-fn want(lease_ms: u64) -> Want {
-    Want {
+fn want(lease_ms: u64) -> AcquireOptions {
+    AcquireOptions {
         term: term(lease_ms),
         wait: true,
         fixed: false,
-        mark: tenure::claim::NO_TICK,
+        mark: tenure::protocol::message::NO_TICK,
         limit: 100,
     }
 }
@@ -69,7 +72,7 @@ impl Stage {
             ..Rules::default()
         };
         let actor = |at| Actor {
-            shard: Shard::new(node(at), 0, 1, at as u64, rules),
+            shard: Shard::new(node(at), 0, 1, Seed::numbered(at as u64), rules),
             sent: VecDeque::new(),
             answered: VecDeque::new(),
             told: Vec::new(),
@@ -83,8 +86,8 @@ impl Stage {
         }
     }
 
-    fn now(&self) -> Moment {
-        Moment::from_nanos(self.ms * 1_000_000)
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.ms * 1_000_000)
     }
 
     fn us(&self) -> u64 {
@@ -100,7 +103,7 @@ impl Stage {
         let now = self.now();
         for effect in effects {
             match effect {
-                Effect::Send(parcel) => self.actors[at].sent.push_back(Sent { parcel, at: now }),
+                Effect::Send(outgoing) => self.actors[at].sent.push_back(Sent { outgoing, at: now }),
                 effect => self.actors[at].told.push(effect),
             }
         }
@@ -139,7 +142,7 @@ impl Stage {
     /// The server executes the oldest request of a node; the answer stays on the table.
     fn execute(&mut self, at: usize) -> Reply {
         let sent = self.actors[at].sent.pop_front().expect("something was sent");
-        let reply = self.run(sent.parcel.request.clone(), u64::MAX);
+        let reply = self.run(sent.outgoing.request.clone(), u64::MAX);
         self.actors[at].answered.push_back((sent, reply.clone()));
         reply
     }
@@ -152,7 +155,7 @@ impl Stage {
         self.feed(
             at,
             Input::Answered {
-                tag: sent.parcel.tag,
+                tag: sent.outgoing.tag,
                 sent: sent.at,
                 reply,
             },
@@ -170,12 +173,12 @@ impl Stage {
     }
 
     /// A request gets no answer. It may have been executed, or be executed yet.
-    fn lose(&mut self, at: usize, sent: &Sent, late_after: Moment) {
+    fn lose(&mut self, at: usize, sent: &Sent, late_after: Instant) {
         let error = timed_out();
         self.feed(
             at,
             Input::Failed {
-                tag: sent.parcel.tag,
+                tag: sent.outgoing.tag,
                 executed: Executed::Unknown,
                 late_after,
                 error,
@@ -210,16 +213,16 @@ impl Stage {
         self.actors[at].told.iter().any(what)
     }
 
-    fn noticed(&self, at: usize, what: impl Fn(&Notice) -> bool) -> bool {
+    fn noticed(&self, at: usize, what: impl Fn(&KeyEvent) -> bool) -> bool {
         self.told(
             at,
-            |effect| matches!(effect, Effect::Notice(notice) if what(notice)),
+            |effect| matches!(effect, Effect::Event(notice) if what(notice)),
         )
     }
 
     fn owner(&self) -> Option<Holder> {
         match self.ledger.record(&self.name, self.us())?.owner {
-            Owner::Claim(holder, _) => Some(holder),
+            RecordOwner::Claim(holder, _) => Some(holder),
             _ => None,
         }
     }
@@ -285,7 +288,7 @@ fn stale_push_before_the_refresh() {
     let m = stage.lock(M, LEASE);
     stage.settle(M);
     stage.push();
-    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushConfirming)));
+    assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushConfirming)));
     assert!(!stage.holds(N, n));
     stage.settle(N);
     assert!(!stage.holds(N, n) && stage.holds(M, m));
@@ -302,7 +305,7 @@ fn late_yield_hits_regrant() {
     stage.settle(M);
     stage.feed(N, Input::Release(first));
     let yielded = stage.actors[N].sent.front().expect("a yield").clone();
-    assert!(matches!(yielded.parcel.request.verb, Verb::Yield { .. }));
+    assert!(matches!(yielded.outgoing.request.verb, Verb::Yield { .. }));
     assert!(matches!(stage.execute(N), Reply::Queued(_)));
     stage.actors[N].answered.clear();
     stage.push();
@@ -316,7 +319,7 @@ fn late_yield_hits_regrant() {
     stage.push();
     assert!(stage.holds(N, second), "granted again, under the fresh number");
     let before = stage.owner();
-    assert_eq!(stage.run(yielded.parcel.request, u64::MAX), Reply::Gone);
+    assert_eq!(stage.run(yielded.outgoing.request, u64::MAX), Reply::Gone);
     assert_eq!(stage.owner(), before);
     assert!(stage.holds(N, second));
 }
@@ -342,7 +345,7 @@ fn old_push_after_yield() {
     // While the yield is under way, its old number is known to be given up.
     let copy = stage.pushes.front().expect("the push that hung").clone();
     stage.push();
-    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushStale)));
+    assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushStale)));
     assert!(matches!(stage.execute(N), Reply::Queued(_)));
     stage.answer(N);
     // And after it, the number is over.
@@ -363,7 +366,7 @@ fn regrant_same_claim() {
         .sent
         .front()
         .expect("a claim")
-        .parcel
+        .outgoing
         .request
         .clone();
     let not_after = stage.us() + 250_000;
@@ -475,7 +478,7 @@ fn fence_after_amnesia_under_load() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
-                mark: tenure::claim::NO_TICK,
+                mark: tenure::protocol::message::NO_TICK,
                 verb,
             };
             let batch = Batch {
@@ -509,14 +512,14 @@ fn ghost_claim_after_leave() {
         assert!(
             matches!(stage.execute(N), Reply::Gone | Reply::NotThere),
             "{:?}",
-            sent.parcel.request.verb
+            sent.outgoing.request.verb
         );
         stage.answer(N);
     }
-    assert!(stage.noticed(N, |notice| matches!(notice, Notice::GhostLeft)));
+    assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::GhostLeft)));
     stage.pass(100);
     assert!(
-        matches!(stage.run(claim.parcel.request, u64::MAX), Reply::Granted(_)),
+        matches!(stage.run(claim.outgoing.request, u64::MAX), Reply::Granted(_)),
         "the ghost"
     );
     stage.pass(100);
@@ -604,6 +607,6 @@ fn forged_push() {
         lease_ms: LEASE,
     };
     stage.feed(N, Input::Pushed(grant));
-    assert!(stage.noticed(N, |notice| matches!(notice, Notice::PushForged)));
+    assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushForged)));
     assert!(!stage.holds(N, n) && stage.holds(M, m));
 }

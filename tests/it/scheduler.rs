@@ -517,7 +517,7 @@ async fn a_standby_takes_over_what_its_winner_left() {
 #[cfg(feature = "testing")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_lease_drops_the_job_and_the_next_attempt_has_a_larger_fence() {
-    use tenure::claim::Name;
+    use tenure::protocol::message::Name;
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let (locks, watch) = (node(&store), Watch::of("overwritten"));
@@ -694,7 +694,7 @@ async fn a_job_that_never_yields_keeps_its_lease() {
 #[cfg(feature = "testing")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
-    use tenure::claim::Name;
+    use tenure::protocol::message::Name;
     for how in ["lost", "drained"] {
         let (store, log) = (MemoryStore::new(), Log::default());
         let (id, scheduler) = by_hand(EACH_YEAR).await;
@@ -746,7 +746,7 @@ impl Drop for PanicsWhenDropped {
 #[cfg(feature = "testing")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_panics_when_it_is_cancelled_kills_nothing() {
-    use tenure::claim::Name;
+    use tenure::protocol::message::Name;
     for how in ["lost", "drained"] {
         let (store, log) = (MemoryStore::new(), Log::default());
         let (id, scheduler) = by_hand(EACH_YEAR).await;

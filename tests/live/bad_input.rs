@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::error::{OptionsError, Refusal, StoreError, StoreErrorKind};
+use tenure::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::locks::ConnectError;
 use tenure::{Error, Key, Locks};
 
@@ -315,12 +315,16 @@ async fn a_password_is_wanted() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let port = server.port();
     let (text, error) = refused(Locks::redis(&server.url()).await);
-    assert_eq!(error.kind(), &StoreErrorKind::Refused(Refusal::NoAuth), "{text}");
+    assert_eq!(
+        error.kind(),
+        &StoreErrorKind::Refused(StoreRefusal::NoAuth),
+        "{text}"
+    );
     tells(&text, &[&port.to_string(), "password", "URL"]);
     let (text, error) = refused(Locks::redis(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
     assert_eq!(
         error.kind(),
-        &StoreErrorKind::Refused(Refusal::WrongPassword),
+        &StoreErrorKind::Refused(StoreRefusal::WrongPassword),
         "{text}"
     );
     tells(&text, &[&port.to_string(), "password", "URL"]);
@@ -331,7 +335,7 @@ async fn a_password_is_wanted() {
     let error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
     match &error {
         Error::Store { source, .. } => {
-            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::NoAuth));
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::NoAuth));
         }
         other => panic!("{other:?}"),
     }
@@ -359,7 +363,7 @@ async fn a_key_of_another_type() {
     ] {
         match &error {
             Error::Store { source, .. } => {
-                assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::WrongType));
+                assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::WrongType));
             }
             other => panic!("{other:?}"),
         }

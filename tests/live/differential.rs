@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use tenure::Key;
-use tenure::claim::{Batch, Grant, Holder, Kind, Mark, NO_TICK, Name, NodeId, Reply, Request, Term, Verb};
-use tenure::store::ledger::{Branch, Job, Ledger, Owner, Record};
+use tenure::protocol::ledger::{Branch, Job, Ledger, Record, RecordOwner};
+use tenure::protocol::message::{
+    Batch, Grant, Holder, Kind, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request, TickTime, Verb,
+};
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, connect, holder, store};
@@ -117,9 +119,9 @@ struct Run {
     names: Vec<Name>,
     /// So many of the names are contended. The others are quiet.
     busy: usize,
-    claims: Vec<Vec<(Holder, Term)>>,
+    claims: Vec<Vec<(Holder, LeaseTimes)>>,
     /// Which tick each claim is for, for its whole life.
-    marks: HashMap<Holder, Mark>,
+    marks: HashMap<Holder, TickTime>,
     next: u64,
     last: u64,
     ledger: Ledger,
@@ -199,13 +201,13 @@ impl Run {
         }
     }
 
-    fn fresh(&mut self, at: usize) -> (Holder, Term) {
+    fn fresh(&mut self, at: usize) -> (Holder, LeaseTimes) {
         let node = self.rng.u128(1..=NODES);
         let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
         self.next += 1;
         let claim = (
             holder(node, self.next),
-            Term {
+            LeaseTimes {
                 lease_ms,
                 margin_ms: lease_ms / 10,
             },
@@ -220,7 +222,7 @@ impl Run {
     }
 
     /// The tick that was granted last, or one around now.
-    fn tick(&mut self, at: usize) -> Mark {
+    fn tick(&mut self, at: usize) -> TickTime {
         if self.kind == Kind::Lock {
             return NO_TICK;
         }
@@ -245,7 +247,7 @@ impl Run {
             .ledger
             .record(&self.names[at], 0)
             .map(|record| record.owner.clone());
-        if let Some(Owner::Claim(owner, _)) = owner
+        if let Some(RecordOwner::Claim(owner, _)) = owner
             && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
         {
@@ -306,7 +308,7 @@ impl Run {
         }
         let record = self.ledger.record(&self.names[at], 0);
         let owner = record.and_then(|record| match record.owner {
-            Owner::Claim(owner, _) => self.claims[at].iter().find(|claim| claim.0 == owner).copied(),
+            RecordOwner::Claim(owner, _) => self.claims[at].iter().find(|claim| claim.0 == owner).copied(),
             _ => None,
         });
         self.saw("quiet");
@@ -352,7 +354,7 @@ impl Run {
             .collect();
         // Else hardly any owner leaves alone with others waiting.
         if let [request] = &mut *requests
-            && let Some(Owner::Claim(owner, _)) =
+            && let Some(RecordOwner::Claim(owner, _)) =
                 self.ledger.record(&request.name, 0).map(|record| &record.owner)
             && request.holder == *owner
             && matches!(request.verb, Verb::Renew | Verb::Yield { .. })
@@ -492,7 +494,7 @@ impl Run {
     /// The living of a queue whose tick may still be run, in order. Who else is left in it is nobody's concern.
     fn compare(&mut self, at: usize, now: u64, step: u64) {
         let job = self.ledger.job(&self.names[at]).cloned();
-        let is_open = |mark: Mark| match &job {
+        let is_open = |mark: TickTime| match &job {
             Some(job) => mark == job.mark && !job.done || mark > job.mark.max(job.skipped),
             None => true,
         };
@@ -697,7 +699,7 @@ impl Run {
                 }
                 let () = set.query(&mut self.client).unwrap();
                 Some(Record {
-                    owner: Owner::Foreign,
+                    owner: RecordOwner::Foreign,
                     expires: ms.map(|ms| now + ms),
                 })
             }
@@ -709,7 +711,7 @@ impl Run {
                     .query(&mut self.client)
                     .unwrap();
                 Some(Record {
-                    owner: Owner::WrongType,
+                    owner: RecordOwner::WrongType,
                     expires: None,
                 })
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::error::{LostCause, Refusal, StoreErrorKind};
+use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks};
 
 use crate::help::{Canary, Eyes, Other, addr, held, locks, ms, now, soon, until, url};
@@ -60,7 +60,7 @@ async fn poison_key_in_batch() {
             Ok(guard) => guards.push(guard),
             Err(Error::Store { source, .. }) => {
                 assert_eq!(n, 100);
-                assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::WrongType));
+                assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::WrongType));
             }
             Err(other) => panic!("{n}: {other}"),
         }
@@ -92,7 +92,7 @@ async fn oom_release() {
     let error = soon(one.mutex("new").lock()).await.map(drop).unwrap_err();
     match &error {
         Error::Store { source, .. } => {
-            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::OutOfMemory));
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::OutOfMemory));
         }
         other => panic!("{other:?}"),
     }
@@ -330,7 +330,7 @@ async fn demoted_master() {
     let error = soon(locks.mutex("other").lock()).await.map(drop).unwrap_err();
     match &error {
         Error::Store { source, .. } => {
-            assert_eq!(source.kind(), &StoreErrorKind::Refused(Refusal::ReadOnly));
+            assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
         }
         other => panic!("{other:?}"),
     }

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use tenure::claim::{Executed, NodeId, Reply, Verb};
-use tenure::error::{Refusal, StoreErrorKind};
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::protocol::message::{Executed, NodeId, Reply, Verb};
 use tenure::store::Store;
 
 use crate::server::RedisServer;
@@ -19,7 +19,7 @@ fn acl() -> String {
     rule.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn kind(error: &tenure::error::StoreError) -> Refusal {
+fn kind(error: &tenure::error::StoreError) -> StoreRefusal {
     match error.kind() {
         StoreErrorKind::Refused(refusal) => refusal.clone(),
         other => panic!("not refused but {other:?}"),
@@ -48,7 +48,7 @@ async fn a_poisoned_key_spoils_no_other() {
     let answer = link.apply(batch(requests)).await.unwrap();
     for (n, reply) in answer.replies.iter().enumerate() {
         match n {
-            100 => assert_eq!(*reply, Reply::Refused(Refusal::WrongType)),
+            100 => assert_eq!(*reply, Reply::Refused(StoreRefusal::WrongType)),
             _ => drop(granted(reply)),
         }
     }
@@ -72,7 +72,7 @@ async fn a_poisoned_queue_keeps_nobody_from_leaving() {
         .unwrap();
     assert_eq!(
         ask(&link, b"a", holder(2, 1), Verb::Renew).await,
-        Reply::Refused(Refusal::WrongType)
+        Reply::Refused(StoreRefusal::WrongType)
     );
     assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
 }
@@ -103,11 +103,11 @@ async fn a_release_needs_no_memory() {
 
     assert_eq!(
         ask(&link, b"c", holder(1, 3), CLAIM).await,
-        Reply::Refused(Refusal::OutOfMemory)
+        Reply::Refused(StoreRefusal::OutOfMemory)
     );
     assert_eq!(
         ask(&link, b"b", holder(4, 1), WAIT).await,
-        Reply::Refused(Refusal::OutOfMemory)
+        Reply::Refused(StoreRefusal::OutOfMemory)
     );
     granted(&ask(&link, b"a", holder(1, 1), Verb::Renew).await);
     assert!(matches!(
@@ -158,7 +158,7 @@ async fn who_may_not_publish_still_hands_over() {
     // Its own subscription is refused, which is an error that says so.
     let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
     let refused = Inbox::open(&mute, NodeId::numbered(5)).await.err().unwrap();
-    assert_eq!(kind(&refused), Refusal::NoPermission);
+    assert_eq!(kind(&refused), StoreRefusal::NoPermission);
 }
 
 fn command(text: &str) -> redis::Cmd {
@@ -264,17 +264,17 @@ async fn wrong_passwords_are_told_apart_from_dead_servers() {
     let error = connect(&store(&format!("redis://127.0.0.1:{port}/")))
         .await
         .unwrap_err();
-    assert_eq!(kind(&error), Refusal::NoAuth);
+    assert_eq!(kind(&error), StoreRefusal::NoAuth);
     let error = connect(&store(&format!("redis://:wrong@127.0.0.1:{port}/")))
         .await
         .unwrap_err();
-    assert_eq!(kind(&error), Refusal::WrongPassword);
+    assert_eq!(kind(&error), StoreRefusal::WrongPassword);
     let error = connect(&store(&format!(
         "redis://:wrong@127.0.0.1:{port}/?protocol=resp3"
     )))
     .await
     .unwrap_err();
-    assert_eq!(kind(&error), Refusal::WrongPassword);
+    assert_eq!(kind(&error), StoreRefusal::WrongPassword);
     server.kill();
     let error = connect(&store(&format!("redis://:secret@127.0.0.1:{port}/")))
         .await
@@ -291,7 +291,7 @@ async fn a_replica_is_no_store() {
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
     let () = command(&replicaof).query(&mut server.client()).unwrap();
     let error = connect(&store(&server.url())).await.unwrap_err();
-    assert_eq!(kind(&error), Refusal::ReadOnly);
+    assert_eq!(kind(&error), StoreRefusal::ReadOnly);
     // The link that was there before learns it by its next batch, also when the batch would write nothing.
     for verb in [CLAIM, Verb::Renew, Verb::Leave, Verb::Yield { to: holder(8, 2) }] {
         let failure = link
@@ -317,7 +317,7 @@ async fn what_may_not_be_deleted_is_not_left() {
         request(b"b", holder(1, 2), Verb::Leave),
     ]));
     let replies = answer.await.unwrap().replies;
-    let refused = Reply::Refused(Refusal::NoPermission);
+    let refused = Reply::Refused(StoreRefusal::NoPermission);
     assert_eq!((&replies[0], &replies[2]), (&refused, &refused));
     granted(&replies[1]);
     assert!(matches!(

@@ -4,19 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::claim::{
-    Answer, Batch, Grant, Holder, Mark, NO_TICK, Name, NodeId, Note, Reply, Request, Term, Verb,
-};
 use tenure::error::StoreError;
+use tenure::protocol::message::{
+    Batch, BatchReply, Grant, Holder, InboxEvent, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request,
+    TickTime, Verb,
+};
 use tenure::store::redis::RedisStore;
-use tenure::store::{Link, Route, Store};
+use tenure::store::{Link, ServerId, Store};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// Longer than anything takes; only a failure waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const TERM: Term = Term {
+pub const TERM: LeaseTimes = LeaseTimes {
     lease_ms: 60_000,
     margin_ms: 6_000,
 };
@@ -26,7 +27,7 @@ pub fn store(url: &str) -> RedisStore {
 }
 
 pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
-    store.connect(Route(0)).await
+    store.connect(ServerId(0)).await
 }
 
 pub fn holder(node: u128, claim: u64) -> Holder {
@@ -53,7 +54,7 @@ pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
 }
 
 /// A request for a tick of a job.
-pub fn tick(key: &[u8], holder: Holder, mark: Mark, verb: Verb) -> Request {
+pub fn tick(key: &[u8], holder: Holder, mark: TickTime, verb: Verb) -> Request {
     Request {
         name: Name::job(Key::from(key)),
         mark,
@@ -74,14 +75,14 @@ pub const WAIT: Verb = Verb::Claim { wait: true };
 
 /// Applies one request.
 pub async fn ask(link: &Arc<dyn Link>, key: &[u8], holder: Holder, verb: Verb) -> Reply {
-    let answer: Answer = link.apply(batch(vec![request(key, holder, verb)])).await.unwrap();
+    let answer: BatchReply = link.apply(batch(vec![request(key, holder, verb)])).await.unwrap();
     answer.replies.into_iter().next().unwrap()
 }
 
 /// An open inbox of a node.
 pub struct Inbox {
     pub task: JoinHandle<StoreError>,
-    notes: mpsc::UnboundedReceiver<Note>,
+    notes: mpsc::UnboundedReceiver<InboxEvent>,
 }
 
 impl Inbox {
@@ -90,7 +91,7 @@ impl Inbox {
         let sink = Arc::new(move |note| drop(sender.send(note)));
         let mut task = tokio::spawn(store.inbox(node, sink));
         tokio::select! {
-            Some(note) = notes.recv() => assert_eq!(note, Note::Open),
+            Some(note) = notes.recv() => assert_eq!(note, InboxEvent::Open),
             error = &mut task => return Err(error.unwrap()),
         }
         Ok(Inbox { task, notes })
@@ -101,7 +102,7 @@ impl Inbox {
             .await
             .expect("a push in time")
         {
-            Some(Note::Granted(grant)) => grant,
+            Some(InboxEvent::Granted(grant)) => grant,
             other => panic!("no grant but {other:?}"),
         }
     }

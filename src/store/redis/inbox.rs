@@ -9,9 +9,9 @@ use futures_core::Stream;
 use redis::Value;
 use redis::aio::{PubSub, PubSubSink, PubSubStream};
 
-use crate::claim::{NodeId, Note};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
+use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::Sink;
 use crate::store::redis::link::{cannot_open, said};
 use crate::store::redis::{Inner, names, script};
@@ -42,7 +42,7 @@ pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreE
             );
         }
     };
-    sink(Note::Open);
+    sink(InboxEvent::Open);
     let (ask, stream) = inbox.split();
     tokio::select! {
         error = listen(&store, node, &sink, stream) => error,
@@ -53,7 +53,7 @@ pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreE
 async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match script::decode_push(message.get_payload_bytes(), node, &store.names) {
-            Some(grant) => sink(Note::Granted(grant)),
+            Some(grant) => sink(InboxEvent::Granted(grant)),
             None => observe::server_warning(&format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
             )),

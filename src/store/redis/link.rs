@@ -8,9 +8,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
-use crate::claim::{Answer, Batch, Executed, Failure};
-use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::store::redis::script::{self, Script};
 use crate::store::redis::{Inner, Pool};
 use crate::store::{BoxFuture, Link};
@@ -31,7 +31,7 @@ pub(super) struct Said {
 
 /// A connection to a master.
 ///
-/// When a batch fails with [`Refusal::ReadOnly`] the server is no master any more: nothing was done, and nothing
+/// When a batch fails with [`StoreRefusal::ReadOnly`] the server is no master any more: nothing was done, and nothing
 /// that this link answers from now on means anything, so it is to be dropped.
 pub(super) struct RedisLink {
     connection: MultiplexedConnection,
@@ -124,7 +124,7 @@ fn load(pipeline: &mut Pipeline, script: &Script) {
 }
 
 impl Link for RedisLink {
-    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
         let call = script::encode(&batch, &self.store.names, self.store.probe);
         let script = script::script(&batch);
@@ -219,7 +219,7 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
         return StoreError::refused(script::refusal(&text)).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
-        return StoreError::refused(Refusal::WrongPassword).with_source(error);
+        return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
     }
     StoreError::new(
         StoreErrorKind::Unreachable,
@@ -236,7 +236,7 @@ fn once(said: &AtomicBool) -> bool {
 fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
-        Err(error) if matches!(refusal_of(&error), Some(Refusal::NoPermission)) => {
+        Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
             if once(&store.said.no_role) {
                 observe::server_warning(&format!(
                     "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
@@ -252,9 +252,9 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
     };
     match parts.into_iter().next().and_then(text).as_deref() {
         Some("master") => Ok(()),
-        Some("slave") => Err(StoreError::refused(Refusal::ReadOnly)),
+        Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
         other => Err(StoreError::new(
-            StoreErrorKind::Refused(Refusal::Unsupported),
+            StoreErrorKind::Refused(StoreRefusal::Unsupported),
             format_args!(
                 "{} is no Redis master but `{}`",
                 store.address(),
@@ -279,7 +279,7 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
         && numbers(version).is_some_and(|version| version < OLDEST)
     {
         return Err(StoreError::new(
-            StoreErrorKind::Refused(Refusal::Unsupported),
+            StoreErrorKind::Refused(StoreRefusal::Unsupported),
             format_args!(
                 "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
                 store.address()
@@ -298,7 +298,7 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
     Ok(())
 }
 
-fn refusal_of(error: &RedisError) -> Option<Refusal> {
+fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
     said(error).map(|text| script::refusal(&text))
 }
 

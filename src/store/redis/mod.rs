@@ -1,6 +1,6 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::store::ledger) gives.
+//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::protocol::ledger) gives.
 //! Here is what surrounds it: names, connections, the inbox.
 
 use std::fmt;
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionAddr};
 
-use crate::claim::{Name, NodeId};
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
+use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::link::{RedisLink, Said};
 use crate::store::redis::names::Names;
-use crate::store::{Abilities, BoxFuture, Link, Route, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
 
 mod inbox;
 mod link;
@@ -196,11 +196,11 @@ impl Store for RedisStore {
         }
     }
 
-    fn route(&self, _: &Name) -> Route {
-        Route(0)
+    fn route(&self, _: &Name) -> ServerId {
+        ServerId(0)
     }
 
-    fn connect(&self, _: Route) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
     }

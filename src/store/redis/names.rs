@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use crate::claim::{Kind, Name, NodeId};
 use crate::key::Key;
+use crate::protocol::message::{Kind, Name, NodeId};
 
 /// The format of names and pushes.
 const FORMAT: &str = "tenure1";

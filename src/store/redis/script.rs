@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 
-use crate::claim::{
-    Answer, Batch, Executed, Failure, Grant, Holder, Kind, Mark, NodeId, Reply, Request, Term, Verb,
-    append_number,
-};
-use crate::error::{Refusal, StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
+use crate::protocol::message::{
+    Batch, BatchReply, Executed, Failure, Grant, Holder, Kind, LeaseTimes, NodeId, Reply, Request, TickTime,
+    Verb, append_number,
+};
 use crate::store::redis::names::{CLOCK, Names};
 
 /// What every text below uses. Locals are sooner found than globals.
@@ -100,7 +100,7 @@ fn kind(batch: &Batch) -> Kind {
 }
 
 /// Up to here Lua counts in ones.
-const EXACT: Mark = 1 << 53;
+const EXACT: TickTime = 1 << 53;
 
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
@@ -163,7 +163,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     call.put(|word| word.extend(requests.iter().map(letter)));
     call.cmd
         .arg(common.map_or(0, |term| term.lease_ms))
-        .arg(common.map_or(0, Term::hold_ms));
+        .arg(common.map_or(0, LeaseTimes::hold_ms));
     for request in requests {
         call.put_holder(&request.holder);
     }
@@ -253,7 +253,7 @@ impl Call {
 }
 
 /// What the script answered.
-pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
+pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failure> {
     let values = match value {
         Value::Array(values) => values,
         Value::Int(number) if number >= 0 && requests == 1 => {
@@ -263,7 +263,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
             } else {
                 Reply::Granted(time)
             };
-            return Ok(Answer {
+            return Ok(BatchReply {
                 time,
                 replies: vec![reply],
             });
@@ -281,11 +281,11 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
     let mut replies = Vec::with_capacity(requests);
     for value in values {
         let reply = decode_reply(value)?;
-        if reply == Reply::Refused(Refusal::ReadOnly) {
+        if reply == Reply::Refused(StoreRefusal::ReadOnly) {
             // Every write of the batch was refused, and its other answers come from a server that is no master.
             return Err(Failure {
                 executed: Executed::No,
-                error: StoreError::refused(Refusal::ReadOnly),
+                error: StoreError::refused(StoreRefusal::ReadOnly),
             });
         }
         replies.push(reply);
@@ -296,7 +296,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<Answer, Failure> {
             replies.len()
         )));
     }
-    Ok(Answer {
+    Ok(BatchReply {
         time: time.unsigned_abs(),
         replies,
     })
@@ -350,26 +350,26 @@ pub(super) fn malformed(why: impl Display) -> Failure {
 
 /// Sorts an error text of a server's. What Redis 6.2 tells a script begins with the script's line and a dash:
 /// `@user_script: 19: -OOM command not allowed …`.
-pub(super) fn refusal(text: &str) -> Refusal {
+pub(super) fn refusal(text: &str) -> StoreRefusal {
     let inside = text
         .strip_prefix("@user_script: ")
         .and_then(|rest| rest.split_once(": "));
     let text = inside.map_or(text, |(_, rest)| rest);
     let text = text.trim_start_matches('-').trim_end();
     match text.split(' ').next().unwrap_or_default() {
-        "WRONGTYPE" => Refusal::WrongType,
-        "OOM" => Refusal::OutOfMemory,
-        "READONLY" => Refusal::ReadOnly,
-        "LOADING" => Refusal::Loading,
-        "BUSY" => Refusal::Busy,
-        "MISCONF" => Refusal::Misconfigured,
-        "NOREPLICAS" => Refusal::NoReplicas,
-        "NOAUTH" => Refusal::NoAuth,
-        "WRONGPASS" => Refusal::WrongPassword,
-        "NOPERM" => Refusal::NoPermission,
+        "WRONGTYPE" => StoreRefusal::WrongType,
+        "OOM" => StoreRefusal::OutOfMemory,
+        "READONLY" => StoreRefusal::ReadOnly,
+        "LOADING" => StoreRefusal::Loading,
+        "BUSY" => StoreRefusal::Busy,
+        "MISCONF" => StoreRefusal::Misconfigured,
+        "NOREPLICAS" => StoreRefusal::NoReplicas,
+        "NOAUTH" => StoreRefusal::NoAuth,
+        "WRONGPASS" => StoreRefusal::WrongPassword,
+        "NOPERM" => StoreRefusal::NoPermission,
         // What Redis 7 says inside of a script.
-        _ if text.contains("The user executing the script can't") => Refusal::NoPermission,
-        _ => Refusal::Other(text.to_owned()),
+        _ if text.contains("The user executing the script can't") => StoreRefusal::NoPermission,
+        _ => StoreRefusal::Other(text.to_owned()),
     }
 }
 
@@ -415,8 +415,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::claim::Name;
     use crate::key::Key;
+    use crate::protocol::message::Name;
 
     /// `KEYS[…]` and `ARGV[…]` as they are written in a text.
     fn used<'a>(text: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
@@ -493,28 +493,28 @@ mod tests {
         for (text, kind) in [
             (
                 "OOM command not allowed when used memory > 'maxmemory'.",
-                Refusal::OutOfMemory,
+                StoreRefusal::OutOfMemory,
             ),
             (
                 "@user_script: 19: -OOM command not allowed when used memory > 'maxmemory'.\r\n",
-                Refusal::OutOfMemory,
+                StoreRefusal::OutOfMemory,
             ),
             (
                 "@user_script: 129: -READONLY You can't write against a read only replica.\r\n",
-                Refusal::ReadOnly,
+                StoreRefusal::ReadOnly,
             ),
             (
                 "-MISCONF Redis is configured to save RDB snapshots",
-                Refusal::Misconfigured,
+                StoreRefusal::Misconfigured,
             ),
             (
                 "@user_script: 7: The user executing the script can't run this command or subcommand",
-                Refusal::NoPermission,
+                StoreRefusal::NoPermission,
             ),
-            ("WRONGTYPE the record is not a string", Refusal::WrongType),
+            ("WRONGTYPE the record is not a string", StoreRefusal::WrongType),
             (
                 "@user_script: none",
-                Refusal::Other("@user_script: none".to_owned()),
+                StoreRefusal::Other("@user_script: none".to_owned()),
             ),
         ] {
             assert_eq!(refusal(text), kind, "{text}");

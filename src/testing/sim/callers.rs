@@ -1,8 +1,8 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::claim::{Fence, Holder, NO_TICK};
-use crate::engine::{Denial, Input, Outcome, Ticket, Want};
 use crate::error::LostCause;
+use crate::protocol::message::{Fence, Holder, NO_TICK};
+use crate::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
 use crate::testing::sim::Wrong;
 use crate::testing::sim::coverage::Seen;
 use crate::testing::sim::world::{Event, MS, World};
@@ -11,7 +11,7 @@ use crate::testing::sim::world::{Event, MS, World};
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) key: usize,
-    pub(super) want: Want,
+    pub(super) want: AcquireOptions,
     pub(super) state: State,
     /// Was seen not to hold after it held.
     pub(super) dark: bool,
@@ -55,7 +55,7 @@ impl World {
         }
         let (life, key) = (node.life, self.rng.usize(0..self.locks));
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
-        let want = Want {
+        let want = AcquireOptions {
             term,
             wait: self.rng.u8(0..10) > 0,
             fixed: self.rng.u8(0..10) == 0,
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    pub(super) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &Denial) {
+    pub(super) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
         let told = if self.setup.history {
             format!("denied: {denial:?}")
         } else {
@@ -240,16 +240,16 @@ impl World {
         };
         let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
         self.saw(match denial {
-            Denial::Busy => Seen::DeniedBusy,
-            Denial::QueueFull { .. } => Seen::DeniedFull,
-            Denial::Store(_) => Seen::DeniedStore,
-            Denial::Over => Seen::DeniedOver,
-            Denial::Early(_) => Seen::DeniedEarly,
-            Denial::Closed => Seen::DeniedClosed,
+            AcquireError::Busy => Seen::DeniedBusy,
+            AcquireError::QueueFull { .. } => Seen::DeniedFull,
+            AcquireError::Store(_) => Seen::DeniedStore,
+            AcquireError::Over => Seen::DeniedOver,
+            AcquireError::Early(_) => Seen::DeniedEarly,
+            AcquireError::Closed => Seen::DeniedClosed,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let may_be_busy = want.mark != NO_TICK && self.profile.rules.queues;
-        if matches!(denial, Denial::Busy) && want.wait && !may_be_busy {
+        if matches!(denial, AcquireError::Busy) && want.wait && !may_be_busy {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });

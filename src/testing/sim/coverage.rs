@@ -1,7 +1,7 @@
 //! What must have happened: a simulator that never meets a case says nothing about it.
 
-use crate::engine::Notice;
-use crate::store::ledger::Branch;
+use crate::protocol::ledger::Branch;
+use crate::protocol::step::KeyEvent;
 
 macro_rules! counters {
     ($($name:ident: $text:literal,)+) => {
@@ -167,27 +167,27 @@ impl Coverage {
 }
 
 impl Seen {
-    pub(super) fn notice(notice: &Notice) -> Option<Seen> {
+    pub(super) fn notice(notice: &KeyEvent) -> Option<Seen> {
         Some(match notice {
-            Notice::HandedOn => Seen::HandedOn,
-            Notice::PushUsed => Seen::PushUsed,
-            Notice::PushConfirming => Seen::PushConfirming,
-            Notice::PushStale => Seen::PushStale,
-            Notice::UnknownLeft => Seen::UnknownLeft,
-            Notice::FoundGranted => Seen::FoundGranted,
-            Notice::Renewed { .. } => Seen::Renewed,
-            Notice::RenewFailed { .. } => Seen::RenewFailed,
-            Notice::Asking => Seen::Asking,
-            Notice::Late => Seen::Late,
-            Notice::GhostLeft => Seen::GhostLeft,
-            Notice::Requeued => Seen::Requeued,
-            Notice::Yielded => Seen::Yielded,
-            Notice::LeaveRepeated => Seen::LeaveRepeated,
-            Notice::LeaveFailed { .. } => Seen::LeaveFailed,
-            Notice::AnswerStale => Seen::AnswerStale,
-            Notice::WaitFailed { .. } => Seen::WaitFailed,
+            KeyEvent::HandedOn => Seen::HandedOn,
+            KeyEvent::PushUsed => Seen::PushUsed,
+            KeyEvent::PushConfirming => Seen::PushConfirming,
+            KeyEvent::PushStale => Seen::PushStale,
+            KeyEvent::UnknownLeft => Seen::UnknownLeft,
+            KeyEvent::FoundGranted => Seen::FoundGranted,
+            KeyEvent::Renewed { .. } => Seen::Renewed,
+            KeyEvent::RenewFailed { .. } => Seen::RenewFailed,
+            KeyEvent::Asking => Seen::Asking,
+            KeyEvent::Late => Seen::Late,
+            KeyEvent::GhostLeft => Seen::GhostLeft,
+            KeyEvent::Requeued => Seen::Requeued,
+            KeyEvent::Yielded => Seen::Yielded,
+            KeyEvent::LeaveRepeated => Seen::LeaveRepeated,
+            KeyEvent::LeaveFailed { .. } => Seen::LeaveFailed,
+            KeyEvent::AnswerStale => Seen::AnswerStale,
+            KeyEvent::WaitFailed { .. } => Seen::WaitFailed,
             // Nobody forges here; the scenarios do.
-            Notice::PushForged => return None,
+            KeyEvent::PushForged => return None,
         })
     }
 

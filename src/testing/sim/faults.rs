@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::store::ledger::{Owner, Record};
+use crate::protocol::ledger::{Record, RecordOwner};
 use crate::testing::sim::Wrong;
 use crate::testing::sim::callers::State;
 use crate::testing::sim::coverage::Seen;
@@ -343,14 +343,14 @@ impl World {
             4..7 => (
                 Seen::ForeignTake,
                 Some(Record {
-                    owner: Owner::Foreign,
+                    owner: RecordOwner::Foreign,
                     expires: Some(lasts),
                 }),
             ),
             _ => (
                 Seen::ForeignType,
                 Some(Record {
-                    owner: Owner::WrongType,
+                    owner: RecordOwner::WrongType,
                     expires: Some(lasts),
                 }),
             ),
@@ -392,7 +392,7 @@ impl World {
                 .server
                 .ledger
                 .record(&self.keys[key], us)
-                .is_some_and(|record| !matches!(record.owner, Owner::Claim(..)));
+                .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..)));
             if strange {
                 self.server.ledger.overwrite(&self.keys[key], None);
             }

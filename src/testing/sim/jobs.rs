@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::claim::{Fence, Holder, Kind, Mark, NO_TICK, Reply, Request, Verb};
-use crate::engine::{Denial, Input, Ticket, Want};
-use crate::store::ledger::{Job, Owner};
+use crate::protocol::ledger::{Job, RecordOwner};
+use crate::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
+use crate::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 use crate::testing::sim::Wrong;
 use crate::testing::sim::callers::{Act, Caller, State};
 use crate::testing::sim::coverage::Seen;
@@ -13,17 +13,17 @@ use crate::testing::sim::world::{Event, MS, World};
 /// What the watchers remember of jobs.
 #[derive(Debug, Default)]
 pub(super) struct Ticks {
-    ticks: HashMap<(usize, Mark), Tick>,
-    latest: HashMap<usize, Mark>,
-    skipped: HashMap<usize, Mark>,
+    ticks: HashMap<(usize, TickTime), Tick>,
+    latest: HashMap<usize, TickTime>,
+    skipped: HashMap<usize, TickTime>,
     /// Runs whose guard was given back while they went on, until when.
     strays: Vec<(usize, u64)>,
     /// Since when each tick is pursued by somebody and run by nobody.
-    idle: HashMap<(usize, Mark), u64>,
+    idle: HashMap<(usize, TickTime), u64>,
     /// Since when each caller (slot, life, place) has stood by for a tick that is over.
     untold: HashMap<(usize, u32, usize), u64>,
     /// The tick whose winner was killed in a calm, and when the next may be killed.
-    killed: Option<(usize, Mark)>,
+    killed: Option<(usize, TickTime)>,
     next_kill: u64,
 }
 
@@ -40,7 +40,7 @@ struct Tick {
 }
 
 /// The store will never grant it, or not again.
-fn is_over(job: &Job, mark: Mark) -> bool {
+fn is_over(job: &Job, mark: TickTime) -> bool {
     mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
 }
 
@@ -79,13 +79,13 @@ impl World {
         }
     }
 
-    fn fire(&mut self, slot: usize, key: usize, mark: Mark) {
+    fn fire(&mut self, slot: usize, key: usize, mark: TickTime) {
         self.nodes[slot].pursuits.push((key, mark));
         self.chase(slot, key, mark, true);
     }
 
     /// Claims a tick, for the first time or again: whatever came meanwhile, if `patient`.
-    pub(super) fn chase(&mut self, slot: usize, key: usize, mark: Mark, patient: bool) {
+    pub(super) fn chase(&mut self, slot: usize, key: usize, mark: TickTime, patient: bool) {
         let node = &self.nodes[slot];
         let missed = !patient && node.newest > mark;
         if missed {
@@ -95,7 +95,7 @@ impl World {
             return self.pursuit_ends(slot, key, mark);
         }
         let node = &mut self.nodes[slot];
-        let want = Want {
+        let want = AcquireOptions {
             term: self.profile.terms[0],
             wait: true,
             fixed: false,
@@ -117,7 +117,7 @@ impl World {
     }
 
     /// The scheduler is through with a tick: it was run here or elsewhere, or will not be.
-    pub(super) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: Mark) {
+    pub(super) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: TickTime) {
         let pursuits = &mut self.nodes[slot].pursuits;
         if let Some(at) = pursuits.iter().position(|pursuit| *pursuit == (key, mark)) {
             pursuits.swap_remove(at);
@@ -191,11 +191,11 @@ impl World {
     }
 
     /// A tick was refused: again later, or never.
-    pub(super) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &Denial) {
+    pub(super) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let (pause, patient) = match denial {
-            Denial::Early(left) => (left.as_nanos() as u64, true),
-            Denial::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
+            AcquireError::Early(left) => (left.as_nanos() as u64, true),
+            AcquireError::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
             _ => {
                 self.watch_denial(slot, key, want.mark, denial);
                 return self.pursuit_ends(slot, key, want.mark);
@@ -204,7 +204,7 @@ impl World {
         self.chase_after(slot, key, want.mark, pause, patient);
     }
 
-    pub(super) fn chase_after(&mut self, slot: usize, key: usize, mark: Mark, pause: u64, patient: bool) {
+    pub(super) fn chase_after(&mut self, slot: usize, key: usize, mark: TickTime, pause: u64, patient: bool) {
         let life = self.nodes[slot].life;
         self.after(
             pause,
@@ -221,11 +221,11 @@ impl World {
     // What must never happen to ticks.
 
     /// Whoever is told that a tick is over, or skipped, gives it up for ever: so it must be.
-    fn watch_denial(&mut self, slot: usize, key: usize, mark: Mark, denial: &Denial) {
+    fn watch_denial(&mut self, slot: usize, key: usize, mark: TickTime, denial: &AcquireError) {
         let job = self.job(key);
         let right = match denial {
-            Denial::Over => is_over(&job, mark),
-            Denial::Busy => {
+            AcquireError::Over => is_over(&job, mark),
+            AcquireError::Busy => {
                 self.saw(Seen::DeniedSkipped);
                 mark <= job.skipped
             }
@@ -303,7 +303,7 @@ impl World {
         let (mark, attempt) = (job.mark, job.attempt);
         let us = self.server_us();
         let is_winners = self.server.ledger.record(&request.name, us).is_some_and(
-            |record| matches!(record.owner, Owner::Claim(owner, _) if Some(owner) == job.winner),
+            |record| matches!(record.owner, RecordOwner::Claim(owner, _) if Some(owner) == job.winner),
         );
         let tick = self.watch.ticks.ticks.entry((key, mark)).or_default();
         if tick.winner == job.winner && tick.attempt == attempt {
@@ -343,7 +343,7 @@ impl World {
     pub(super) fn watch_pursuits(&mut self, key: usize, calm: bool) {
         let (job, us) = (self.job(key), self.server_us());
         // Each tick that is pursued, and whether somebody runs it.
-        let mut pursued: BTreeMap<Mark, bool> = BTreeMap::new();
+        let mut pursued: BTreeMap<TickTime, bool> = BTreeMap::new();
         let mut over = Vec::new();
         for (slot, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let of_key = node.pursuits.iter().filter(|(of, _)| *of == key);
@@ -362,7 +362,7 @@ impl World {
                 }
             }
         }
-        let idle: Vec<Mark> = pursued
+        let idle: Vec<TickTime> = pursued
             .into_iter()
             .filter_map(|(mark, runs)| (!runs && mark <= us / 1000).then_some(mark))
             .collect();

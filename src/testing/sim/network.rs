@@ -3,11 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::claim::{Answer, Batch, Executed, Grant, NodeId, Reply, Verb};
-use crate::engine::moment::Moment;
-use crate::engine::{Input, Parcel, Tag};
-use crate::error::{Refusal, StoreError, StoreErrorKind};
-use crate::store::ledger::{Branch, Flaw, Ledger};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::ledger::{Branch, Flaw, Ledger};
+use crate::protocol::message::{Batch, BatchReply, Executed, Grant, NodeId, Reply, Verb};
+use crate::protocol::step::{Input, Outgoing, Tag};
+use crate::protocol::time::Instant;
 use crate::testing::sim::coverage::Seen;
 use crate::testing::sim::world::{Event, MS, Sample, World};
 
@@ -18,7 +18,7 @@ pub(super) struct Side {
     pub(super) connecting: bool,
     pub(super) had_one: bool,
     pub(super) flushing: bool,
-    pub(super) outbox: Vec<Parcel>,
+    pub(super) outbox: Vec<Outgoing>,
 }
 
 /// An ordered pipe, each way.
@@ -45,8 +45,8 @@ pub(super) struct Conn {
 struct Flight {
     id: u64,
     asked: Vec<(usize, Tag)>,
-    sent: Moment,
-    late_after: Moment,
+    sent: Instant,
+    late_after: Instant,
 }
 
 /// A node's subscription, as the node sees it.
@@ -116,16 +116,16 @@ impl World {
             return self.connect(slot, side);
         };
         // At most one request per name travels in a batch.
-        let mut taken: Vec<Parcel> = Vec::new();
+        let mut taken: Vec<Outgoing> = Vec::new();
         let mut left = Vec::new();
-        for parcel in node.sides[side].outbox.drain(..) {
+        for outgoing in node.sides[side].outbox.drain(..) {
             let twice = taken
                 .iter()
-                .any(|other| other.request.name == parcel.request.name);
+                .any(|other| other.request.name == outgoing.request.name);
             if twice {
-                left.push(parcel)
+                left.push(outgoing)
             } else {
-                taken.push(parcel)
+                taken.push(outgoing)
             }
         }
         if !left.is_empty() {
@@ -140,22 +140,22 @@ impl World {
         self.write(slot, conn, taken);
     }
 
-    fn write(&mut self, slot: usize, conn: usize, parcels: Vec<Parcel>) {
+    fn write(&mut self, slot: usize, conn: usize, outgoing: Vec<Outgoing>) {
         let sent = self.local(slot);
-        let stake = parcels
+        let lease_left = outgoing
             .iter()
-            .map(|parcel| parcel.stake)
+            .map(|outgoing| outgoing.lease_left)
             .min()
             .unwrap_or_default();
-        let deadline = (stake / 4).clamp(Duration::from_millis(100), Duration::from_secs(1));
+        let deadline = (lease_left / 4).clamp(Duration::from_millis(100), Duration::from_secs(1));
         let (not_after, late_after) = self.late(slot, sent + deadline);
-        let asked = parcels
+        let asked = outgoing
             .iter()
-            .map(|parcel| (self.index(&parcel.request.name), parcel.tag))
+            .map(|outgoing| (self.index(&outgoing.request.name), outgoing.tag))
             .collect();
-        let requests = parcels
+        let requests = outgoing
             .into_iter()
-            .map(|parcel| parcel.request)
+            .map(|outgoing| outgoing.request)
             .collect::<Vec<_>>();
         let batch = Box::new(Batch {
             highest: self.nodes[slot].highest,
@@ -216,7 +216,7 @@ impl World {
 
     /// Until when, by the server's clock, the server may execute what is given up at `give_up`; and from when on, by
     /// ours, it surely will not.
-    fn late(&self, slot: usize, give_up: Moment) -> (u64, Moment) {
+    fn late(&self, slot: usize, give_up: Instant) -> (u64, Instant) {
         let Some(sample) = self.nodes[slot].sample else {
             return (u64::MAX, give_up);
         };
@@ -258,7 +258,7 @@ impl World {
         );
     }
 
-    pub(super) fn connected(&mut self, slot: usize, side: usize, since: Moment, server_us: u64) {
+    pub(super) fn connected(&mut self, slot: usize, side: usize, since: Instant, server_us: u64) {
         let received = self.local(slot);
         let life = self.nodes[slot].life;
         let conn = self.conns.len();
@@ -291,18 +291,18 @@ impl World {
     pub(super) fn connect_failed(&mut self, slot: usize, side: usize) {
         self.saw(Seen::ConnectFailed);
         self.nodes[slot].sides[side].connecting = false;
-        let parcels = std::mem::take(&mut self.nodes[slot].sides[side].outbox);
+        let outgoing = std::mem::take(&mut self.nodes[slot].sides[side].outbox);
         let late_after = self.local(slot);
-        for parcel in parcels {
+        for outgoing in outgoing {
             let (key, error) = (
-                self.index(&parcel.request.name),
+                self.index(&outgoing.request.name),
                 error(StoreErrorKind::Unreachable),
             );
             self.feed(
                 slot,
                 key,
                 Input::Failed {
-                    tag: parcel.tag,
+                    tag: outgoing.tag,
                     executed: Executed::No,
                     late_after,
                     error,
@@ -360,14 +360,14 @@ impl World {
         // Some had not been written yet, and their carrier knows it.
         if kind == StoreErrorKind::Interrupted && self.chance(30) {
             let late_after = self.local(slot);
-            for parcel in std::mem::take(&mut self.nodes[slot].sides[side].outbox) {
+            for outgoing in std::mem::take(&mut self.nodes[slot].sides[side].outbox) {
                 self.saw(Seen::NotWritten);
-                let (key, error) = (self.index(&parcel.request.name), error(kind.clone()));
+                let (key, error) = (self.index(&outgoing.request.name), error(kind.clone()));
                 self.feed(
                     slot,
                     key,
                     Input::Failed {
-                        tag: parcel.tag,
+                        tag: outgoing.tag,
                         executed: Executed::No,
                         late_after,
                         error,
@@ -422,7 +422,7 @@ impl World {
         );
     }
 
-    fn execute(&mut self, effective: &mut Batch) -> Answer {
+    fn execute(&mut self, effective: &mut Batch) -> BatchReply {
         let now_us = self.server_us();
         let mut refused = Vec::new();
         for (at, request) in effective.requests.iter_mut().enumerate() {
@@ -434,9 +434,9 @@ impl World {
                 refused.push((
                     at,
                     if passing {
-                        Refusal::OutOfMemory
+                        StoreRefusal::OutOfMemory
                     } else {
-                        Refusal::NoPermission
+                        StoreRefusal::NoPermission
                     },
                 ));
             }
@@ -487,7 +487,7 @@ impl World {
         answer
     }
 
-    pub(super) fn reply(&mut self, conn: usize, flight: u64, answer: Box<Answer>) {
+    pub(super) fn reply(&mut self, conn: usize, flight: u64, answer: Box<BatchReply>) {
         let Conn {
             slot, client, stall, ..
         } = self.conns[conn];

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::claim::Term;
-use crate::engine::Rules;
+use crate::protocol::message::LeaseTimes;
+use crate::protocol::step::Rules;
 use crate::testing::sim::Setup;
 use crate::testing::sim::world::{MS, SETTLE};
 
@@ -13,7 +13,7 @@ pub(super) struct Profile {
     pub(super) nodes: usize,
     /// Between two ticks of a job, in ms.
     pub(super) period: u64,
-    pub(super) terms: Vec<Term>,
+    pub(super) terms: Vec<LeaseTimes>,
     /// Fastest and slowest way of a message, in ns.
     pub(super) delay: (u64, u64),
     /// Between two callers of one node, in ns.
@@ -50,7 +50,7 @@ impl Profile {
         let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
         let terms = lengths
             .iter()
-            .map(|&lease_ms| Term {
+            .map(|&lease_ms| LeaseTimes {
                 lease_ms,
                 margin_ms: margin(lease_ms),
             })

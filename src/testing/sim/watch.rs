@@ -2,9 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::claim::{Batch, Fence, Grant, Holder, Mode, NO_TICK, Number, Reply, Request, Term, Verb};
-use crate::engine::Ticket;
-use crate::store::ledger::{Owner, Record};
+use crate::protocol::ledger::{Record, RecordOwner};
+use crate::protocol::message::{
+    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Reply, Request, Verb,
+};
+use crate::protocol::step::Ticket;
 use crate::testing::sim::Wrong;
 use crate::testing::sim::callers::State;
 use crate::testing::sim::coverage::Seen;
@@ -25,12 +27,12 @@ pub(super) struct Watch {
     pub(super) forgot: bool,
     fences: Vec<Option<Fence>>,
     /// Grants that nothing is promised of any more.
-    tainted: HashSet<Number>,
-    highest: Number,
+    tainted: HashSet<GrantNumber>,
+    highest: GrantNumber,
     /// Fences up to this number may come out of order: the server lost its number and its clock went back.
-    amnesty: Number,
-    granted: HashMap<Holder, Number>,
-    heard: HashMap<Holder, (u64, Term)>,
+    amnesty: GrantNumber,
+    granted: HashMap<Holder, GrantNumber>,
+    heard: HashMap<Holder, (u64, LeaseTimes)>,
     free_since: Vec<Option<u64>>,
     orphans: HashMap<(usize, Holder), u64>,
     second: u64,
@@ -107,7 +109,7 @@ impl World {
                     break;
                 }
                 let backed = record.is_some_and(|record| match record.owner {
-                    Owner::Claim(holder, number) => holder == claim && number == fence.number(),
+                    RecordOwner::Claim(holder, number) => holder == claim && number == fence.number(),
                     _ => false,
                 });
                 if !backed && found.is_none() && self.setup.only != Some(Wrong::TwoHolders) {
@@ -154,7 +156,7 @@ impl World {
     pub(super) fn taint(&mut self, key: usize) {
         let us = self.server_us();
         if let Some(Record {
-            owner: Owner::Claim(_, number),
+            owner: RecordOwner::Claim(_, number),
             ..
         }) = self.server.ledger.record(&self.keys[key], us)
         {
@@ -162,7 +164,7 @@ impl World {
         }
     }
 
-    pub(super) fn is_tainted(&self, number: Number) -> bool {
+    pub(super) fn is_tainted(&self, number: GrantNumber) -> bool {
         self.watch.tainted.contains(&number)
     }
 
@@ -219,12 +221,12 @@ impl World {
                 _ => request.holder,
             };
             if let Some(Record {
-                owner: Owner::Claim(holder, number),
+                owner: RecordOwner::Claim(holder, number),
                 ..
             }) = after
                 && before
                     .as_ref()
-                    .is_none_or(|before| before.owner != Owner::Claim(holder, number))
+                    .is_none_or(|before| before.owner != RecordOwner::Claim(holder, number))
             {
                 self.watch.highest = self.watch.highest.max(number);
                 if self
@@ -270,11 +272,11 @@ impl World {
     ) {
         let Some(before) = before else { return };
         let fair = match before.owner {
-            Owner::Claim(holder, _) if after.is_some_and(|after| after.owner == before.owner) => {
+            RecordOwner::Claim(holder, _) if after.is_some_and(|after| after.owner == before.owner) => {
                 let (old, new) = (before.expires, after.and_then(|after| after.expires));
                 old == new || holder == request.holder && new > old
             }
-            Owner::Claim(holder, _) => {
+            RecordOwner::Claim(holder, _) => {
                 holder == request.holder
                     && matches!(request.verb, Verb::Leave | Verb::Finish | Verb::Yield { .. })
             }
@@ -379,7 +381,7 @@ impl World {
         }
         for key in 0..self.keys.len() {
             if let Some(Record {
-                owner: Owner::Claim(holder, _),
+                owner: RecordOwner::Claim(holder, _),
                 ..
             }) = self.server.ledger.record(&self.keys[key], us)
             {

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::claim::{Answer, Batch, Grant, Mark, Name, NodeId, Number};
-use crate::engine::moment::Moment;
-use crate::engine::shard::Shard;
-use crate::engine::{Effect, Input, Parcel};
 use crate::key::Key;
+use crate::protocol::context::Seed;
+use crate::protocol::message::{Batch, BatchReply, Grant, GrantNumber, Name, NodeId, TickTime};
+use crate::protocol::shard::Shard;
+use crate::protocol::step::{Effect, Input, Outgoing};
+use crate::protocol::time::Instant;
 use crate::testing::sim::callers::{Act, Caller};
 use crate::testing::sim::coverage::{Coverage, Seen};
 use crate::testing::sim::log::Log;
@@ -35,7 +36,7 @@ pub(super) struct Node {
     pub(super) clock: Clock,
     pub(super) sides: [Side; 2],
     pub(super) inbox: Inbox,
-    pub(super) highest: Number,
+    pub(super) highest: GrantNumber,
     pub(super) sample: Option<Sample>,
     pub(super) wake_at: Option<u64>,
     pub(super) backlog: [Vec<Event>; 4],
@@ -48,7 +49,7 @@ pub(super) struct Node {
     pub(super) skew_ms: i64,
     pub(super) newest: u64,
     /// The ticks that its scheduler saw and is not through with: which job's, and which.
-    pub(super) pursuits: Vec<(usize, Mark)>,
+    pub(super) pursuits: Vec<(usize, TickTime)>,
     pub(super) retired: bool,
 }
 
@@ -65,17 +66,17 @@ pub(super) struct Clock {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     pub(super) server_us: u64,
-    pub(super) sent: Moment,
-    pub(super) received: Moment,
+    pub(super) sent: Instant,
+    pub(super) received: Instant,
 }
 
 impl Clock {
-    pub(super) fn local(&self, now: u64) -> Moment {
-        Moment::from_nanos(self.base + (now - self.born) * self.rate / 1000)
+    pub(super) fn local(&self, now: u64) -> Instant {
+        Instant::from_nanos(self.base + (now - self.born) * self.rate / 1000)
     }
 
     /// The first true moment at which the clock shows `at`.
-    pub(super) fn truth(&self, at: Moment) -> u64 {
+    pub(super) fn truth(&self, at: Instant) -> u64 {
         self.born + (at.as_nanos().saturating_sub(self.base) * 1000).div_ceil(self.rate)
     }
 }
@@ -96,7 +97,7 @@ pub(super) enum Event {
         slot: usize,
         life: u32,
         side: usize,
-        since: Moment,
+        since: Instant,
         server_us: u64,
     },
     ConnectFailed {
@@ -112,7 +113,7 @@ pub(super) enum Event {
     Reply {
         conn: usize,
         flight: u64,
-        answer: Box<Answer>,
+        answer: Box<BatchReply>,
     },
     GiveUp {
         conn: usize,
@@ -438,7 +439,7 @@ impl World {
         Node {
             id,
             life,
-            shard: Shard::new(id, 0, 1, seed, self.profile.rules),
+            shard: Shard::new(id, 0, 1, Seed::numbered(seed), self.profile.rules),
             alive: true,
             paused: None,
             closing: false,
@@ -470,7 +471,7 @@ impl World {
         self.nodes[slot].life == life && self.nodes[slot].alive
     }
 
-    pub(super) fn local(&self, slot: usize) -> Moment {
+    pub(super) fn local(&self, slot: usize) -> Instant {
         self.nodes[slot].clock.local(self.now)
     }
 
@@ -535,12 +536,12 @@ impl World {
     fn effects(&mut self, slot: usize, mut effects: Vec<Effect>) {
         for effect in effects.drain(..) {
             match effect {
-                Effect::Send(parcel) => self.send(slot, parcel),
+                Effect::Send(outgoing) => self.send(slot, outgoing),
                 Effect::Granted(ticket, fence) => self.granted(slot, ticket, fence),
                 Effect::Denied(ticket, denial) => self.denied(slot, ticket, &denial),
                 Effect::Lost(ticket, cause) => self.lost(slot, ticket, cause),
                 Effect::Released(ticket, outcome) => self.released(slot, ticket, &outcome),
-                Effect::Notice(notice) => {
+                Effect::Event(notice) => {
                     self.note(Some(slot), None, || format!("   -> {notice:?}"));
                     if let Some(seen) = Seen::notice(&notice) {
                         self.saw(seen);
@@ -565,22 +566,23 @@ impl World {
         }
     }
 
-    fn send(&mut self, slot: usize, parcel: Parcel) {
-        let key = self.index(&parcel.request.name);
-        self.log.mix(parcel.tag.claim << 8 | u64::from(parcel.tag.seq));
+    fn send(&mut self, slot: usize, outgoing: Outgoing) {
+        let key = self.index(&outgoing.request.name);
+        self.log
+            .mix(outgoing.tag.claim << 8 | u64::from(outgoing.tag.seq));
         self.note(Some(slot), Some(key), || {
             format!(
-                "   -> {:?} {} #{} at stake {:?}",
-                parcel.request.verb, parcel.tag.claim, parcel.tag.seq, parcel.stake
+                "   -> {:?} {} #{} at lease_left {:?}",
+                outgoing.request.verb, outgoing.tag.claim, outgoing.tag.seq, outgoing.lease_left
             )
         });
-        let mut side = usize::from(parcel.caller.is_none());
+        let mut side = usize::from(outgoing.caller.is_none());
         if self.rng.u8(..) < 8 {
             side = 1 - side;
         }
         self.nodes[slot].sends += 1;
         let life = self.nodes[slot].life;
-        self.nodes[slot].sides[side].outbox.push(parcel);
+        self.nodes[slot].sides[side].outbox.push(outgoing);
         if !std::mem::replace(&mut self.nodes[slot].sides[side].flushing, true) {
             let pause = self.rng.u64(500..50_000);
             self.after(pause, Event::Flush { slot, life, side });

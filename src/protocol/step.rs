@@ -1,6 +1,6 @@
 //! The pure state machine between callers and store: local lines, claims, deadlines, renewal.
 //!
-//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](shard::Shard::handle) takes the time and an
+//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](crate::protocol::shard::Shard::handle) takes the time and an
 //! [`Input`], and appends [`Effect`]s. It owns no task, clock or connection, so the simulator can drive it by the
 //! million steps.
 //!
@@ -9,20 +9,15 @@
 //! without asking the store, up to a bound. This is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012). A lease of
 //! fixed length is *solo*: a claim of its own, never handed on.
 //!
-//! Reading order: [`shard`] (who is spoken to), `desk` (one key, what callers do), `answers` (what the store says),
-//! `renewal` (what time does).
+//! Here is what goes in and what comes out.
 
 use std::time::Duration;
 
-use crate::claim::{ClaimNo, Executed, Fence, Grant, Mark, Name, Reply, Request, Term};
-use crate::engine::moment::Moment;
 use crate::error::{LostCause, StoreError};
-
-mod answers;
-mod desk;
-pub mod moment;
-mod renewal;
-pub mod shard;
+use crate::protocol::message::{
+    ClaimNumber, Executed, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime,
+};
+use crate::protocol::time::Instant;
 
 /// One caller: waiting, then holding. Unique in a shard, and older callers have smaller ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,16 +25,16 @@ pub struct Ticket(pub u64);
 
 /// What a caller wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Want {
+pub struct AcquireOptions {
     /// The lengths of the claim, if this caller's are the ones it is made with.
-    pub term: Term,
+    pub term: LeaseTimes,
     /// Wait for its turn; else be told busy.
     pub wait: bool,
     /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
     pub fixed: bool,
-    /// The tick that it is for, or [`NO_TICK`](crate::claim::NO_TICK). A tick has a claim of its own, which is
+    /// The tick that it is for, or [`NO_TICK`](crate::protocol::message::NO_TICK). A tick has a claim of its own, which is
     /// renewed and never handed on locally.
-    pub mark: Mark,
+    pub mark: TickTime,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
 }
@@ -48,7 +43,7 @@ pub struct Want {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag {
     /// The claim that asked.
-    pub claim: ClaimNo,
+    pub claim: ClaimNumber,
     /// Counts its requests.
     pub seq: u32,
 }
@@ -57,7 +52,7 @@ pub struct Tag {
 #[derive(Debug, Clone)]
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
-    Lock(Ticket, Want),
+    Lock(Ticket, AcquireOptions),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
@@ -69,7 +64,7 @@ pub enum Input {
         /// Which request.
         tag: Tag,
         /// Read from the clock before the request was written.
-        sent: Moment,
+        sent: Instant,
         /// What was answered.
         reply: Reply,
     },
@@ -80,7 +75,7 @@ pub enum Input {
         /// Whether it may have been executed, or may still be.
         executed: Executed,
         /// From when on the store refuses it as late.
-        late_after: Moment,
+        late_after: Instant,
         /// What happened.
         error: StoreError,
     },
@@ -92,35 +87,35 @@ pub enum Input {
 #[derive(Debug, Clone)]
 pub enum Effect {
     /// Send this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
-    Send(Parcel),
+    Send(Outgoing),
     /// The caller holds the lock now.
     Granted(Ticket, Fence),
     /// The caller gets no lock.
-    Denied(Ticket, Denial),
+    Denied(Ticket, AcquireError),
     /// The holder lost it. Sent before the store could let anybody else in.
     Lost(Ticket, LostCause),
     /// What became of [`Input::Release`].
     Released(Ticket, Outcome),
     /// Something worth telling happened.
-    Notice(Notice),
+    Event(KeyEvent),
 }
 
 /// A request on its way, with what its carrier must know.
 #[derive(Debug, Clone)]
-pub struct Parcel {
+pub struct Outgoing {
     /// Comes back with the answer.
     pub tag: Tag,
     /// What to ask.
     pub request: Request,
-    /// What is at stake: how long the lease behind it is still good for. Bounds how long its carrier may hope.
-    pub stake: Duration,
+    /// What is at lease_left: how long the lease behind it is still good for. Bounds how long its carrier may hope.
+    pub lease_left: Duration,
     /// Who waits for this very answer, if anybody does: then it goes by the fastest way.
     pub caller: Option<Ticket>,
 }
 
 /// Why a caller gets no lock.
 #[derive(Debug, Clone)]
-pub enum Denial {
+pub enum AcquireError {
     /// Somebody else has it, and this caller would not wait.
     Busy,
     /// Too many wait already.
@@ -152,7 +147,7 @@ pub enum Outcome {
 /// Something worth an event or a metric, or that the simulator counts.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Notice {
+pub enum KeyEvent {
     /// Handed on to the next caller of this process.
     HandedOn,
     /// A pushed grant was used at once.

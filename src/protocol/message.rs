@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use uuid::Uuid;
 
-use crate::error::{Refusal, StoreError};
+use crate::error::{StoreError, StoreRefusal};
 use crate::key::Key;
 
 /// What sort of thing a key names. State in a store is per kind and key, so that a lock and a later
@@ -92,18 +92,18 @@ impl fmt::Debug for NodeId {
 
 /// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted,
 /// gone, and never back.
-pub type ClaimNo = u64;
+pub type ClaimNumber = u64;
 
 /// The number of a grant, given by the store. It grows with every grant of a server.
-pub type Number = u64;
+pub type GrantNumber = u64;
 
 /// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
-    /// Whose claim it is.
+    /// Owner claim it is.
     pub node: NodeId,
     /// Which of the node's claims.
-    pub claim: ClaimNo,
+    pub claim: ClaimNumber,
     /// Makes a forged push as hard as guessing 64 random bits.
     pub nonce: u64,
 }
@@ -178,7 +178,7 @@ impl Fence {
     pub const LOCAL: u64 = 1 << 10;
 
     /// The fence of the `index`-th local holder of grant `number`.
-    pub fn new(number: Number, index: u64) -> Self {
+    pub fn new(number: GrantNumber, index: u64) -> Self {
         debug_assert!(index < Self::LOCAL);
         Fence(number << 10 | index)
     }
@@ -194,7 +194,7 @@ impl Fence {
     }
 
     /// The store's number of the grant behind it.
-    pub fn number(self) -> Number {
+    pub fn number(self) -> GrantNumber {
         self.0 >> 10
     }
 }
@@ -231,7 +231,7 @@ impl Mode {
 
 /// The lengths of one claim, the same for its whole life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Term {
+pub struct LeaseTimes {
     /// What the holder believes, in milliseconds, counted from before the request was sent.
     pub lease_ms: u64,
     /// What the store adds before it lets others in, in milliseconds. It pays for clock rates and small steps of
@@ -239,7 +239,7 @@ pub struct Term {
     pub margin_ms: u64,
 }
 
-impl Term {
+impl LeaseTimes {
     /// How long the store keeps the record after the last request that extended it.
     pub fn hold_ms(self) -> u64 {
         self.lease_ms + self.margin_ms
@@ -252,24 +252,24 @@ impl Term {
 }
 
 /// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
-pub type Mark = u64;
+pub type TickTime = u64;
 
 /// The mark of what is no tick.
-pub const NO_TICK: Mark = 0;
+pub const NO_TICK: TickTime = 0;
 
 /// What is asked of a store, for one key. See the verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// What it is about.
     pub name: Name,
-    /// Whose claim it is about.
+    /// Owner claim it is about.
     pub holder: Holder,
     /// The claim's lengths.
-    pub term: Term,
+    pub term: LeaseTimes,
     /// How the lease is shared.
     pub mode: Mode,
     /// Which tick of a job it is for. [`NO_TICK`] for everything that is no job.
-    pub mark: Mark,
+    pub mark: TickTime,
     /// What is asked.
     pub verb: Verb,
 }
@@ -302,9 +302,9 @@ pub enum Verb {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
-    Granted(Number),
+    Granted(GrantNumber),
     /// The job is yours for this tick, under this grant number, and it is the how-manieth attempt at the tick.
-    Won(Number, u32),
+    Won(GrantNumber, u32),
     /// The tick is over: it was run to its end, or a later one was, or it was skipped. Nothing was done.
     Over,
     /// By the store's clock the tick comes in so many milliseconds. Nothing was done.
@@ -322,14 +322,14 @@ pub enum Reply {
     /// There was nothing to leave.
     NotThere,
     /// The store refused this request, for itself alone. Nothing was done.
-    Refused(Refusal),
+    Refused(StoreRefusal),
 }
 
 /// Requests that travel together. Each is applied atomically and answered on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// The highest grant number that the sending node ever saw. The store takes the maximum with its own.
-    pub highest: Number,
+    pub highest: GrantNumber,
     /// Server time in microseconds after which claims and yields of this batch are refused.
     /// [`u64::MAX`] when there is no bound.
     pub not_after: u64,
@@ -340,7 +340,7 @@ pub struct Batch {
 
 /// The answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct BatchReply {
     /// The server's clock when it executed the batch, in microseconds; 0 when it did not look.
     pub time: u64,
     /// One reply per request, in order.
@@ -355,7 +355,7 @@ pub struct Grant {
     /// To whom.
     pub holder: Holder,
     /// The grant's number.
-    pub number: Number,
+    pub number: GrantNumber,
     /// The claim's lease, in milliseconds.
     pub lease_ms: u64,
     /// The how-manieth attempt at the tick it is; 0 for what is no tick.
@@ -365,7 +365,7 @@ pub struct Grant {
 /// What arrives in a node's inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Note {
+pub enum InboxEvent {
     /// The inbox is open (again): from now on grants are pushed. Earlier ones may have been missed.
     Open,
     /// A grant.
@@ -379,6 +379,20 @@ pub enum Executed {
     No,
     /// Nobody knows; it may even be executed later.
     Unknown,
+}
+
+/// Why a request has no reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    /// It was not executed, and it never will be.
+    No,
+    /// Its time was over before a reply came. It may have been executed, and may still be until it is late.
+    Unknown,
+    /// As [`Unknown`](Self::Unknown), through no fault of its own: its connection broke, or was given up for the sake
+    /// of another request. To be asked again at once, and to be counted as nothing.
+    Bystander,
+    /// It was not sent: the server is known to be down.
+    Down,
 }
 
 /// Why a whole batch has no answer.

@@ -11,10 +11,11 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
 
-use crate::claim::{
-    Answer, Batch, Grant, Holder, Kind, Mark, Name, NodeId, Number, Reply, Request, Term, Verb,
+use crate::error::StoreRefusal;
+use crate::protocol::message::{
+    Batch, BatchReply, Grant, GrantNumber, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request, TickTime,
+    Verb,
 };
-use crate::error::Refusal;
 
 /// All keys of one server.
 #[derive(Debug, Default)]
@@ -22,7 +23,7 @@ pub struct Ledger {
     states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
     jobs: HashMap<Name, Job, RandomState>,
-    last: Number,
+    last: GrantNumber,
     /// What time it is in the world, where the clock of the leases is another.
     date_ms: Option<u64>,
     listening: Option<HashSet<NodeId>>,
@@ -41,16 +42,16 @@ struct State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The owner.
-    pub owner: Owner,
+    pub owner: RecordOwner,
     /// The last millisecond in which the record is there.
     pub expires: Option<u64>,
 }
 
 /// Who can own a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
+pub enum RecordOwner {
     /// A claim of ours, under a grant number.
-    Claim(Holder, Number),
+    Claim(Holder, GrantNumber),
     /// Somebody who uses the same record but not our protocol.
     Foreign,
     /// A value that is no lock at all.
@@ -62,7 +63,7 @@ pub enum Owner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Job {
     /// The tick that was granted last.
-    pub mark: Mark,
+    pub mark: TickTime,
     /// It was run to its end.
     pub done: bool,
     /// How often it was granted.
@@ -70,12 +71,12 @@ pub struct Job {
     /// To whom it was granted last.
     pub winner: Option<Holder>,
     /// The latest tick that came while an earlier one was running, and is never run.
-    pub skipped: Mark,
+    pub skipped: TickTime,
 }
 
 impl Job {
     /// The tick may still be run.
-    fn is_open(&self, mark: Mark) -> bool {
+    fn is_open(&self, mark: TickTime) -> bool {
         mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
     }
 }
@@ -84,13 +85,13 @@ impl Job {
 #[derive(Debug, Clone)]
 struct Entry {
     holder: Holder,
-    term: Term,
-    mark: Mark,
+    term: LeaseTimes,
+    mark: TickTime,
     dies: u64,
 }
 
 impl Entry {
-    fn heard(holder: Holder, term: Term, mark: Mark, now: u64) -> Self {
+    fn heard(holder: Holder, term: LeaseTimes, mark: TickTime, now: u64) -> Self {
         Entry {
             holder,
             term,
@@ -178,14 +179,14 @@ pub enum Branch {
 }
 
 /// What one request sees and leaves behind.
-struct Desk<'a> {
+struct Transaction<'a> {
     name: &'a Name,
     state: &'a mut State,
     job: Option<&'a mut Job>,
-    mark: Mark,
-    last: &'a mut Number,
+    mark: TickTime,
+    last: &'a mut GrantNumber,
     /// The highest number that the sender ever saw. It counts when a number is given.
-    seen: Number,
+    seen: GrantNumber,
     listening: Option<&'a HashSet<NodeId>>,
     flaw: Option<Flaw>,
     now_us: u64,
@@ -210,7 +211,7 @@ impl Ledger {
     }
 
     /// Applies a batch at server time `now_us` (microseconds). Grants for others are appended to `pushes`.
-    pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Grant>) -> Answer {
+    pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Grant>) -> BatchReply {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
     }
 
@@ -222,7 +223,7 @@ impl Ledger {
         batch: &Batch,
         pushes: &mut Vec<Grant>,
         branches: &mut Vec<Branch>,
-    ) -> Answer {
+    ) -> BatchReply {
         self.sweep(now_us / 1000);
         let mut replies = Vec::with_capacity(batch.requests.len());
         for request in &batch.requests {
@@ -231,7 +232,7 @@ impl Ledger {
                 self.states.insert(request.name.clone(), State::default());
             }
             let state = self.states.get_mut(&request.name).expect("put there above");
-            let mut desk = Desk {
+            let mut transaction = Transaction {
                 name: &request.name,
                 state,
                 job: (request.name.kind == Kind::Job)
@@ -246,7 +247,7 @@ impl Ledger {
                 pushes,
                 branches,
             };
-            replies.push(desk.treat(request, batch.not_after));
+            replies.push(transaction.treat(request, batch.not_after));
             if state.record.is_none() && state.queue.is_empty() {
                 self.states.remove(&request.name);
             }
@@ -258,7 +259,7 @@ impl Ledger {
                 self.jobs.remove(&request.name);
             }
         }
-        Answer {
+        BatchReply {
             time: now_us,
             replies,
         }
@@ -362,7 +363,7 @@ fn is_past(expires: Option<u64>, now: u64) -> bool {
     expires.is_some_and(|at| now > at)
 }
 
-impl Desk<'_> {
+impl Transaction<'_> {
     fn now(&self) -> u64 {
         self.now_us / 1000
     }
@@ -396,9 +397,9 @@ impl Desk<'_> {
             .state
             .record
             .as_ref()
-            .is_some_and(|record| record.owner == Owner::WrongType)
+            .is_some_and(|record| record.owner == RecordOwner::WrongType)
         {
-            return Reply::Refused(Refusal::WrongType);
+            return Reply::Refused(StoreRefusal::WrongType);
         }
         let Request {
             holder, term, verb, ..
@@ -413,7 +414,7 @@ impl Desk<'_> {
         }
     }
 
-    fn claim(&mut self, holder: Holder, term: Term, wait: bool) -> Reply {
+    fn claim(&mut self, holder: Holder, term: LeaseTimes, wait: bool) -> Reply {
         if let Some(number) = self.owned_by(holder) {
             self.extend(term);
             return self.granted(number);
@@ -463,7 +464,7 @@ impl Desk<'_> {
     }
 
     /// The owner's answer.
-    fn granted(&self, number: Number) -> Reply {
+    fn granted(&self, number: GrantNumber) -> Reply {
         match &self.job {
             Some(job) => Reply::Won(number, job.attempt),
             None => Reply::Granted(number),
@@ -492,7 +493,7 @@ impl Desk<'_> {
         }
     }
 
-    fn renew(&mut self, holder: Holder, term: Term) -> Reply {
+    fn renew(&mut self, holder: Holder, term: LeaseTimes) -> Reply {
         if let Some(number) = self.owned_by(holder) {
             self.branches.push(Branch::AskedAgain);
             self.extend(term);
@@ -520,7 +521,7 @@ impl Desk<'_> {
         if was_queued { Reply::Done } else { Reply::NotThere }
     }
 
-    fn yield_(&mut self, holder: Holder, to: Holder, term: Term) -> Reply {
+    fn yield_(&mut self, holder: Holder, to: Holder, term: LeaseTimes) -> Reply {
         if self.owned_by(holder).is_none() {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
@@ -536,7 +537,7 @@ impl Desk<'_> {
     }
 
     /// Dead entries out, the caller's heartbeat in, and a free lock to the first live waiter.
-    fn settle(&mut self, caller: Holder, term: Term, verb: Verb) {
+    fn settle(&mut self, caller: Holder, term: LeaseTimes, verb: Verb) {
         let now = self.now();
         let before = self.state.queue.len();
         if !self.has(Flaw::NeverSettled) {
@@ -629,7 +630,7 @@ impl Desk<'_> {
         true
     }
 
-    fn grant(&mut self, holder: Holder, term: Term, mark: Mark) -> Number {
+    fn grant(&mut self, holder: Holder, term: LeaseTimes, mark: TickTime) -> GrantNumber {
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
             if again {
@@ -645,7 +646,7 @@ impl Desk<'_> {
             *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
         }
         self.state.record = Some(Record {
-            owner: Owner::Claim(holder, *self.last),
+            owner: RecordOwner::Claim(holder, *self.last),
             expires: None,
         });
         self.extend(term);
@@ -653,21 +654,21 @@ impl Desk<'_> {
     }
 
     /// To the full lease, and never to less than there was.
-    fn extend(&mut self, term: Term) {
+    fn extend(&mut self, term: LeaseTimes) {
         let until = self.now() + term.hold_ms();
         if let Some(record) = &mut self.state.record {
             record.expires = Some(record.expires.map_or(until, |at| at.max(until)));
         }
     }
 
-    fn owned_by(&self, holder: Holder) -> Option<Number> {
+    fn owned_by(&self, holder: Holder) -> Option<GrantNumber> {
         match self.state.record {
             Some(Record {
-                owner: Owner::Claim(owner, number),
+                owner: RecordOwner::Claim(owner, number),
                 ..
             }) if owner == holder => Some(number),
             Some(Record {
-                owner: Owner::Claim(owner, number),
+                owner: RecordOwner::Claim(owner, number),
                 ..
             }) if self.has(Flaw::JobByNode) && self.job.is_some() => {
                 (owner.node == holder.node).then_some(number)

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 /// Nanoseconds on a clock that never steps and counts suspended time. The engine is told the time; it never asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Moment(u64);
+pub struct Instant(u64);
 
-impl Moment {
+impl Instant {
     /// A moment so many nanoseconds after the clock's start.
     pub const fn from_nanos(nanos: u64) -> Self {
-        Moment(nanos)
+        Instant(nanos)
     }
 
     /// Nanoseconds since the clock's start.
@@ -19,16 +19,16 @@ impl Moment {
     }
 
     /// How long after `earlier` this is; nothing if it is not.
-    pub const fn since(self, earlier: Moment) -> Duration {
+    pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-impl Add<Duration> for Moment {
-    type Output = Moment;
+impl Add<Duration> for Instant {
+    type Output = Instant;
 
-    fn add(self, span: Duration) -> Moment {
-        Moment(
+    fn add(self, span: Duration) -> Instant {
+        Instant(
             self.0
                 .saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
         )

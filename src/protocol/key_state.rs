@@ -3,62 +3,66 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::claim::{ClaimNo, Fence, Holder, Mode, NO_TICK, Number, Request, Term, Verb};
-use crate::engine::moment::Moment;
-use crate::engine::shard::Cx;
-use crate::engine::{Denial, Effect, Flaw, Input, Notice, Outcome, Parcel, Tag, Ticket, Want, ms};
 use crate::error::LostCause;
+use crate::protocol::context::StepContext;
+use crate::protocol::message::{
+    ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Request, Verb,
+};
+use crate::protocol::step::{
+    AcquireError, AcquireOptions, Effect, Flaw, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
+};
+use crate::protocol::time::Instant;
 
 /// The state of one key.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct KeyState {
     /// Callers that share the cohort's claim, in order of their tickets.
-    pub(crate) line: VecDeque<(Ticket, Want)>,
+    pub(crate) line: VecDeque<(Ticket, AcquireOptions)>,
     /// Callers that want a claim of their own and have none yet.
-    pub(crate) solos: Vec<(Ticket, Want)>,
+    pub(crate) solos: Vec<(Ticket, AcquireOptions)>,
     /// Every claim that is not over. At most one of them is the cohort's.
     pub(crate) claims: Vec<Claim>,
     /// Where the store cannot queue: when to claim anew.
-    pub(crate) reclaim: Option<Moment>,
+    pub(crate) reclaim: Option<Instant>,
     /// Since when the store has been failing a line that had waited before.
-    pub(crate) outage: Option<Moment>,
+    pub(crate) outage: Option<Instant>,
     /// Failures in a row of claims. An answer ends the row, whatever it says.
     pub(crate) fails: u32,
     /// The timer that the shard keeps for this key.
-    pub(crate) due: Option<Moment>,
+    pub(crate) due: Option<Instant>,
 }
 
 /// One pursuit of a lease. Its number lives once.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) holder: Holder,
-    pub(crate) term: Term,
-    pub(crate) whose: Whose,
+    pub(crate) term: LeaseTimes,
+    pub(crate) owner: Owner,
     /// What it was made with: whether it stands in the queue if it must, whether it is renewed, and its tick.
-    pub(crate) want: Want,
+    pub(crate) options: AcquireOptions,
     /// The how-manieth attempt at its tick it is.
     pub(crate) attempt: u32,
     /// Its tick was run to the end.
     pub(crate) finished: bool,
     pub(crate) phase: Phase,
     /// When its first request was handed out: never later than it was sent.
-    pub(crate) asked: Moment,
+    pub(crate) asked: Instant,
     /// The request under way, if any.
     pub(crate) asking: Option<Asking>,
     pub(crate) seq: u32,
     /// When to act, while nothing is under way.
-    pub(crate) act: Option<Moment>,
+    pub(crate) act: Option<Instant>,
     /// Failures in a row.
     pub(crate) fails: u32,
     /// Never answered so far, and refused as late only from then on.
-    pub(crate) ghost_until: Option<Moment>,
+    pub(crate) may_execute_until: Option<Instant>,
     /// Created by a yield: what it was before.
     pub(crate) yielded: Option<Yielded>,
 }
 
 /// For whom a claim is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum Owner {
     /// For whoever is first in the line.
     Cohort,
     /// For one caller: a fixed lease, or a tick.
@@ -70,18 +74,18 @@ pub(crate) enum Whose {
 #[derive(Debug)]
 pub(crate) struct Yielded {
     pub(crate) from: Holder,
-    pub(crate) term: Term,
+    pub(crate) term: LeaseTimes,
     pub(crate) release: Option<Ticket>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asking {
     pub(crate) seq: u32,
-    pub(crate) what: What,
+    pub(crate) what: RequestKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum RequestKind {
     Claim { wait: bool },
     Renew,
     Leave,
@@ -94,7 +98,7 @@ pub(crate) enum Phase {
     /// Nothing is known yet.
     Asked,
     /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
-    Queued { t0: Moment },
+    Queued { t0: Instant },
     /// Granted, but too little may be left: renewed before use.
     Confirming,
     /// Ours, for a holder.
@@ -104,30 +108,30 @@ pub(crate) enum Phase {
         /// Who waits to hear of it.
         release: Option<Ticket>,
         /// When to stop telling: by then it has ended by itself.
-        until: Moment,
+        until: Instant,
     },
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Held {
-    pub(crate) number: Number,
-    pub(crate) deadline: Moment,
+    pub(crate) number: GrantNumber,
+    pub(crate) deadline: Instant,
     pub(crate) ticket: Ticket,
     /// The place of the present holder among the local holders of this grant.
     pub(crate) index: u64,
     /// When the burst began.
-    pub(crate) since: Moment,
+    pub(crate) since: Instant,
     /// When it is to be renewed next.
-    pub(crate) due: Moment,
+    pub(crate) due: Instant,
 }
 
 impl Claim {
-    fn new(holder: Holder, whose: Whose, want: Want, now: Moment) -> Self {
+    fn new(holder: Holder, owner: Owner, options: AcquireOptions, now: Instant) -> Self {
         Claim {
             holder,
-            term: want.term,
-            whose,
-            want,
+            term: options.term,
+            owner,
+            options,
             attempt: 0,
             finished: false,
             phase: Phase::Asked,
@@ -136,7 +140,7 @@ impl Claim {
             seq: 0,
             act: None,
             fails: 0,
-            ghost_until: None,
+            may_execute_until: None,
             yielded: None,
         }
     }
@@ -157,11 +161,11 @@ impl Claim {
     }
 }
 
-impl Desk {
-    pub(crate) fn handle(&mut self, cx: &mut Cx<'_>, input: Input) {
+impl KeyState {
+    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
         self.expire(cx);
         match input {
-            Input::Lock(ticket, want) => self.lock(cx, ticket, want),
+            Input::Lock(ticket, options) => self.lock(cx, ticket, options),
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, false),
             Input::Finish(ticket) => self.release(cx, ticket, true),
@@ -187,7 +191,7 @@ impl Desk {
         Effect::Released(ticket, Outcome::Lost(LostCause::Deadline))
     }
 
-    pub(crate) fn remaining(&self, now: Moment, ticket: Ticket) -> Option<Duration> {
+    pub(crate) fn remaining(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
         let held = self
             .claims
             .iter()
@@ -209,13 +213,13 @@ impl Desk {
         claims.find(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
     }
 
-    pub(crate) fn fence(&self, now: Moment, ticket: Ticket) -> Option<Fence> {
+    pub(crate) fn fence(&self, now: Instant, ticket: Ticket) -> Option<Fence> {
         self.holders(now)
             .find(|(holds, ..)| *holds == ticket)
             .map(|(_, _, fence)| fence)
     }
 
-    pub(crate) fn holders(&self, now: Moment) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
+    pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
         let held = self
             .claims
             .iter()
@@ -237,60 +241,60 @@ impl Desk {
 
     // What callers do.
 
-    fn lock(&mut self, cx: &mut Cx<'_>, ticket: Ticket, want: Want) {
-        if want.mark != NO_TICK {
+    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions) {
+        if options.mark != NO_TICK {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
-            return self.solos.push((ticket, want));
+            return self.solos.push((ticket, options));
         }
-        if !want.wait && self.is_taken() {
-            return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
+        if !options.wait && self.is_taken() {
+            return cx.effects.push(Effect::Denied(ticket, AcquireError::Busy));
         }
         let waiting = self.waiting();
-        if want.wait && waiting >= want.limit && (self.is_taken() || waiting > 0) {
+        if options.wait && waiting >= options.limit && (self.is_taken() || waiting > 0) {
             return cx
                 .effects
-                .push(Effect::Denied(ticket, Denial::QueueFull { waiting }));
+                .push(Effect::Denied(ticket, AcquireError::QueueFull { waiting }));
         }
-        if want.fixed {
-            self.solos.push((ticket, want));
+        if options.fixed {
+            self.solos.push((ticket, options));
         } else {
-            self.line.push_back((ticket, want));
+            self.line.push_back((ticket, options));
         }
     }
 
-    fn cancel(&mut self, cx: &mut Cx<'_>, ticket: Ticket) {
+    fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if let Ok(at) = self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
             self.line.remove(at);
             return;
         }
         self.solos.retain(|(solo, _)| *solo != ticket);
-        if let Some(at) = self.position(|claim| claim.whose == Whose::Solo(ticket) && claim.held().is_none())
+        if let Some(at) = self.position(|claim| claim.owner == Owner::Solo(ticket) && claim.held().is_none())
         {
-            self.claims[at].whose = Whose::Nobody;
+            self.claims[at].owner = Owner::Nobody;
         } else if let Some(at) = self.held_by(ticket) {
             self.give_back(cx, at, None);
         }
     }
 
-    fn release(&mut self, cx: &mut Cx<'_>, ticket: Ticket, finished: bool) {
+    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: bool) {
         match self.held_by(ticket) {
             Some(at) => {
                 self.claims[at].finished = finished;
                 self.give_back(cx, at, Some(ticket));
             }
-            None => cx.effects.push(Desk::released_too_late(ticket)),
+            None => cx.effects.push(KeyState::released_too_late(ticket)),
         }
     }
 
     /// The holder is done: the next caller of this process, another node, or nobody.
-    fn give_back(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+    fn give_back(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
         let claim = &mut self.claims[at];
         let lease = claim.lease();
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        if claim.whose != Whose::Cohort || self.line.is_empty() {
+        if claim.owner != Owner::Cohort || self.line.is_empty() {
             return self.leave(cx, at, release);
         }
         let rules = &cx.source.rules;
@@ -303,7 +307,7 @@ impl Desk {
         held.ticket = next;
         held.index += 1;
         let fence = Fence::new(held.number, held.index);
-        cx.effects.push(Effect::Notice(Notice::HandedOn));
+        cx.effects.push(Effect::Event(KeyEvent::HandedOn));
         cx.effects.push(Effect::Granted(next, fence));
         if let Some(ticket) = release {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
@@ -313,19 +317,21 @@ impl Desk {
     // What becomes of claims.
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
-    pub(crate) fn pursue(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn pursue(&mut self, cx: &mut StepContext<'_>) {
         for at in (0..self.claims.len()).rev() {
             let claim = &self.claims[at];
-            let wanted = match claim.whose {
-                Whose::Cohort => !self.line.is_empty() || claim.held().is_some(),
-                Whose::Solo(_) => true,
-                Whose::Nobody => false,
+            let wanted = match claim.owner {
+                Owner::Cohort => !self.line.is_empty() || claim.held().is_some(),
+                Owner::Solo(_) => true,
+                Owner::Nobody => false,
             };
             match claim.phase {
                 // An answer is under way: it decides.
                 Phase::Asked if claim.asking.is_some() => {}
                 Phase::Leaving { .. } => {}
-                _ if claim.asking.is_some_and(|asking| asking.what == What::Leave) => {}
+                _ if claim
+                    .asking
+                    .is_some_and(|asking| asking.what == RequestKind::Leave) => {}
                 _ if wanted => {}
                 _ if cx.source.rules.flaw == Some(Flaw::CancelledForgotten) => {
                     self.claims.remove(at);
@@ -338,15 +344,15 @@ impl Desk {
         if self.reclaim.is_some() || self.is_first_leave_under_way() {
             return;
         }
-        for (ticket, want) in std::mem::take(&mut self.solos) {
-            self.claim(cx, Whose::Solo(ticket), want);
+        for (ticket, options) in std::mem::take(&mut self.solos) {
+            self.claim(cx, Owner::Solo(ticket), options);
         }
         let is_pursued = self
-            .position(|claim| claim.whose == Whose::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
+            .position(|claim| claim.owner == Owner::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
         if let (None, Some((_, head))) = (is_pursued, self.line.front()) {
-            let wait = self.line.iter().any(|(_, want)| want.wait);
-            let want = Want { wait, ..*head };
-            self.claim(cx, Whose::Cohort, want);
+            let wait = self.line.iter().any(|(_, options)| options.wait);
+            let options = AcquireOptions { wait, ..*head };
+            self.claim(cx, Owner::Cohort, options);
         }
     }
 
@@ -357,53 +363,57 @@ impl Desk {
         })
     }
 
-    fn claim(&mut self, cx: &mut Cx<'_>, whose: Whose, want: Want) {
+    fn claim(&mut self, cx: &mut StepContext<'_>, owner: Owner, options: AcquireOptions) {
         let holder = cx.source.holder();
-        self.claims.push(Claim::new(holder, whose, want, cx.now));
-        self.ask(cx, self.claims.len() - 1, What::Claim { wait: want.wait });
+        self.claims.push(Claim::new(holder, owner, options, cx.now));
+        self.ask(
+            cx,
+            self.claims.len() - 1,
+            RequestKind::Claim { wait: options.wait },
+        );
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
-    pub(crate) fn leave(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+    pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
         let claim = &mut self.claims[at];
         // That a tick is over is worth telling for longer than it would stand in anybody's way.
         let patience = if claim.finished { 8 } else { 1 };
-        let until = claim.ghost_until.unwrap_or(cx.now).max(cx.now) + patience * claim.hold();
+        let until = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + patience * claim.hold();
         if cx.source.rules.flaw == Some(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
-            claim.whose = Whose::Cohort;
+            claim.owner = Owner::Cohort;
         } else {
             claim.phase = Phase::Leaving { release, until };
         }
         claim.fails = 0;
-        self.ask(cx, at, What::Leave);
+        self.ask(cx, at, RequestKind::Leave);
     }
 
-    fn yield_(&mut self, cx: &mut Cx<'_>, at: usize, release: Option<Ticket>) {
+    fn yield_(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
         let old = self.claims.swap_remove(at);
         let term = self.line.front().map_or(old.term, |(_, head)| head.term);
         let mut holder = cx.source.holder();
         if cx.source.rules.flaw == Some(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
-        let want = Want {
+        let options = AcquireOptions {
             term,
             wait: true,
-            ..old.want
+            ..old.options
         };
         let (from, term) = (old.holder, old.term);
         self.claims.push(Claim {
             seq: old.seq,
             yielded: Some(Yielded { from, term, release }),
-            ..Claim::new(holder, Whose::Cohort, want, cx.now)
+            ..Claim::new(holder, Owner::Cohort, options, cx.now)
         });
-        cx.effects.push(Effect::Notice(Notice::Yielded));
-        self.ask(cx, self.claims.len() - 1, What::Yield);
+        cx.effects.push(Effect::Event(KeyEvent::Yielded));
+        self.ask(cx, self.claims.len() - 1, RequestKind::Yield);
     }
 
     /// A dead number that was the older half of a yield, to be left.
-    pub(crate) fn bury(&mut self, cx: &mut Cx<'_>, yielded: Yielded) {
+    pub(crate) fn leave_old_number(&mut self, cx: &mut StepContext<'_>, yielded: Yielded) {
         let until = cx.now + ms(yielded.term.hold_ms());
-        let want = Want {
+        let options = AcquireOptions {
             term: yielded.term,
             wait: false,
             fixed: false,
@@ -418,23 +428,23 @@ impl Desk {
             seq: 1 << 16,
             // Not its first try: nobody should wait for it.
             fails: 1,
-            ..Claim::new(yielded.from, Whose::Nobody, want, cx.now)
+            ..Claim::new(yielded.from, Owner::Nobody, options, cx.now)
         });
-        self.ask(cx, self.claims.len() - 1, What::Leave);
+        self.ask(cx, self.claims.len() - 1, RequestKind::Leave);
     }
 
     /// Hands out a request of the claim. At most one is under way that anybody listens to.
-    pub(crate) fn ask(&mut self, cx: &mut Cx<'_>, at: usize, what: What) {
+    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, at: usize, what: RequestKind) {
         let claim = &mut self.claims[at];
         claim.seq += 1;
         claim.asking = Some(Asking { seq: claim.seq, what });
         claim.act = None;
         let (verb, holder) = match what {
-            What::Claim { wait } => (Verb::Claim { wait }, claim.holder),
-            What::Renew => (Verb::Renew, claim.holder),
-            What::Leave if claim.finished => (Verb::Finish, claim.holder),
-            What::Leave => (Verb::Leave, claim.holder),
-            What::Yield => {
+            RequestKind::Claim { wait } => (Verb::Claim { wait }, claim.holder),
+            RequestKind::Renew => (Verb::Renew, claim.holder),
+            RequestKind::Leave if claim.finished => (Verb::Finish, claim.holder),
+            RequestKind::Leave => (Verb::Leave, claim.holder),
+            RequestKind::Yield => {
                 let from = claim
                     .yielded
                     .as_ref()
@@ -442,20 +452,20 @@ impl Desk {
                 (Verb::Yield { to: claim.holder }, from)
             }
         };
-        let caller = match (&claim.phase, claim.whose) {
+        let caller = match (&claim.phase, claim.owner) {
             // After a failure the keeper's connection is tried.
             _ if claim.fails > 0 => None,
-            (Phase::Asked, Whose::Solo(ticket)) => Some(ticket),
+            (Phase::Asked, Owner::Solo(ticket)) => Some(ticket),
             (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
             (Phase::Leaving { release, .. }, _) => *release,
             _ => None,
         };
-        let stake = match &claim.phase {
+        let lease_left = match &claim.phase {
             Phase::Held(held) => held.deadline.since(cx.now),
             _ => claim.lease(),
         };
         let request = Request {
-            mark: claim.want.mark,
+            mark: claim.options.mark,
             name: cx.name.clone(),
             holder,
             term: claim.term,
@@ -466,10 +476,10 @@ impl Desk {
             claim: claim.holder.claim,
             seq: claim.seq,
         };
-        cx.effects.push(Effect::Send(Parcel {
+        cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,
-            stake,
+            lease_left,
             caller,
         }));
         if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
@@ -480,16 +490,22 @@ impl Desk {
     }
 
     /// The lease is the node's: whoever is first in the line starts, or it is left again.
-    pub(crate) fn start(&mut self, cx: &mut Cx<'_>, at: usize, number: Number, deadline: Moment) {
+    pub(crate) fn start(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        at: usize,
+        number: GrantNumber,
+        deadline: Instant,
+    ) {
         self.fails = 0;
         self.outage = None;
         let claim = &mut self.claims[at];
         claim.fails = 0;
-        claim.ghost_until = None;
-        let ticket = match claim.whose {
-            Whose::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
-            Whose::Solo(ticket) => Some(ticket),
-            Whose::Nobody => None,
+        claim.may_execute_until = None;
+        let ticket = match claim.owner {
+            Owner::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
+            Owner::Solo(ticket) => Some(ticket),
+            Owner::Nobody => None,
         };
         let Some(ticket) = ticket else {
             return self.leave(cx, at, None);
@@ -509,18 +525,18 @@ impl Desk {
     }
 
     /// Somebody has the lock: whoever would not wait hears of it.
-    pub(crate) fn deny_the_impatient(&mut self, cx: &mut Cx<'_>) {
-        self.line.retain(|(ticket, want)| {
-            if !want.wait {
-                cx.effects.push(Effect::Denied(*ticket, Denial::Busy));
+    pub(crate) fn deny_the_impatient(&mut self, cx: &mut StepContext<'_>) {
+        self.line.retain(|(ticket, options)| {
+            if !options.wait {
+                cx.effects.push(Effect::Denied(*ticket, AcquireError::Busy));
             }
-            want.wait
+            options.wait
         });
     }
 
-    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
+    /// The end of a holding that nobody asked for. Told first, then left: a renewal owner answer was lost may have
     /// extended the record.
-    pub(crate) fn lose(&mut self, cx: &mut Cx<'_>, at: usize, cause: LostCause) {
+    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, at: usize, cause: LostCause) {
         if let Phase::Held(held) = &self.claims[at].phase {
             cx.effects.push(Effect::Lost(held.ticket, cause));
         }
@@ -531,21 +547,21 @@ impl Desk {
         }
     }
 
-    pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
         for (ticket, _) in self.line.drain(..) {
-            cx.effects.push(Effect::Denied(ticket, Denial::Closed));
+            cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
         }
         for (ticket, _) in self.solos.drain(..) {
-            cx.effects.push(Effect::Denied(ticket, Denial::Closed));
+            cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
         }
         for at in (0..self.claims.len()).rev() {
-            match (&self.claims[at].phase, self.claims[at].whose) {
+            match (&self.claims[at].phase, self.claims[at].owner) {
                 (Phase::Held(_), _) => self.lose(cx, at, LostCause::Shutdown),
                 (Phase::Leaving { .. }, _) => {}
-                (_, Whose::Solo(ticket)) => {
-                    cx.effects.push(Effect::Denied(ticket, Denial::Closed));
-                    self.claims[at].whose = Whose::Nobody;
+                (_, Owner::Solo(ticket)) => {
+                    cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
+                    self.claims[at].owner = Owner::Nobody;
                 }
                 _ => {}
             }
@@ -569,7 +585,7 @@ impl Desk {
         let solos = self
             .claims
             .iter()
-            .filter(|c| matches!(c.whose, Whose::Solo(_)) && c.held().is_none());
+            .filter(|c| matches!(c.owner, Owner::Solo(_)) && c.held().is_none());
         self.line.len() + self.solos.len() + solos.count()
     }
 
@@ -577,7 +593,7 @@ impl Desk {
         self.position(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
     }
 
-    pub(crate) fn numbered(&self, claim: ClaimNo) -> Option<usize> {
+    pub(crate) fn numbered(&self, claim: ClaimNumber) -> Option<usize> {
         self.position(|c| c.holder.claim == claim)
     }
 

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use crate::claim::{Executed, Grant, NO_TICK, Number, Reply, Term};
-use crate::engine::desk::{Desk, Phase, What, Whose, Yielded};
-use crate::engine::moment::Moment;
-use crate::engine::shard::Cx;
-use crate::engine::{Denial, Effect, Flaw, Notice, Outcome, Tag, ms};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::protocol::context::StepContext;
+use crate::protocol::key_state::{KeyState, Owner, Phase, RequestKind, Yielded};
+use crate::protocol::message::{Executed, Grant, GrantNumber, LeaseTimes, NO_TICK, Reply};
+use crate::protocol::step::{AcquireError, Effect, Flaw, KeyEvent, Outcome, Tag, ms};
+use crate::protocol::time::Instant;
 
 /// Failures in a row after which the callers of a line hear of it.
 const PATIENCE: u32 = 2;
@@ -21,8 +21,8 @@ fn is_worth_another(error: &StoreError, fails: u32) -> bool {
     fails == 0 || (fails == 1 && matches!(error.kind(), StoreErrorKind::Interrupted))
 }
 
-impl Desk {
-    pub(crate) fn answered(&mut self, cx: &mut Cx<'_>, tag: Tag, sent: Moment, reply: Reply) {
+impl KeyState {
+    pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, tag: Tag, sent: Instant, reply: Reply) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
         let Some(at) = self.numbered(tag.claim) else {
             return;
@@ -32,39 +32,48 @@ impl Desk {
         };
         self.claims[at].asking = None;
         match (asking.what, reply) {
-            (What::Leave, reply) => self.left(cx, at, reply),
+            (RequestKind::Leave, reply) => self.left(cx, at, reply),
             (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
             (what, Reply::Won(number, attempt)) => {
                 self.claims[at].attempt = attempt;
                 self.granted(cx, at, what, sent, number);
             }
-            (What::Claim { .. } | What::Renew, Reply::Over) => self.refused_tick(cx, at, Denial::Over),
-            (What::Claim { .. } | What::Renew, Reply::Early(left)) => {
-                self.refused_tick(cx, at, Denial::Early(ms(left)));
+            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Over) => {
+                self.refused_tick(cx, at, AcquireError::Over)
+            }
+            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Early(left)) => {
+                self.refused_tick(cx, at, AcquireError::Early(ms(left)));
             }
             (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
-            (What::Yield, reply) => self.yield_refused(cx, at, reply),
-            (What::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
-            (What::Claim { .. }, Reply::Refused(refusal)) => {
+            (RequestKind::Yield, reply) => self.yield_refused(cx, at, reply),
+            (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
+            (RequestKind::Claim { .. }, Reply::Refused(refusal)) => {
                 let claim = self.claims.swap_remove(at);
-                self.deny_all(cx, claim.whose, StoreError::refused(refusal));
+                self.deny_all(cx, claim.owner, StoreError::refused(refusal));
             }
-            (What::Claim { .. }, _) => {
-                cx.effects.push(Effect::Notice(Notice::Late));
-                let whose = self.claims[at].whose;
+            (RequestKind::Claim { .. }, _) => {
+                cx.effects.push(Effect::Event(KeyEvent::Late));
+                let owner = self.claims[at].owner;
                 self.fails += 1;
-                self.anew(cx, at, whose);
+                self.claim_again(cx, at, owner);
             }
-            (What::Renew, Reply::Refused(refusal)) => {
+            (RequestKind::Renew, Reply::Refused(refusal)) => {
                 self.renew_failed(cx, at, StoreError::refused(refusal));
             }
-            (What::Renew, _) => self.gone(cx, at),
+            (RequestKind::Renew, _) => self.gone(cx, at),
         }
     }
 
     /// "Granted" counts from the sending of the request that was answered, because claim and renew extend as the
     /// owner.
-    fn granted(&mut self, cx: &mut Cx<'_>, at: usize, what: What, sent: Moment, number: Number) {
+    fn granted(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        at: usize,
+        what: RequestKind,
+        sent: Instant,
+        number: GrantNumber,
+    ) {
         let flaw = cx.source.rules.flaw;
         let claim = &mut self.claims[at];
         let counted_from = if flaw == Some(Flaw::DeadlineFromReply) {
@@ -74,7 +83,7 @@ impl Desk {
         };
         let deadline = counted_from + claim.lease();
         let lease = claim.lease();
-        if what == What::Yield
+        if what == RequestKind::Yield
             && let Some(Yielded {
                 release: Some(ticket),
                 ..
@@ -88,20 +97,20 @@ impl Desk {
                 let slack = held.deadline.since(cx.now);
                 held.deadline = held.deadline.max(deadline);
                 claim.fails = 0;
-                cx.effects.push(Effect::Notice(Notice::Renewed { slack }));
+                cx.effects.push(Effect::Event(KeyEvent::Renewed { slack }));
                 self.schedule(cx, at);
             }
             Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
             Phase::Leaving { .. } => {}
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
                 if matches!(claim.phase, Phase::Queued { .. }) {
-                    cx.effects.push(Effect::Notice(Notice::FoundGranted));
+                    cx.effects.push(Effect::Event(KeyEvent::FoundGranted));
                 }
-                claim.ghost_until = None;
+                claim.may_execute_until = None;
                 if deadline.since(cx.now) < lease / 3 {
-                    cx.effects.push(Effect::Notice(Notice::AnswerStale));
+                    cx.effects.push(Effect::Event(KeyEvent::AnswerStale));
                     claim.phase = Phase::Confirming;
-                    self.ask(cx, at, What::Renew);
+                    self.ask(cx, at, RequestKind::Renew);
                 } else {
                     self.start(cx, at, number, deadline);
                 }
@@ -109,11 +118,18 @@ impl Desk {
         }
     }
 
-    fn queued(&mut self, cx: &mut Cx<'_>, at: usize, what: What, sent: Moment, left: Option<u64>) {
+    fn queued(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        at: usize,
+        what: RequestKind,
+        sent: Instant,
+        left: Option<u64>,
+    ) {
         let claim = &mut self.claims[at];
         claim.fails = 0;
-        claim.ghost_until = None;
-        if what == What::Yield
+        claim.may_execute_until = None;
+        if what == RequestKind::Yield
             && let Some(Yielded {
                 release: Some(ticket),
                 ..
@@ -130,40 +146,40 @@ impl Desk {
                 self.deny_the_impatient(cx);
             }
             // Executed before the grant that was pushed meanwhile; it says only that t₀ could be younger.
-            Phase::Confirming => self.ask(cx, at, What::Renew),
+            Phase::Confirming => self.ask(cx, at, RequestKind::Renew),
             Phase::Held(_) => self.schedule(cx, at),
             Phase::Leaving { .. } => {}
         }
     }
 
     /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
-    fn refused_tick(&mut self, cx: &mut Cx<'_>, at: usize, denial: Denial) {
+    fn refused_tick(&mut self, cx: &mut StepContext<'_>, at: usize, denial: AcquireError) {
         self.fails = 0;
-        match (&self.claims[at].phase, self.claims[at].whose) {
+        match (&self.claims[at].phase, self.claims[at].owner) {
             (Phase::Held(_), _) => self.lose(cx, at, LostCause::Gone),
             (Phase::Leaving { .. }, _) => {}
-            (_, whose) => {
+            (_, owner) => {
                 self.claims.swap_remove(at);
-                if let Whose::Solo(ticket) = whose {
+                if let Owner::Solo(ticket) = owner {
                     cx.effects.push(Effect::Denied(ticket, denial));
                 }
             }
         }
     }
 
-    fn busy(&mut self, cx: &mut Cx<'_>, at: usize, waited: bool, left: Option<u64>) {
+    fn busy(&mut self, cx: &mut StepContext<'_>, at: usize, waited: bool, left: Option<u64>) {
         let claim = self.claims.swap_remove(at);
         (self.fails, self.outage) = (0, None);
-        match claim.whose {
+        match claim.owner {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
-            Whose::Solo(ticket) if claim.want.mark != NO_TICK && cx.source.rules.queues => {
-                return cx.effects.push(Effect::Denied(ticket, Denial::Busy));
+            Owner::Solo(ticket) if claim.options.mark != NO_TICK && cx.source.rules.queues => {
+                return cx.effects.push(Effect::Denied(ticket, AcquireError::Busy));
             }
-            Whose::Solo(ticket) if waited => self.solos.push((ticket, claim.want)),
-            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Busy)),
-            Whose::Cohort => self.deny_the_impatient(cx),
-            Whose::Nobody => {}
+            Owner::Solo(ticket) if waited => self.solos.push((ticket, claim.options)),
+            Owner::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, AcquireError::Busy)),
+            Owner::Cohort => self.deny_the_impatient(cx),
+            Owner::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -174,7 +190,7 @@ impl Desk {
     }
 
     /// The answer to a leave.
-    fn left(&mut self, cx: &mut Cx<'_>, at: usize, reply: Reply) {
+    fn left(&mut self, cx: &mut StepContext<'_>, at: usize, reply: Reply) {
         if let Reply::Refused(refusal) = reply {
             return self.leave_failed(cx, at, StoreError::refused(refusal));
         }
@@ -195,10 +211,10 @@ impl Desk {
             };
             cx.effects.push(Effect::Released(ticket, outcome));
         }
-        match claim.ghost_until.take() {
+        match claim.may_execute_until.take() {
             // The claim itself may still be executed. Left once more when it no longer can be.
             Some(until) if reply == Reply::NotThere => {
-                cx.effects.push(Effect::Notice(Notice::GhostLeft));
+                cx.effects.push(Effect::Event(KeyEvent::GhostLeft));
                 claim.fails = 1;
                 claim.act = Some(until.max(cx.now));
             }
@@ -209,7 +225,7 @@ impl Desk {
     }
 
     /// A yield that was not done: the old number may still own, the new one never was.
-    fn yield_refused(&mut self, cx: &mut Cx<'_>, at: usize, reply: Reply) {
+    fn yield_refused(&mut self, cx: &mut StepContext<'_>, at: usize, reply: Reply) {
         let claim = self.claims.swap_remove(at);
         if let Some(mut yielded) = claim.yielded {
             // Or it is gone; what the leave finds would look like the work of a first try.
@@ -219,35 +235,35 @@ impl Desk {
                 let outcome = Outcome::Lost(LostCause::Gone);
                 cx.effects.push(Effect::Released(ticket, outcome));
             }
-            self.bury(cx, yielded);
+            self.leave_old_number(cx, yielded);
         }
     }
 
     /// The store knows nothing of the claim, so its number is over.
-    fn gone(&mut self, cx: &mut Cx<'_>, at: usize) {
+    fn gone(&mut self, cx: &mut StepContext<'_>, at: usize) {
         let claim = &mut self.claims[at];
         match claim.phase {
             Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
             Phase::Leaving { .. } => {}
             Phase::Asked | Phase::Queued { .. } if cx.source.rules.flaw == Some(Flaw::NumberTwice) => {
-                self.ask(cx, at, What::Claim { wait: true });
+                self.ask(cx, at, RequestKind::Claim { wait: true });
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                cx.effects.push(Effect::Notice(Notice::Requeued));
-                let whose = claim.whose;
-                self.anew(cx, at, whose);
+                cx.effects.push(Effect::Event(KeyEvent::Requeued));
+                let owner = claim.owner;
+                self.claim_again(cx, at, owner);
             }
         }
     }
 
     /// Ends a number for which somebody still waits; they are claimed for under the next.
-    fn anew(&mut self, cx: &mut Cx<'_>, at: usize, whose: Whose) {
+    fn claim_again(&mut self, cx: &mut StepContext<'_>, at: usize, owner: Owner) {
         let claim = &mut self.claims[at];
-        let want = claim.want;
-        match claim.ghost_until.take() {
+        let options = claim.options;
+        match claim.may_execute_until.take() {
             Some(until) => {
-                cx.effects.push(Effect::Notice(Notice::GhostLeft));
-                claim.whose = Whose::Nobody;
+                cx.effects.push(Effect::Event(KeyEvent::GhostLeft));
+                claim.owner = Owner::Nobody;
                 claim.phase = Phase::Leaving {
                     release: None,
                     until: until.max(cx.now) + claim.hold(),
@@ -261,19 +277,19 @@ impl Desk {
         }
         if self.fails >= PATIENCE {
             let error = StoreError::new(StoreErrorKind::TimedOut, "claims reach the store too late");
-            return self.deny_all(cx, whose, error);
+            return self.deny_all(cx, owner, error);
         }
-        if let Whose::Solo(ticket) = whose {
-            self.solos.push((ticket, want));
+        if let Owner::Solo(ticket) = owner {
+            self.solos.push((ticket, options));
         }
     }
 
     pub(crate) fn failed(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut StepContext<'_>,
         tag: Tag,
         executed: Executed,
-        late_after: Moment,
+        late_after: Instant,
         error: StoreError,
     ) {
         let Some(at) = self.numbered(tag.claim) else {
@@ -284,28 +300,30 @@ impl Desk {
         };
         self.claims[at].asking = None;
         match asking.what {
-            What::Claim { .. } | What::Yield => self.claim_failed(cx, at, executed, late_after, error),
-            What::Renew => self.renew_failed(cx, at, error),
-            What::Leave => self.leave_failed(cx, at, error),
+            RequestKind::Claim { .. } | RequestKind::Yield => {
+                self.claim_failed(cx, at, executed, late_after, error)
+            }
+            RequestKind::Renew => self.renew_failed(cx, at, error),
+            RequestKind::Leave => self.leave_failed(cx, at, error),
         }
     }
 
     /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
     fn claim_failed(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut StepContext<'_>,
         at: usize,
         executed: Executed,
-        late: Moment,
+        late: Instant,
         error: StoreError,
     ) {
         self.fails += 1;
-        let whose = self.claims[at].whose;
+        let owner = self.claims[at].owner;
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
         if let Some(yielded) = self.claims[at].yielded.take() {
-            cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+            cx.effects.push(Effect::Event(KeyEvent::LeaveRepeated));
             self.outage.get_or_insert(cx.now);
-            self.bury(cx, yielded);
+            self.leave_old_number(cx, yielded);
         }
         let claim = &mut self.claims[at];
         if !matches!(claim.phase, Phase::Asked) {
@@ -318,28 +336,28 @@ impl Desk {
         }
         match executed {
             Executed::Unknown => {
-                claim.ghost_until = Some(late);
+                claim.may_execute_until = Some(late);
                 claim.fails = 1;
-                if whose == Whose::Nobody || (whose == Whose::Cohort && self.line.is_empty()) {
+                if owner == Owner::Nobody || (owner == Owner::Cohort && self.line.is_empty()) {
                     return;
                 }
-                cx.effects.push(Effect::Notice(Notice::Asking));
-                self.ask(cx, at, What::Renew);
+                cx.effects.push(Effect::Event(KeyEvent::Asking));
+                self.ask(cx, at, RequestKind::Renew);
             }
             Executed::No => {
                 let claim = self.claims.swap_remove(at);
                 let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
-                match whose {
-                    _ if !again => self.deny_or_wait(cx, whose, claim.lease(), error),
-                    Whose::Solo(ticket) => self.solos.push((ticket, claim.want)),
+                match owner {
+                    _ if !again => self.deny_or_wait(cx, owner, claim.lease(), error),
+                    Owner::Solo(ticket) => self.solos.push((ticket, claim.options)),
                     // A line is claimed for anew by itself.
-                    Whose::Cohort | Whose::Nobody => {}
+                    Owner::Cohort | Owner::Nobody => {}
                 }
             }
         }
     }
 
-    fn renew_failed(&mut self, cx: &mut Cx<'_>, at: usize, error: StoreError) {
+    fn renew_failed(&mut self, cx: &mut StepContext<'_>, at: usize, error: StoreError) {
         let claim = &self.claims[at];
         let refused_for_good =
             matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
@@ -347,36 +365,36 @@ impl Desk {
             Phase::Held(held) => {
                 let left = held.deadline.since(cx.now);
                 cx.effects
-                    .push(Effect::Notice(Notice::RenewFailed { left, error }));
+                    .push(Effect::Event(KeyEvent::RenewFailed { left, error }));
                 self.schedule_retry(cx, at);
             }
             // A waiter rides out an outage of up to its lease: so long its place may live.
             Phase::Queued { t0 } if !refused_for_good && cx.now.since(t0) < claim.lease() => {
-                cx.effects.push(Effect::Notice(Notice::WaitFailed { error }));
+                cx.effects.push(Effect::Event(KeyEvent::WaitFailed { error }));
                 self.schedule_retry(cx, at);
             }
             Phase::Confirming if !refused_for_good && claim.fails < 8 => self.schedule_retry(cx, at),
             Phase::Leaving { .. } => {}
             Phase::Asked if is_worth_another(&error, claim.fails) => {
                 self.claims[at].fails += 1;
-                self.ask(cx, at, What::Renew);
+                self.ask(cx, at, RequestKind::Renew);
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                let (whose, lease) = (claim.whose, claim.lease());
-                self.claims[at].whose = Whose::Nobody;
+                let (owner, lease) = (claim.owner, claim.lease());
+                self.claims[at].owner = Owner::Nobody;
                 self.leave(cx, at, None);
                 self.claims[at].fails = 1;
-                self.deny_or_wait(cx, whose, lease, error);
+                self.deny_or_wait(cx, owner, lease, error);
             }
         }
     }
 
-    fn leave_failed(&mut self, cx: &mut Cx<'_>, at: usize, error: StoreError) {
+    fn leave_failed(&mut self, cx: &mut StepContext<'_>, at: usize, error: StoreError) {
         let claim = &mut self.claims[at];
         let Phase::Leaving { release, until } = &mut claim.phase else {
             return;
         };
-        cx.effects.push(Effect::Notice(Notice::LeaveRepeated));
+        cx.effects.push(Effect::Event(KeyEvent::LeaveRepeated));
         let another = cx.now < *until && is_worth_another(&error, claim.fails);
         if !another && let Some(ticket) = release.take() {
             cx.effects
@@ -384,74 +402,76 @@ impl Desk {
         }
         if cx.now >= *until {
             cx.effects
-                .push(Effect::Notice(Notice::LeaveFailed { error: Some(error) }));
+                .push(Effect::Event(KeyEvent::LeaveFailed { error: Some(error) }));
             self.claims.swap_remove(at);
         } else if another {
             claim.fails += 1;
-            self.ask(cx, at, What::Leave);
+            self.ask(cx, at, RequestKind::Leave);
         } else {
             self.schedule_retry(cx, at);
         }
     }
 
-    /// A line whose lease was yielded had waited before the store went away, and waits through an outage of up to a
+    /// A line owner lease was yielded had waited before the store went away, and waits through an outage of up to a
     /// lease as a queued claim does. Whoever comes to a store that is away hears of it at once.
-    fn deny_or_wait(&mut self, cx: &mut Cx<'_>, whose: Whose, lease: Duration, error: StoreError) {
+    fn deny_or_wait(&mut self, cx: &mut StepContext<'_>, owner: Owner, lease: Duration, error: StoreError) {
         let rides_out = self.outage.is_some_and(|since| cx.now.since(since) < lease)
             && !matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        if whose != Whose::Cohort || !rides_out {
+        if owner != Owner::Cohort || !rides_out {
             self.outage = None;
-            return self.deny_all(cx, whose, error);
+            return self.deny_all(cx, owner, error);
         }
         self.fails = 0;
-        self.line.retain(|(ticket, want)| {
-            if !want.wait {
+        self.line.retain(|(ticket, options)| {
+            if !options.wait {
                 cx.effects
-                    .push(Effect::Denied(*ticket, Denial::Store(error.clone())));
+                    .push(Effect::Denied(*ticket, AcquireError::Store(error.clone())));
             }
-            want.wait
+            options.wait
         });
         self.reclaim = Some(cx.now + cx.source.jittered(lease / 16));
-        cx.effects.push(Effect::Notice(Notice::WaitFailed { error }));
+        cx.effects.push(Effect::Event(KeyEvent::WaitFailed { error }));
     }
 
     /// Everybody for whom the claim was hears of the error.
-    fn deny_all(&mut self, cx: &mut Cx<'_>, whose: Whose, error: StoreError) {
-        match whose {
-            Whose::Cohort => {
+    fn deny_all(&mut self, cx: &mut StepContext<'_>, owner: Owner, error: StoreError) {
+        match owner {
+            Owner::Cohort => {
                 self.fails = 0;
                 for (ticket, _) in self.line.drain(..) {
                     cx.effects
-                        .push(Effect::Denied(ticket, Denial::Store(error.clone())));
+                        .push(Effect::Denied(ticket, AcquireError::Store(error.clone())));
                 }
             }
-            Whose::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, Denial::Store(error))),
-            Whose::Nobody => {}
+            Owner::Solo(ticket) => cx
+                .effects
+                .push(Effect::Denied(ticket, AcquireError::Store(error))),
+            Owner::Nobody => {}
         }
     }
 
     /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
-    pub(crate) fn pushed(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
+    pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         let Some(at) = self.numbered(grant.holder.claim) else {
             // The number that a yield under way gives up is dead, but its yield sees to it.
             return if self.pursues(grant.holder) {
-                cx.effects.push(Effect::Notice(Notice::PushStale));
+                cx.effects.push(Effect::Event(KeyEvent::PushStale));
             } else {
                 self.unknown(cx, grant);
             };
         };
         let claim = &mut self.claims[at];
         if claim.holder != grant.holder {
-            return cx.effects.push(Effect::Notice(Notice::PushForged));
+            return cx.effects.push(Effect::Event(KeyEvent::PushForged));
         }
         let t0 = match claim.phase {
             Phase::Asked => claim.asked,
             Phase::Queued { t0 } => t0,
             Phase::Confirming | Phase::Held(_) => return,
-            Phase::Leaving { .. } => return cx.effects.push(Effect::Notice(Notice::PushStale)),
+            Phase::Leaving { .. } => return cx.effects.push(Effect::Event(KeyEvent::PushStale)),
         };
-        claim.ghost_until = None;
+        claim.may_execute_until = None;
         claim.attempt = grant.attempt;
         // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
         // any more, as when the number is left at once because nobody wants it.
@@ -465,31 +485,31 @@ impl Desk {
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.
-        let confirm = claim.want.fixed || !cx.source.rules.final_push;
+        let confirm = claim.options.fixed || !cx.source.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
-            cx.effects.push(Effect::Notice(Notice::PushConfirming));
+            cx.effects.push(Effect::Event(KeyEvent::PushConfirming));
             claim.phase = Phase::Confirming;
             if claim.asking.is_none() {
-                self.ask(cx, at, What::Renew);
+                self.ask(cx, at, RequestKind::Renew);
             }
         } else {
-            cx.effects.push(Effect::Notice(Notice::PushUsed));
+            cx.effects.push(Effect::Event(KeyEvent::PushUsed));
             self.start(cx, at, grant.number, deadline);
         }
     }
 
     /// A number that this node does not know was granted: it is left at once, or its lease would stand in everybody's
     /// way until it ends.
-    fn unknown(&mut self, cx: &mut Cx<'_>, grant: &Grant) {
+    fn unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         if grant.holder.node != cx.source.node {
-            return cx.effects.push(Effect::Notice(Notice::PushForged));
+            return cx.effects.push(Effect::Event(KeyEvent::PushForged));
         }
-        cx.effects.push(Effect::Notice(Notice::UnknownLeft));
-        let term = Term {
+        cx.effects.push(Effect::Event(KeyEvent::UnknownLeft));
+        let term = LeaseTimes {
             lease_ms: grant.lease_ms,
             margin_ms: grant.lease_ms,
         };
-        self.bury(
+        self.leave_old_number(
             cx,
             Yielded {
                 from: grant.holder,
@@ -499,7 +519,7 @@ impl Desk {
         );
         if cx.source.rules.flaw == Some(Flaw::UnknownKept) {
             let at = self.claims.len() - 1;
-            self.claims[at].whose = Whose::Cohort;
+            self.claims[at].owner = Owner::Cohort;
             self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
         }
     }
@@ -508,25 +528,26 @@ impl Desk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim::{Name, NodeId};
-    use crate::engine::shard::Shard;
-    use crate::engine::{Input, Rules, Ticket, Want};
     use crate::key::Key;
+    use crate::protocol::context::Seed;
+    use crate::protocol::message::{Name, NodeId};
+    use crate::protocol::shard::Shard;
+    use crate::protocol::step::{AcquireOptions, Input, Rules, Ticket};
 
     #[test]
     fn a_line_rides_out_an_outage_of_up_to_a_lease_at_a_yield() {
-        let (mut now, mut effects) = (Moment::from_nanos(1), Vec::new());
+        let (mut now, mut effects) = (Instant::from_nanos(1), Vec::new());
         let rules = Rules {
             burst: 1,
             ..Rules::default()
         };
-        let mut shard = Shard::new(NodeId::numbered(1), 0, 1, 1, rules);
+        let mut shard = Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules);
         let name = Name::lock(Key::from("a"));
-        let term = Term {
+        let term = LeaseTimes {
             lease_ms: 1000,
             margin_ms: 250,
         };
-        let want = Want {
+        let options = AcquireOptions {
             term,
             wait: true,
             fixed: false,
@@ -535,14 +556,16 @@ mod tests {
         };
         let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();
         for ticket in &tickets {
-            shard.handle(now, &name, Input::Lock(*ticket, want), &mut effects);
+            shard.handle(now, &name, Input::Lock(*ticket, options), &mut effects);
         }
         let sent = |effects: &[Effect]| {
-            let mut parcels = effects.iter().rev().filter_map(|effect| match effect {
-                Effect::Send(parcel) if parcel.request.verb != crate::claim::Verb::Leave => Some(parcel.tag),
+            let mut outgoing = effects.iter().rev().filter_map(|effect| match effect {
+                Effect::Send(outgoing) if outgoing.request.verb != crate::protocol::message::Verb::Leave => {
+                    Some(outgoing.tag)
+                }
                 _ => None,
             });
-            parcels.next().expect("a request")
+            outgoing.next().expect("a request")
         };
         let tag = sent(&effects);
         let reply = Reply::Granted(7);
@@ -575,7 +598,7 @@ mod tests {
             shard.handle(now, &name, failed, &mut effects);
             if effects
                 .iter()
-                .any(|effect| matches!(effect, Effect::Denied(_, Denial::Store(_))))
+                .any(|effect| matches!(effect, Effect::Denied(_, AcquireError::Store(_))))
             {
                 denied_after = Some(now.since(began));
                 break;
@@ -584,7 +607,7 @@ mod tests {
             effects.clear();
             while !effects
                 .iter()
-                .any(|e| matches!(e, Effect::Send(p) if matches!(p.request.verb, crate::claim::Verb::Claim { .. })))
+                .any(|e| matches!(e, Effect::Send(p) if matches!(p.request.verb, crate::protocol::message::Verb::Claim { .. })))
             {
                 now = shard.next_due().expect("something is due").max(now + ms(1));
                 let _ = shard.wake_next(now, &mut effects);

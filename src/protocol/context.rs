@@ -1,0 +1,79 @@
+//! What a step of a key draws on: the time, numbers that were never used, and where its effects go.
+
+use std::time::Duration;
+
+use siphasher::sip::SipHasher24;
+
+use crate::protocol::message::{ClaimNumber, Holder, Name, NodeId};
+use crate::protocol::step::{Effect, Rules};
+use crate::protocol::time::Instant;
+
+/// Where a shard's random numbers come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Seed {
+    /// The nonce of a claim is SipHash-2-4 of its number under this key (Aumasson and Bernstein, 2012): whoever sees
+    /// some nonces cannot tell the next. From the operating system, except in tests.
+    pub nonce_key: (u64, u64),
+    /// Parts the timers of many nodes. Need not be secret.
+    pub jitter: u64,
+}
+
+impl Seed {
+    /// One that can be repeated, for simulators and tests.
+    pub fn numbered(n: u64) -> Self {
+        Seed {
+            nonce_key: (n, !n),
+            jitter: n,
+        }
+    }
+}
+
+/// What every key of a shard draws from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) node: NodeId,
+    pub(crate) rules: Rules,
+    next_claim: ClaimNumber,
+    step: u64,
+    nonces: SipHasher24,
+    jitter: fastrand::Rng,
+}
+
+impl Source {
+    /// What shard `index` of `of` shards of `node` draws on.
+    pub(crate) fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+        let (key0, key1) = seed.nonce_key;
+        Source {
+            node,
+            rules,
+            next_claim: of + index,
+            step: of,
+            nonces: SipHasher24::new_with_keys(key0, key1),
+            jitter: fastrand::Rng::with_seed(seed.jitter),
+        }
+    }
+
+    /// A number that this node never used, with a nonce that nobody can guess.
+    pub(crate) fn holder(&mut self) -> Holder {
+        let claim = self.next_claim;
+        self.next_claim += self.step;
+        Holder {
+            node: self.node,
+            claim,
+            nonce: self.nonces.hash(&claim.to_le_bytes()),
+        }
+    }
+
+    /// Somewhere in the last tenth before `span`, so that the timers of many nodes part.
+    pub(crate) fn jittered(&mut self, span: Duration) -> Duration {
+        span.mul_f64(0.9 + self.jitter.f64() * 0.1)
+    }
+}
+
+/// One step of one key: the time, and where its effects go.
+pub(crate) struct StepContext<'a> {
+    pub(crate) now: Instant,
+    pub(crate) name: &'a Name,
+    pub(crate) source: &'a mut Source,
+    pub(crate) effects: &'a mut Vec<Effect>,
+}

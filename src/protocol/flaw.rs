@@ -1,0 +1,87 @@
+//! Mistakes to plant, so that the simulator can show that it finds them.
+//!
+//! They exist only where the simulator builds: every machine has a type parameter that says which mistake is planted,
+//! and [`Sound`], its default, says "none" in a way that the compiler removes.
+
+use std::fmt::Debug;
+
+/// Says which mistake is planted.
+pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
+    /// Whether it is this one.
+    fn planted(self, flaw: Flaw) -> bool;
+}
+
+/// Nothing is planted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sound;
+
+impl Plant for Sound {
+    #[inline(always)]
+    fn planted(self, _: Flaw) -> bool {
+        false
+    }
+}
+
+/// A mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flaw {
+    // Of the key machine.
+    /// The deadline counts from the answer.
+    DeadlineFromReply,
+    /// A renewal that was answered late revives a lost guard.
+    LateRenewalRevives,
+    /// A lost claim is sent again under its number.
+    NumberTwice,
+    /// t₀ is taken when a refresh is sent, not when it is answered.
+    UnansweredRefresh,
+    /// A yield goes on under its old number.
+    YieldKeepsNumber,
+    /// A number lives on until its leave is answered.
+    LeaveKeepsNumber,
+    /// A grant for an unknown claim is kept.
+    UnknownKept,
+    /// A cancelled waiter's claim is forgotten without a word.
+    CancelledForgotten,
+
+    // Of the ledger.
+    /// A hand-off keeps the old grant number.
+    NumberKeptOnHandOff,
+    /// A waiter that was not heard of is granted all the same.
+    DeadHeadGranted,
+    /// A free key with a queue stays as it is.
+    NeverSettled,
+    /// A leave frees whatever it finds.
+    LeaveByAnyone,
+    /// A claim is executed however late it is.
+    LateClaimExecuted,
+    /// A job has no watermark: whoever comes when it is free runs it.
+    NoMark,
+    /// Whether a tick is early is left to the nodes' clocks.
+    EarlyTickGranted,
+    /// A tick that is over is handed to its standby.
+    FinishedTickHandedOver,
+    /// Nobody stands by for a tick: who comes second is told busy.
+    NoStandby,
+    /// A tick that was begun is granted to nobody who stands by for it.
+    StandbyNeverGranted,
+    /// Whoever stands by for a tick is not told that it is over.
+    StandbyNeverTold,
+    /// Who owns a job, and who won a tick, is known by the node alone.
+    JobByNode,
+
+    // Of the session.
+    /// Not-after is worked out from the first reading of the server's clock, for ever.
+    NotAfterFromOldReading,
+    /// An unanswered claim counts as late when it was sent.
+    LateAfterTooEarly,
+    /// A connection that was given up is used beside its successor.
+    ConnectionBesideSuccessor,
+    /// A reply is taken for that of the oldest batch under way.
+    ReplyToAnotherBatch,
+    /// Owners' renewals wait behind whatever came before them.
+    RenewalBehindQueue,
+    /// What is under way on a connection that is given up is forgotten.
+    ForgottenWithConnection,
+    /// A batch that met a server without the script is sent again as it was, when its claims may long be late.
+    ReloadWithoutBound,
+}

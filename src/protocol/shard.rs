@@ -1,0 +1,200 @@
+//! A share of the keys: finds the key of a key, and keeps the timers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use foldhash::quality::RandomState;
+
+use crate::protocol::context::{Seed, Source, StepContext};
+use crate::protocol::key_state::KeyState;
+use crate::protocol::message::{Fence, Holder, Name, NodeId};
+use crate::protocol::step::{AcquireError, Effect, Input, Rules, Ticket};
+use crate::protocol::time::Instant;
+
+/// The engine for the keys owner hash falls here. Shards know nothing of each other, so that no lock is global.
+#[derive(Debug)]
+pub struct Shard {
+    keys: HashMap<Name, KeyState, RandomState>,
+    timers: BTreeSet<(Instant, Name)>,
+    source: Source,
+    tickets: u64,
+    closed: bool,
+}
+
+impl Shard {
+    /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
+    pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+        Shard {
+            keys: HashMap::default(),
+            timers: BTreeSet::new(),
+            source: Source::new(node, index, of, seed, rules),
+            tickets: 0,
+            closed: false,
+        }
+    }
+
+    /// A ticket for the next caller.
+    pub fn issue(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets)
+    }
+
+    /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
+    pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
+        match &input {
+            Input::Lock(ticket, _) if self.closed => {
+                return effects.push(Effect::Denied(*ticket, AcquireError::Closed));
+            }
+            // Only these begin anything. All else is about what is over.
+            Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
+                self.keys.insert(name.clone(), KeyState::default());
+            }
+            Input::Release(ticket) | Input::Finish(ticket) if !self.keys.contains_key(name) => {
+                return effects.push(KeyState::released_too_late(*ticket));
+            }
+            _ => {}
+        }
+        self.step(now, name, effects, |key, cx| key.handle(cx, input));
+    }
+
+    /// When [`wake`](Self::wake) has something to do next.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Does what is due: tells losses, renews, asks again.
+    pub fn wake(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        while self.wake_next(now, effects).is_some() {}
+    }
+
+    /// Does what is due for one key, and names it.
+    pub fn wake_next(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Option<Name> {
+        let (due, _) = self.timers.first()?;
+        if *due > now {
+            return None;
+        }
+        let (_, name) = self.timers.pop_first()?;
+        self.step(now, &name, effects, |key, cx| {
+            key.due = None;
+            key.wake(cx);
+        });
+        Some(name)
+    }
+
+    /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
+    /// `told` hears of the effects name by name.
+    pub fn opened(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.each(|key, cx| key.opened(cx), now, effects, told);
+    }
+
+    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
+    /// hears of the effects name by name.
+    pub fn close(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.closed = true;
+        self.each(|key, cx| key.close(cx), now, effects, told);
+    }
+
+    /// What is left of a holder's lease, if it still holds.
+    pub fn remaining(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Duration> {
+        self.keys.get(name)?.remaining(now, ticket)
+    }
+
+    /// The how-manieth attempt at its tick a holder makes.
+    pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        self.keys.get(name).map_or(0, |key| key.attempt(ticket))
+    }
+
+    /// The claim that a holder holds by, for checkers.
+    #[doc(hidden)]
+    pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
+        self.keys.get(name)?.claimed_by(ticket)
+    }
+
+    /// The fence of a holder, if it still holds.
+    pub fn fence(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Fence> {
+        self.keys.get(name)?.fence(now, ticket)
+    }
+
+    /// How many keys have any state here.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// No key has any state here.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Every holder that may act as one at `now`, for checkers.
+    #[doc(hidden)]
+    pub fn holders(&self, now: Instant) -> impl Iterator<Item = (&Name, Ticket, Holder, Fence)> {
+        self.keys.iter().flat_map(move |(name, key)| {
+            let holders = key.holders(now);
+            holders.map(move |(ticket, holder, fence)| (name, ticket, holder, fence))
+        })
+    }
+
+    /// The claim is not over here, for checkers.
+    #[doc(hidden)]
+    pub fn pursues(&self, name: &Name, holder: Holder) -> bool {
+        self.keys.get(name).is_some_and(|key| key.pursues(holder))
+    }
+
+    /// A line per key, for histories.
+    #[doc(hidden)]
+    pub fn describe(&self, name: &Name) -> String {
+        self.keys.get(name).map_or("-".into(), |key| format!("{key:?}"))
+    }
+
+    fn each(
+        &mut self,
+        f: impl Fn(&mut KeyState, &mut StepContext<'_>),
+        now: Instant,
+        effects: &mut Vec<Effect>,
+        mut told: impl FnMut(&Name, &[Effect]),
+    ) {
+        // In order of names: a simulation must not depend on how a map is laid out.
+        let mut names: Vec<Name> = self.keys.keys().cloned().collect();
+        names.sort_unstable();
+        for name in names {
+            let before = effects.len();
+            self.step(now, &name, effects, &f);
+            told(&name, &effects[before..]);
+        }
+    }
+
+    /// One step of a key, if there is anything of it. Then its timer is set anew, or it is forgotten when nothing of it is
+    /// left.
+    fn step(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        effects: &mut Vec<Effect>,
+        step: impl FnOnce(&mut KeyState, &mut StepContext<'_>),
+    ) {
+        let Some(key) = self.keys.get_mut(name) else {
+            return;
+        };
+        let mut cx = StepContext {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
+        step(key, &mut cx);
+        let due = key.next_due();
+        if due != key.due {
+            if let Some(old) = key.due.take() {
+                self.timers.remove(&(old, name.clone()));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, name.clone()));
+            }
+            key.due = due;
+        }
+        if key.is_idle() {
+            debug_assert!(due.is_none(), "an idle key has no timer");
+            self.keys.remove(name);
+        }
+    }
+}
