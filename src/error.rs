@@ -35,7 +35,15 @@ pub enum Error {
         key: Key,
         /// How many wait.
         waiting: usize,
-        /// The limit that was met, per key or per node.
+        /// The limit that was met.
+        limit: usize,
+    },
+    /// Too many callers of this process wait already, whatever for. Shed load.
+    #[error("{limit} callers of this process wait for locks already, so nobody else may wait, for `{key}`: shed load or raise the limit")]
+    NodeFull {
+        /// What was wanted.
+        key: Key,
+        /// The limit that was met.
         limit: usize,
     },
     /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.

@@ -12,7 +12,9 @@ pub mod observe;
 pub mod options;
 pub mod store;
 
-mod runtime;
+
+
+mod driver;
 
 pub mod locks;
 mod primitives;
@@ -35,7 +37,7 @@ pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
 pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "testing")]
-pub use runtime::clock::Clock;
+pub use driver::clock::Clock;
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;

@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
-use crate::error::StoreErrorKind;
-use crate::error::{OptionsError, StoreError};
+use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Name, NodeId};
-use crate::runtime::clock::Clock;
-use crate::runtime::handle::Handle;
-use crate::runtime::node::{Node, Side};
+use crate::driver::clock::Clock;
+use crate::driver::driver;
+use crate::driver::handle::Handle;
+use crate::protocol::message::NodeId;
+#[cfg(feature = "redis")]
+use crate::protocol::step::InboxState;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 
@@ -81,13 +81,12 @@ impl Locks {
     ///
     /// # Errors
     /// What keeps the store from answering, or [`StoreErrorKind::TimedOut`] after the request timeout.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime with time enabled.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
-        let courier = node.courier(&Name::lock(Key::from("")), Side::Callers);
-        courier.ping(node).await
+        if node.is_forked() {
+            return Err(StoreError::new(StoreErrorKind::Unreachable, "this process is a fork"));
+        }
+        node.ping().await
     }
 
     /// Resolves when nothing is held, waited for or under way in this process.
@@ -136,19 +135,12 @@ impl Locks {
     #[cfg(feature = "redis")]
     async fn connect(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
-        let name = Name::lock(Key::from(""));
-        let patience = node.options.request_timeout;
-        let connected = tokio::time::timeout(patience, node.courier(&name, Side::Callers).link(node)).await;
-        connected.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!("no connection within {patience:?}"),
-            ))
-        })?;
+        node.ping().await?;
         let mut inbox = node.inbox();
-        node.keeper.want_inbox();
+        node.want_inbox();
         // Not a condition: without an inbox waiting goes by timers, and an event tells.
-        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(|open| *open)).await;
+        let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
+        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
         Ok(())
     }
 }
@@ -157,7 +149,7 @@ impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locks")
             .field("node", &self.node_name())
-            .field("store", &self.handle.node().store)
+            .field("store", &self.handle.node().servers.store)
             .field("keys", &self.keys())
             .finish()
     }
@@ -274,13 +266,6 @@ impl Builder {
         self
     }
 
-    /// Lets the keeper's thread send everything, callers nothing. For the bench that says why it is the other way round.
-    #[doc(hidden)]
-    pub fn keeper_only(mut self) -> Self {
-        self.options.keeper_only = true;
-        self
-    }
-
     /// The clock that leases are judged by, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn clock(mut self, clock: Clock) -> Self {
@@ -301,9 +286,7 @@ impl Builder {
     /// # Errors
     /// An option that makes no sense.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
-        let locks = self.on(Arc::new(store.clone()))?;
-        locks.handle.node().keeper.want_inbox();
-        Ok(locks)
+        self.on(Arc::new(store.clone()))
     }
 
     /// Locks on a Redis; see [`Locks::redis`].
@@ -350,7 +333,7 @@ impl Builder {
 
     fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
         Ok(Locks {
-            handle: Handle::new(Node::start(store, self.options, self.clock)?),
+            handle: Handle::new(driver::start(store, self.options, self.clock)?),
         })
     }
 }

@@ -28,8 +28,6 @@ pub(crate) struct Options {
     pub(crate) request_timeout: Duration,
     pub(crate) lazy: bool,
     pub(crate) seed: Option<u64>,
-    /// Callers send nothing themselves, for benches.
-    pub(crate) keeper_only: bool,
 }
 
 impl Default for Options {
@@ -47,7 +45,6 @@ impl Default for Options {
             request_timeout: Duration::from_secs(2),
             lazy: false,
             seed: None,
-            keeper_only: false,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::protocol::context::StepContext;
 use crate::protocol::message::{
     ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Request, Verb,
 };
-use crate::protocol::step::{
+use crate::protocol::step::{Class, 
     AcquireError, AcquireOptions, Effect, Flaw, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
@@ -172,11 +172,12 @@ impl KeyState {
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
-                executed,
+                why,
                 late_after,
                 error,
+                ..
             } => {
-                self.failed(cx, tag, executed, late_after, error);
+                self.failed(cx, tag, why, late_after, error);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
         }
@@ -419,6 +420,7 @@ impl KeyState {
             fixed: false,
             mark: NO_TICK,
             limit: 0,
+            node_is_full: false,
         };
         self.claims.push(Claim {
             phase: Phase::Leaving {
@@ -452,18 +454,13 @@ impl KeyState {
                 (Verb::Yield { to: claim.holder }, from)
             }
         };
-        let caller = match (&claim.phase, claim.owner) {
-            // After a failure the keeper's connection is tried.
-            _ if claim.fails > 0 => None,
-            (Phase::Asked, Owner::Solo(ticket)) => Some(ticket),
-            (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
-            (Phase::Leaving { release, .. }, _) => *release,
-            _ => None,
+        let class = match (what, &claim.phase) {
+            (RequestKind::Claim { .. }, _) => Class::Claim,
+            (RequestKind::Leave | RequestKind::Yield, _) => Class::Leave,
+            (RequestKind::Renew, Phase::Held(_)) => Class::OwnerRenewal,
+            (RequestKind::Renew, _) => Class::WaiterRenewal,
         };
-        let lease_left = match &claim.phase {
-            Phase::Held(held) => held.deadline.since(cx.now),
-            _ => claim.lease(),
-        };
+        let lease = claim.lease();
         let request = Request {
             mark: claim.options.mark,
             name: cx.name.clone(),
@@ -479,8 +476,8 @@ impl KeyState {
         cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,
-            lease_left,
-            caller,
+            lease,
+            class,
         }));
         if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[at].phase

@@ -23,6 +23,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 2] = [Kind::Lock, Kind::Job];
+
     /// The word that stands for the kind on the wire.
     pub fn word(self) -> &'static str {
         match self {
@@ -360,16 +363,6 @@ pub struct Grant {
     pub lease_ms: u64,
     /// The how-manieth attempt at the tick it is; 0 for what is no tick.
     pub attempt: u32,
-}
-
-/// What arrives in a node's inbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InboxEvent {
-    /// The inbox is open (again): from now on grants are pushed. Earlier ones may have been missed.
-    Open,
-    /// A grant.
-    Granted(Grant),
 }
 
 /// Whether a failed batch may have been executed.

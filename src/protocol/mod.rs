@@ -10,11 +10,16 @@
 
 pub mod context;
 pub mod flaw;
+pub(crate) mod inbox;
 pub mod key_state;
 pub mod ledger;
 pub mod message;
+pub(crate) mod queue;
 pub mod renewal;
 pub mod replies;
+pub mod server_clock;
+pub mod session;
+pub mod session_step;
 pub mod shard;
 pub mod step;
 pub mod time;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::key_state::{KeyState, Owner, Phase, RequestKind, Yielded};
-use crate::protocol::message::{Executed, Grant, GrantNumber, LeaseTimes, NO_TICK, Reply};
+use crate::protocol::message::{Unanswered, Grant, GrantNumber, LeaseTimes, NO_TICK, Reply};
 use crate::protocol::step::{AcquireError, Effect, Flaw, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
@@ -288,7 +288,7 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         tag: Tag,
-        executed: Executed,
+        executed: Unanswered,
         late_after: Instant,
         error: StoreError,
     ) {
@@ -313,7 +313,7 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         at: usize,
-        executed: Executed,
+        executed: Unanswered,
         late: Instant,
         error: StoreError,
     ) {
@@ -335,7 +335,7 @@ impl KeyState {
             };
         }
         match executed {
-            Executed::Unknown => {
+            Unanswered::Unknown | Unanswered::Bystander => {
                 claim.may_execute_until = Some(late);
                 claim.fails = 1;
                 if owner == Owner::Nobody || (owner == Owner::Cohort && self.line.is_empty()) {
@@ -344,7 +344,7 @@ impl KeyState {
                 cx.effects.push(Effect::Event(KeyEvent::Asking));
                 self.ask(cx, at, RequestKind::Renew);
             }
-            Executed::No => {
+            Unanswered::No | Unanswered::Down => {
                 let claim = self.claims.swap_remove(at);
                 let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
                 match owner {
@@ -553,6 +553,7 @@ mod tests {
             fixed: false,
             mark: NO_TICK,
             limit: 10,
+            node_is_full: false,
         };
         let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();
         for ticket in &tickets {
@@ -591,7 +592,8 @@ mod tests {
             let error = StoreError::new(StoreErrorKind::Unreachable, "refused");
             let failed = Input::Failed {
                 tag,
-                executed: Executed::No,
+                why: Unanswered::No,
+                heard: None,
                 late_after: now,
                 error,
             };

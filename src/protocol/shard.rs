@@ -8,7 +8,7 @@ use foldhash::quality::RandomState;
 use crate::protocol::context::{Seed, Source, StepContext};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::message::{Fence, Holder, Name, NodeId};
-use crate::protocol::step::{AcquireError, Effect, Input, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 
 /// The engine for the keys owner hash falls here. Shards know nothing of each other, so that no lock is global.
@@ -81,10 +81,24 @@ impl Shard {
         Some(name)
     }
 
-    /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
-    /// `told` hears of the effects name by name.
-    pub fn opened(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.each(|key, cx| key.opened(cx), now, effects, told);
+    /// Whether grants are pushed has changed.
+    pub fn inbox(&mut self, now: Instant, state: InboxState, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        if state == InboxState::Confirmed {
+            self.each(|key, cx| key.opened(cx), now, effects, told);
+        }
+    }
+
+    /// A connection opened.
+    pub fn reachable(&mut self, _: Instant, _: &mut Vec<Effect>, _: impl FnMut(&Name, &[Effect])) {}
+
+    /// Somebody has it.
+    pub fn told_taken(&self, _: Instant, _: &Name, _: Instant) -> bool {
+        true
+    }
+
+    /// What kept it.
+    pub fn last_error(&self, _: &Name) -> Option<crate::error::StoreError> {
+        None
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    ClaimNumber, Executed, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime,
+    ClaimNumber, Unanswered, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime,
 };
 use crate::protocol::time::Instant;
 
@@ -37,6 +37,8 @@ pub struct AcquireOptions {
     pub mark: TickTime,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
+    /// So many wait in this process that nobody may join them.
+    pub node_is_full: bool,
 }
 
 /// Which request an answer belongs to: a claim, and the how-manieth request of that claim.
@@ -72,10 +74,12 @@ pub enum Input {
     Failed {
         /// Which request.
         tag: Tag,
-        /// Whether it may have been executed, or may still be.
-        executed: Executed,
+        /// Why, and whether it may have been executed.
+        why: Unanswered,
         /// From when on the store refuses it as late.
         late_after: Instant,
+        /// When its server was last heard, if ever.
+        heard: Option<Instant>,
         /// What happened.
         error: StoreError,
     },
@@ -100,17 +104,46 @@ pub enum Effect {
     Event(KeyEvent),
 }
 
-/// A request on its way, with what its carrier must know.
+/// A request on its way, with what its session must know.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     /// Comes back with the answer.
     pub tag: Tag,
     /// What to ask.
     pub request: Request,
-    /// What is at lease_left: how long the lease behind it is still good for. Bounds how long its carrier may hope.
-    pub lease_left: Duration,
-    /// Who waits for this very answer, if anybody does: then it goes by the fastest way.
-    pub caller: Option<Ticket>,
+    /// The length of the claim's lease: a quarter of it is how long its reply is waited for.
+    pub lease: Duration,
+    /// What it is for.
+    pub class: Class,
+}
+
+/// What a request is for. It decides what goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Keeps a lease.
+    OwnerRenewal,
+    /// A leave, a finish or a yield: others wait for it.
+    Leave,
+    /// A waiter's heartbeat, or a question about a claim.
+    WaiterRenewal,
+    /// Somebody new.
+    Claim,
+}
+
+impl Class {
+    /// All of them, the most urgent first.
+    pub const ALL: [Class; 4] = [Class::OwnerRenewal, Class::Leave, Class::WaiterRenewal, Class::Claim];
+}
+
+/// Whether grants are pushed to this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InboxState {
+    /// They are.
+    Confirmed,
+    /// Nobody knows: waiting claims look often.
+    Unconfirmed,
+    /// The server refuses to: waiting goes by timers.
+    Refused,
 }
 
 /// Why a caller gets no lock.
@@ -123,6 +156,8 @@ pub enum AcquireError {
         /// How many.
         waiting: usize,
     },
+    /// Too many wait already in this process.
+    NodeFull,
     /// The store did not do it.
     Store(StoreError),
     /// The tick is over: it was run, or skipped.

@@ -2,7 +2,7 @@
 
 use crate::error::{StoreError, StoreErrorKind};
 
-pub mod sim;
+// pub mod sim;
 
 /// What a batch without an answer ends with.
 pub fn timed_out() -> StoreError {

@@ -14,7 +14,7 @@ use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::link::{RedisLink, Said};
 use crate::store::redis::names::Names;
-use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 mod inbox;
 mod link;
@@ -196,8 +196,12 @@ impl Store for RedisStore {
         }
     }
 
-    fn route(&self, _: &Name) -> ServerId {
+    fn server(&self, _: &Name) -> ServerId {
         ServerId(0)
+    }
+
+    fn describe(&self, _: ServerId) -> String {
+        self.inner.address().to_string()
     }
 
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
@@ -205,8 +209,8 @@ impl Store for RedisStore {
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
     }
 
-    fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError> {
-        Box::pin(inbox::serve(self.inner.clone(), node, sink))
+    fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
+        Box::pin(inbox::open(self.inner.clone(), node, sink))
     }
 }
 

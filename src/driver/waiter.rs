@@ -1,5 +1,6 @@
-//! Where a caller waits for what the engine says to its ticket.
+//! Where a caller sleeps until the key machine says something to its ticket.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -16,18 +17,20 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// One ticket's mailbox.
 #[derive(Debug, Default)]
-pub(crate) struct Slot(Mutex<State>);
+pub(crate) struct Waiter(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     decision: Option<Result<Fence, AcquireError>>,
+    /// The decision was taken by the caller.
+    fetched: bool,
     outcome: Option<Outcome>,
     over: Option<LostCause>,
     waker: Option<Waker>,
     token: Option<CancellationToken>,
 }
 
-/// What is to be woken when no engine is locked any more.
+/// What is to be woken when nothing is locked any more.
 #[derive(Debug)]
 pub(crate) enum Wake {
     Caller(Waker),
@@ -35,15 +38,17 @@ pub(crate) enum Wake {
 }
 
 impl Wake {
+    /// Runs foreign code, which may panic. A waker that blocks is beyond help.
     pub(crate) fn wake(self) {
-        match self {
+        let woken = catch_unwind(AssertUnwindSafe(|| match self {
             Wake::Caller(waker) => waker.wake(),
             Wake::Watchers(token) => token.cancel(),
-        }
+        }));
+        drop(woken);
     }
 }
 
-impl Slot {
+impl Waiter {
     pub(crate) fn decide(&self, decision: Result<Fence, AcquireError>) -> Option<Wake> {
         let mut state = lock(&self.0);
         state.decision = Some(decision);
@@ -72,6 +77,11 @@ impl Slot {
         lock(&self.0).over
     }
 
+    /// Whether the caller knows what was decided.
+    pub(crate) fn is_fetched(&self) -> bool {
+        lock(&self.0).fetched
+    }
+
     /// Cancelled when the holding is over.
     pub(crate) fn token(&self) -> CancellationToken {
         let mut state = lock(&self.0);
@@ -86,7 +96,10 @@ impl Slot {
     pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
         let mut state = lock(&self.0);
         match state.decision.take() {
-            Some(decision) => Poll::Ready(decision),
+            Some(decision) => {
+                state.fetched = true;
+                Poll::Ready(decision)
+            }
             None => state.wait(cx),
         }
     }
@@ -97,22 +110,6 @@ impl Slot {
             Some(outcome) => Poll::Ready(outcome),
             None => state.wait(cx),
         }
-    }
-
-    /// What became of the release, if that is known already.
-    pub(crate) fn outcome(&self) -> Option<Outcome> {
-        lock(&self.0).outcome.take()
-    }
-
-    /// Lets the caller look after the courier. False when nobody is there to be woken.
-    pub(crate) fn nudge(&self) -> bool {
-        let waker = lock(&self.0).waker.clone();
-        waker.map(Waker::wake).is_some()
-    }
-
-    /// Nobody is there any more.
-    pub(crate) fn abandon(&self) {
-        lock(&self.0).waker = None;
     }
 }
 
