@@ -35,7 +35,19 @@ pub enum Error {
         key: Key,
         /// How many wait.
         waiting: usize,
-        /// The limit that was met, per key or per node.
+        /// The limit that was met.
+        limit: usize,
+    },
+    /// Too many callers of this process wait already, whatever for, and this one would have to wait, too. Shed load.
+    #[error(
+        "`{key}` is taken and {waiting} callers of this process wait already, the limit is {limit}: shed load or raise the limit"
+    )]
+    NodeFull {
+        /// What was wanted.
+        key: Key,
+        /// How many wait.
+        waiting: usize,
+        /// The limit that was met.
         limit: usize,
     },
     /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
@@ -72,7 +84,10 @@ pub enum Error {
 impl Error {
     /// Somebody else holds it, or too many wait: the same call may succeed later.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Error::Busy { .. } | Error::QueueFull { .. })
+        matches!(
+            self,
+            Error::Busy { .. } | Error::QueueFull { .. } | Error::NodeFull { .. }
+        )
     }
 
     /// It was held and is no longer.
@@ -117,6 +132,8 @@ pub enum LostCause {
     Ended,
     /// This process gave it up in `shutdown`.
     Shutdown,
+    /// It was granted, and for a whole lease nobody polled the future that waits for it.
+    Unfetched,
     /// It was released before.
     Released,
 }
@@ -128,6 +145,7 @@ impl fmt::Display for LostCause {
             LostCause::Gone => "the store says it is no longer ours",
             LostCause::Ended => "its fixed length came to an end",
             LostCause::Shutdown => "this process gave it up in shutdown",
+            LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
             LostCause::Released => "it was released",
         })
     }

@@ -150,7 +150,7 @@ impl From<&Error> for Refused {
     fn from(error: &Error) -> Refused {
         match error {
             Error::Busy { .. } => Refused::WaitedTooLong,
-            Error::QueueFull { .. } => Refused::QueueFull,
+            Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
             Error::Lost { .. } => Refused::Lost,

@@ -309,7 +309,7 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
         Ok(()) => "granted",
         Err(None) => "not_due",
         Err(Some(Error::Busy { .. })) => "busy",
-        Err(Some(Error::QueueFull { .. })) => "queue_full",
+        Err(Some(Error::QueueFull { .. } | Error::NodeFull { .. })) => "queue_full",
         Err(Some(Error::Store { .. })) => "store",
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
@@ -349,6 +349,7 @@ pub(super) fn lost(name: &Name, cause: LostCause) {
         LostCause::Gone => "gone",
         LostCause::Ended => "ended",
         LostCause::Shutdown => "shutdown",
+        LostCause::Unfetched => "unfetched",
         LostCause::Released => return,
     };
     count(&LOSSES, &[kind(name), cause]);

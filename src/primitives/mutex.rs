@@ -202,20 +202,13 @@ impl Mutex {
                 why: ClosedCause::Forked,
             });
         }
-        let (waiting, limit) = (self.handle.node().waiting(), options.waiters_per_node);
-        if waiting >= limit {
-            return Err(Error::QueueFull {
-                key: key.clone(),
-                waiting,
-                limit,
-            });
-        }
         let term = options.term(self.lease)?;
         Ok(AcquireOptions {
             term,
             wait: false,
             fixed: self.fixed,
             limit: self.limit,
+            node_is_full: self.handle.node().waiting() >= options.waiters_per_node,
             mark: self.mark,
         })
     }
@@ -317,7 +310,10 @@ impl Future for Enter {
         let waited = || this.mutex.waited(since);
         this.mutex.handle.node().answered();
         let answer = match decision {
-            Ok(fence) => Ok(this.guard(ticket, slot, fence)),
+            Ok(fence) => {
+                this.mutex.handle.node().fetched(&this.mutex.name, ticket);
+                Ok(this.guard(ticket, slot, fence))
+            }
             Err(AcquireError::Over) => Err(Refusal::Over),
             Err(AcquireError::Early(left)) => Err(Refusal::Early(left)),
             Err(denial) => Err(Refusal::Error(this.error(denial, waited()))),
@@ -364,6 +360,11 @@ impl Enter {
                 key,
                 waiting,
                 limit: self.mutex.limit,
+            },
+            AcquireError::NodeFull => Error::NodeFull {
+                key,
+                waiting: self.mutex.handle.node().waiting(),
+                limit: self.mutex.handle.options().waiters_per_node,
             },
             AcquireError::Store(source) => Error::Store { key, source },
             AcquireError::Closed => Error::Closed {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{BatchReply, Executed, Failure, Name, Reply, Request};
+use crate::protocol::message::{BatchReply, Executed, Failure, Name, Reply, Request, Unanswered};
 use crate::protocol::step::{Input, Tag};
 use crate::protocol::time::Instant;
 use crate::runtime::courier::Courier;
@@ -224,14 +224,22 @@ impl Carriage {
                     self.abandon(generation, &failure.error);
                 }
                 let late_after = Instant::from_nanos(self.late_after.load(Ordering::Acquire)).max(now);
+                let why = match (failure.executed, failure.error.kind()) {
+                    (Executed::No, StoreErrorKind::Unreachable) => Unanswered::Down,
+                    (Executed::No, _) => Unanswered::No,
+                    (Executed::Unknown, StoreErrorKind::Interrupted) => Unanswered::Bystander,
+                    (Executed::Unknown, _) => Unanswered::Unknown,
+                };
+                let heard = self.courier.server.heard();
                 for (tag, name) in cargo {
-                    let Failure { executed, error } = failure.clone();
+                    let error = failure.error.clone();
                     node.drive(
                         &name,
                         Input::Failed {
                             tag,
-                            executed,
+                            why,
                             late_after,
+                            heard,
                             error,
                         },
                         on,

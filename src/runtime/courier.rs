@@ -212,13 +212,13 @@ impl Courier {
         let mut waited = Duration::ZERO;
         for item in state.waiting.drain(..load) {
             waited += now.since(item.since);
-            patience = patience.min((item.outgoing.lease_left / 4).max(SHORTEST));
+            patience = patience.min((item.outgoing.lease / 4).max(SHORTEST));
             cargo.push((item.outgoing.tag, item.outgoing.request.name.clone()));
             requests.push(item.outgoing.request);
         }
         // What waits behind hopes for this batch's slot.
         for item in state.waiting.iter().take(CAP) {
-            patience = patience.min((item.outgoing.lease_left / 4).max(SHORTEST));
+            patience = patience.min((item.outgoing.lease / 4).max(SHORTEST));
         }
         let deadline = now + patience;
         let link = match &state.link {
@@ -593,6 +593,7 @@ mod tests {
             fixed: false,
             mark: crate::protocol::message::NO_TICK,
             limit: 1,
+            node_is_full: false,
         };
         node.enter(&name, want);
         node.courier(&name, Side::Callers)

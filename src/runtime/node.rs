@@ -16,7 +16,9 @@ use crate::options::Options;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Fence, Name, NodeId};
 use crate::protocol::shard::Shard;
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, KeyEvent, Outcome, Rules, Ticket};
+use crate::protocol::step::{
+    AcquireError, AcquireOptions, Effect, InboxState, Input, KeyEvent, Outcome, Rules, Ticket,
+};
 use crate::protocol::time::Instant;
 use crate::runtime::carriage::Carriage;
 use crate::runtime::clock::Clock;
@@ -132,7 +134,6 @@ impl Node {
             burst_time: options.burst_time,
             queues: abilities.queues,
             final_push: abilities.final_push,
-            ..Rules::default()
         };
         let id = NodeId::random();
         // From the operating system: a nonce that can be guessed lets others forge a grant.
@@ -208,6 +209,11 @@ impl Node {
         }
     }
 
+    /// A caller made a guard of what it was granted.
+    pub(crate) fn fetched(&self, name: &Name, ticket: Ticket) {
+        self.drive(name, Input::Fetched(ticket), Side::Callers);
+    }
+
     pub(crate) fn release(&self, name: &Name, ticket: Ticket, finished: bool) {
         let input = if finished {
             Input::Finish(ticket)
@@ -246,8 +252,12 @@ impl Node {
         // Read behind the lock: a step is never earlier than the one before it.
         let now = self.clock.now();
         let mut step = Step::take();
+        let caller = match input {
+            Input::Lock(ticket, _) | Input::Release(ticket) | Input::Finish(ticket) => Some(ticket),
+            _ => None,
+        };
         cell.shard.handle(now, name, input, &mut step.effects);
-        self.carry_out(now, cell, step, Some(name), on);
+        self.carry_out(now, cell, step, Some(name), on, caller);
         now
     }
 
@@ -259,6 +269,7 @@ impl Node {
         mut step: Step,
         name: Option<&Name>,
         on: Side,
+        caller: Option<Ticket>,
     ) {
         let Step { effects, wakes } = &mut step;
         let mut to_keeper = false;
@@ -266,10 +277,7 @@ impl Node {
             match effect {
                 Effect::Send(outgoing) => {
                     let route = self.store.route(&outgoing.request.name);
-                    let caller = outgoing
-                        .caller
-                        .and_then(|ticket| cell.slots.get(&ticket))
-                        .cloned();
+                    let caller = caller.and_then(|ticket| cell.slots.get(&ticket)).cloned();
                     let by_callers = on == Side::Callers && caller.is_some() && !self.options.keeper_only;
                     to_keeper |= !by_callers;
                     let side = if by_callers { Side::Callers } else { Side::Keeper };
@@ -333,25 +341,30 @@ impl Node {
                     step.put_back();
                     break;
                 };
-                self.carry_out(now, cell, step, Some(&name), Side::Keeper);
+                self.carry_out(now, cell, step, Some(&name), Side::Keeper, None);
             }
         }
     }
 
     pub(crate) fn inbox_opened(&self) {
+        self.inbox_is(InboxState::Confirmed);
+        self.inbox.send_replace(true);
+    }
+
+    fn inbox_is(&self, state: InboxState) {
         for cell in &self.shards {
             let mut cell = lock(cell);
             let mut step = Step::take();
             let now = self.clock.now();
-            cell.shard.opened(now, &mut step.effects, |name, effects| {
+            cell.shard.inbox(now, state, &mut step.effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(now, cell, step, None, Side::Keeper);
+            self.carry_out(now, cell, step, None, Side::Keeper, None);
         }
-        self.inbox.send_replace(true);
     }
 
     pub(crate) fn inbox_lost(&self) {
+        self.inbox_is(InboxState::Unconfirmed);
         self.inbox.send_replace(false);
     }
 
@@ -443,7 +456,7 @@ impl Node {
             cell.shard.close(now, &mut step.effects, |name, effects| {
                 effects.iter().for_each(|effect| tell(name, effect));
             });
-            self.carry_out(now, cell, step, None, Side::Keeper);
+            self.carry_out(now, cell, step, None, Side::Keeper, None);
         }
     }
 

@@ -59,6 +59,11 @@ impl Server {
         }
     }
 
+    /// When it last said what time it is.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        lock(&self.time).map(|known| known.heard)
+    }
+
     pub(crate) fn heard_number(&self, number: GrantNumber) {
         self.highest.fetch_max(number, Ordering::Relaxed);
     }
