@@ -38,11 +38,15 @@ pub enum Error {
         /// The limit that was met.
         limit: usize,
     },
-    /// Too many callers of this process wait already, whatever for. Shed load.
-    #[error("{limit} callers of this process wait for locks already, so nobody else may wait, for `{key}`: shed load or raise the limit")]
+    /// Too many callers of this process wait already, whatever for, and this one would have to wait, too. Shed load.
+    #[error(
+        "`{key}` is taken and {waiting} callers of this process wait already, the limit is {limit}: shed load or raise the limit"
+    )]
     NodeFull {
         /// What was wanted.
         key: Key,
+        /// How many wait.
+        waiting: usize,
         /// The limit that was met.
         limit: usize,
     },
@@ -80,7 +84,10 @@ pub enum Error {
 impl Error {
     /// Somebody else holds it, or too many wait: the same call may succeed later.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Error::Busy { .. } | Error::QueueFull { .. })
+        matches!(
+            self,
+            Error::Busy { .. } | Error::QueueFull { .. } | Error::NodeFull { .. }
+        )
     }
 
     /// It was held and is no longer.
@@ -125,6 +132,8 @@ pub enum LostCause {
     Ended,
     /// This process gave it up in `shutdown`.
     Shutdown,
+    /// It was granted, and for a whole lease nobody polled the future that waits for it.
+    Unfetched,
     /// It was released before.
     Released,
 }
@@ -136,6 +145,7 @@ impl fmt::Display for LostCause {
             LostCause::Gone => "the store says it is no longer ours",
             LostCause::Ended => "its fixed length came to an end",
             LostCause::Shutdown => "this process gave it up in shutdown",
+            LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
             LostCause::Released => "it was released",
         })
     }

@@ -153,7 +153,7 @@ pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
 pub(crate) fn lost(name: &Name, cause: LostCause) {
     metrics::lost(name, cause);
     match cause {
-        LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
+        LostCause::Ended | LostCause::Shutdown | LostCause::Unfetched | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
         }
         LostCause::Deadline | LostCause::Gone => {

@@ -349,6 +349,7 @@ pub(super) fn lost(name: &Name, cause: LostCause) {
         LostCause::Gone => "gone",
         LostCause::Ended => "ended",
         LostCause::Shutdown => "shutdown",
+        LostCause::Unfetched => "unfetched",
         LostCause::Released => return,
     };
     count(&LOSSES, &[kind(name), cause]);

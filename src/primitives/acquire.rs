@@ -197,6 +197,7 @@ impl Acquire {
             },
             AcquireError::NodeFull => Error::NodeFull {
                 key,
+                waiting: self.handle.node().waiting(),
                 limit: self.handle.options().waiters_per_node,
             },
             AcquireError::Store(source) => Error::Store { key, source },

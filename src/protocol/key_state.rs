@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::context::StepContext;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{
     ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Request, Verb,
 };
-use crate::protocol::step::{Class, 
-    AcquireError, AcquireOptions, Effect, Flaw, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
+use crate::protocol::step::{
+    AcquireError, AcquireOptions, Class, Effect, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
 /// The state of one key.
 #[derive(Debug, Default)]
-pub(crate) struct KeyState {
+pub(crate) struct KeyState<P> {
+    pub(crate) plant: P,
     /// Callers that share the cohort's claim, in order of their tickets.
     pub(crate) line: VecDeque<(Ticket, AcquireOptions)>,
     /// Callers that want a claim of their own and have none yet.
@@ -161,11 +163,12 @@ impl Claim {
     }
 }
 
-impl KeyState {
+impl<P: Plant> KeyState<P> {
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Fetched(_) => {}
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, false),
             Input::Finish(ticket) => self.release(cx, ticket, true),
@@ -257,6 +260,9 @@ impl KeyState {
                 .effects
                 .push(Effect::Denied(ticket, AcquireError::QueueFull { waiting }));
         }
+        if options.wait && options.node_is_full && (self.is_taken() || waiting > 0) {
+            return cx.effects.push(Effect::Denied(ticket, AcquireError::NodeFull));
+        }
         if options.fixed {
             self.solos.push((ticket, options));
         } else {
@@ -284,7 +290,7 @@ impl KeyState {
                 self.claims[at].finished = finished;
                 self.give_back(cx, at, Some(ticket));
             }
-            None => cx.effects.push(KeyState::released_too_late(ticket)),
+            None => cx.effects.push(Self::released_too_late(ticket)),
         }
     }
 
@@ -334,7 +340,7 @@ impl KeyState {
                     .asking
                     .is_some_and(|asking| asking.what == RequestKind::Leave) => {}
                 _ if wanted => {}
-                _ if cx.source.rules.flaw == Some(Flaw::CancelledForgotten) => {
+                _ if self.plant.planted(Flaw::CancelledForgotten) => {
                     self.claims.remove(at);
                 }
                 _ => self.leave(cx, at, None),
@@ -380,7 +386,7 @@ impl KeyState {
         // That a tick is over is worth telling for longer than it would stand in anybody's way.
         let patience = if claim.finished { 8 } else { 1 };
         let until = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + patience * claim.hold();
-        if cx.source.rules.flaw == Some(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
+        if self.plant.planted(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
             claim.owner = Owner::Cohort;
         } else {
             claim.phase = Phase::Leaving { release, until };
@@ -393,7 +399,7 @@ impl KeyState {
         let old = self.claims.swap_remove(at);
         let term = self.line.front().map_or(old.term, |(_, head)| head.term);
         let mut holder = cx.source.holder();
-        if cx.source.rules.flaw == Some(Flaw::YieldKeepsNumber) {
+        if self.plant.planted(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
         let options = AcquireOptions {
@@ -454,11 +460,11 @@ impl KeyState {
                 (Verb::Yield { to: claim.holder }, from)
             }
         };
-        let class = match (what, &claim.phase) {
-            (RequestKind::Claim { .. }, _) => Class::Claim,
-            (RequestKind::Leave | RequestKind::Yield, _) => Class::Leave,
-            (RequestKind::Renew, Phase::Held(_)) => Class::OwnerRenewal,
-            (RequestKind::Renew, _) => Class::WaiterRenewal,
+        let class = match (&claim.phase, what) {
+            (_, RequestKind::Claim { .. }) => Class::Claim,
+            (_, RequestKind::Leave | RequestKind::Yield) => Class::Leave,
+            (Phase::Held(_), RequestKind::Renew) => Class::OwnerRenewal,
+            (_, RequestKind::Renew) => Class::WaiterRenewal,
         };
         let lease = claim.lease();
         let request = Request {
@@ -479,7 +485,7 @@ impl KeyState {
             lease,
             class,
         }));
-        if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
+        if self.plant.planted(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[at].phase
         {
             *t0 = cx.now;

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::context::StepContext;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Phase, RequestKind};
-use crate::protocol::step::{Effect, Flaw, KeyEvent, ms};
+use crate::protocol::step::{Effect, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
 const SHORTEST_RETRY: Duration = Duration::from_millis(10);
 
-impl KeyState {
+impl<P: Plant> KeyState<P> {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.iter().filter_map(|claim| match &claim.phase {
             Phase::Held(held) => Some(claim.act.map_or(held.deadline, |act| act.min(held.deadline))),
@@ -57,7 +58,7 @@ impl KeyState {
                 let asking = self.claims[at]
                     .asking
                     .is_some_and(|asking| asking.what == RequestKind::Renew);
-                if asking && cx.source.rules.flaw == Some(Flaw::LateRenewalRevives) {
+                if asking && self.plant.planted(Flaw::LateRenewalRevives) {
                     continue;
                 }
                 let fixed = self.claims[at].options.fixed;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::context::StepContext;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Owner, Phase, RequestKind, Yielded};
-use crate::protocol::message::{Unanswered, Grant, GrantNumber, LeaseTimes, NO_TICK, Reply};
-use crate::protocol::step::{AcquireError, Effect, Flaw, KeyEvent, Outcome, Tag, ms};
+use crate::protocol::message::{Grant, GrantNumber, LeaseTimes, NO_TICK, Reply, Unanswered};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
 /// Failures in a row after which the callers of a line hear of it.
@@ -21,7 +22,7 @@ fn is_worth_another(error: &StoreError, fails: u32) -> bool {
     fails == 0 || (fails == 1 && matches!(error.kind(), StoreErrorKind::Interrupted))
 }
 
-impl KeyState {
+impl<P: Plant> KeyState<P> {
     pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, tag: Tag, sent: Instant, reply: Reply) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
         let Some(at) = self.numbered(tag.claim) else {
@@ -74,13 +75,9 @@ impl KeyState {
         sent: Instant,
         number: GrantNumber,
     ) {
-        let flaw = cx.source.rules.flaw;
+        let late = self.plant.planted(Flaw::DeadlineFromReply);
         let claim = &mut self.claims[at];
-        let counted_from = if flaw == Some(Flaw::DeadlineFromReply) {
-            cx.now
-        } else {
-            sent
-        };
+        let counted_from = if late { cx.now } else { sent };
         let deadline = counted_from + claim.lease();
         let lease = claim.lease();
         if what == RequestKind::Yield
@@ -245,7 +242,7 @@ impl KeyState {
         match claim.phase {
             Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
             Phase::Leaving { .. } => {}
-            Phase::Asked | Phase::Queued { .. } if cx.source.rules.flaw == Some(Flaw::NumberTwice) => {
+            Phase::Asked | Phase::Queued { .. } if self.plant.planted(Flaw::NumberTwice) => {
                 self.ask(cx, at, RequestKind::Claim { wait: true });
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
@@ -288,7 +285,7 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         tag: Tag,
-        executed: Unanswered,
+        why: Unanswered,
         late_after: Instant,
         error: StoreError,
     ) {
@@ -301,7 +298,7 @@ impl KeyState {
         self.claims[at].asking = None;
         match asking.what {
             RequestKind::Claim { .. } | RequestKind::Yield => {
-                self.claim_failed(cx, at, executed, late_after, error)
+                self.claim_failed(cx, at, why, late_after, error)
             }
             RequestKind::Renew => self.renew_failed(cx, at, error),
             RequestKind::Leave => self.leave_failed(cx, at, error),
@@ -313,7 +310,7 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         at: usize,
-        executed: Unanswered,
+        why: Unanswered,
         late: Instant,
         error: StoreError,
     ) {
@@ -334,7 +331,7 @@ impl KeyState {
                 self.schedule_retry(cx, at)
             };
         }
-        match executed {
+        match why {
             Unanswered::Unknown | Unanswered::Bystander => {
                 claim.may_execute_until = Some(late);
                 claim.fails = 1;
@@ -517,7 +514,7 @@ impl KeyState {
                 release: None,
             },
         );
-        if cx.source.rules.flaw == Some(Flaw::UnknownKept) {
+        if self.plant.planted(Flaw::UnknownKept) {
             let at = self.claims.len() - 1;
             self.claims[at].owner = Owner::Cohort;
             self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
@@ -593,8 +590,8 @@ mod tests {
             let failed = Input::Failed {
                 tag,
                 why: Unanswered::No,
-                heard: None,
                 late_after: now,
+                heard: Some(now),
                 error,
             };
             shard.handle(now, &name, failed, &mut effects);

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 
+use crate::error::StoreError;
 use crate::protocol::context::{Seed, Source, StepContext};
+use crate::protocol::flaw::{Plant, Sound};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::message::{Fence, Holder, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
@@ -13,18 +15,28 @@ use crate::protocol::time::Instant;
 
 /// The engine for the keys owner hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
-pub struct Shard {
-    keys: HashMap<Name, KeyState, RandomState>,
+pub struct Shard<P = Sound> {
+    plant: P,
+    keys: HashMap<Name, KeyState<P>, RandomState>,
     timers: BTreeSet<(Instant, Name)>,
     source: Source,
     tickets: u64,
     closed: bool,
 }
 
-impl Shard {
+impl Shard<Sound> {
     /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
     pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+        Shard::with_plant(node, index, of, seed, rules, Sound)
+    }
+}
+
+impl<P: Plant> Shard<P> {
+    /// The same, with a mistake planted.
+    #[doc(hidden)]
+    pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: P) -> Self {
         Shard {
+            plant,
             keys: HashMap::default(),
             timers: BTreeSet::new(),
             source: Source::new(node, index, of, seed, rules),
@@ -47,10 +59,16 @@ impl Shard {
             }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
-                self.keys.insert(name.clone(), KeyState::default());
+                self.keys.insert(
+                    name.clone(),
+                    KeyState {
+                        plant: self.plant,
+                        ..KeyState::default()
+                    },
+                );
             }
             Input::Release(ticket) | Input::Finish(ticket) if !self.keys.contains_key(name) => {
-                return effects.push(KeyState::released_too_late(*ticket));
+                return effects.push(KeyState::<P>::released_too_late(*ticket));
             }
             _ => {}
         }
@@ -81,23 +99,37 @@ impl Shard {
         Some(name)
     }
 
-    /// Whether grants are pushed has changed.
-    pub fn inbox(&mut self, now: Instant, state: InboxState, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed; while
+    /// nobody knows, every waiting claim looks often. `told` hears of the effects name by name.
+    pub fn inbox(
+        &mut self,
+        now: Instant,
+        state: InboxState,
+        effects: &mut Vec<Effect>,
+        told: impl FnMut(&Name, &[Effect]),
+    ) {
         if state == InboxState::Confirmed {
             self.each(|key, cx| key.opened(cx), now, effects, told);
         }
     }
 
-    /// A connection opened.
-    pub fn reachable(&mut self, _: Instant, _: &mut Vec<Effect>, _: impl FnMut(&Name, &[Effect])) {}
-
-    /// Somebody has it.
-    pub fn told_taken(&self, _: Instant, _: &Name, _: Instant) -> bool {
-        true
+    /// A connection opened: whatever failed and waits to be tried again is tried now. `told` hears of the effects name
+    /// by name.
+    pub fn reachable(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.each(|_, _| {}, now, effects, told);
     }
 
-    /// What kept it.
-    pub fn last_error(&self, _: &Name) -> Option<crate::error::StoreError> {
+    /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
+    pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
+        let _ = since;
+        self.keys
+            .get(name)
+            .is_some_and(|key| key.holders(now).next().is_some())
+    }
+
+    /// What kept this key's requests from being answered since the last answer.
+    pub fn last_error(&self, name: &Name) -> Option<StoreError> {
+        let _ = name;
         None
     }
 
@@ -162,7 +194,7 @@ impl Shard {
 
     fn each(
         &mut self,
-        f: impl Fn(&mut KeyState, &mut StepContext<'_>),
+        f: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
         now: Instant,
         effects: &mut Vec<Effect>,
         mut told: impl FnMut(&Name, &[Effect]),
@@ -184,7 +216,7 @@ impl Shard {
         now: Instant,
         name: &Name,
         effects: &mut Vec<Effect>,
-        step: impl FnOnce(&mut KeyState, &mut StepContext<'_>),
+        step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>),
     ) {
         let Some(key) = self.keys.get_mut(name) else {
             return;

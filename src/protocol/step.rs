@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    ClaimNumber, Unanswered, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime,
+    ClaimNumber, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime, Unanswered,
 };
 use crate::protocol::time::Instant;
 
@@ -37,7 +37,7 @@ pub struct AcquireOptions {
     pub mark: TickTime,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
-    /// So many wait in this process that nobody may join them.
+    /// As many wait in this process, for whatever key, as may: refuse if this caller would have to wait, too.
     pub node_is_full: bool,
 }
 
@@ -55,6 +55,9 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
     Lock(Ticket, AcquireOptions),
+    /// A caller took up what it was granted: from here on there is a guard. A lease that nobody takes up is renewed
+    /// for one lease, then it is given back.
+    Fetched(Ticket),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
@@ -74,11 +77,11 @@ pub enum Input {
     Failed {
         /// Which request.
         tag: Tag,
-        /// Why, and whether it may have been executed.
+        /// Whether it may have been executed, or may still be, and what to do about it.
         why: Unanswered,
         /// From when on the store refuses it as late.
         late_after: Instant,
-        /// When its server was last heard, if ever.
+        /// When its server was last heard, if it ever was.
         heard: Option<Instant>,
         /// What happened.
         error: StoreError,
@@ -104,45 +107,51 @@ pub enum Effect {
     Event(KeyEvent),
 }
 
-/// A request on its way, with what its session must know.
+/// A request on its way, with what its carrier must know.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     /// Comes back with the answer.
     pub tag: Tag,
     /// What to ask.
     pub request: Request,
-    /// The length of the claim's lease: a quarter of it is how long its reply is waited for.
+    /// The lease of its claim. A quarter of it is the request's time.
     pub lease: Duration,
     /// What it is for.
     pub class: Class,
 }
 
-/// What a request is for. It decides what goes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What a request is for. It decides what goes first: what comes first here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Keeps a lease.
+    /// A holder's lease is renewed.
     OwnerRenewal,
-    /// A leave, a finish or a yield: others wait for it.
+    /// A lease is given back: leave, finish, yield.
     Leave,
-    /// A waiter's heartbeat, or a question about a claim.
+    /// A waiter says that it is alive, asks what became of its claim, or makes sure of its grant.
     WaiterRenewal,
-    /// Somebody new.
+    /// Something is claimed.
     Claim,
 }
 
 impl Class {
     /// All of them, the most urgent first.
-    pub const ALL: [Class; 4] = [Class::OwnerRenewal, Class::Leave, Class::WaiterRenewal, Class::Claim];
+    pub(crate) const ALL: [Class; 4] = [
+        Class::OwnerRenewal,
+        Class::Leave,
+        Class::WaiterRenewal,
+        Class::Claim,
+    ];
 }
 
 /// Whether grants are pushed to this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum InboxState {
     /// They are.
     Confirmed,
-    /// Nobody knows: waiting claims look often.
+    /// Nobody knows: whoever waits looks often.
+    #[default]
     Unconfirmed,
-    /// The server refuses to: waiting goes by timers.
+    /// They are not and will not be: whoever waits looks each third of a lease.
     Refused,
 }
 
@@ -156,7 +165,7 @@ pub enum AcquireError {
         /// How many.
         waiting: usize,
     },
-    /// Too many wait already in this process.
+    /// Too many wait already in this process, for whatever keys.
     NodeFull,
     /// The store did not do it.
     Store(StoreError),
@@ -247,9 +256,6 @@ pub struct Rules {
     pub queues: bool,
     /// A pushed grant may be used at once.
     pub final_push: bool,
-    /// Mistakes to plant.
-    #[doc(hidden)]
-    pub flaw: Option<Flaw>,
 }
 
 impl Default for Rules {
@@ -259,31 +265,8 @@ impl Default for Rules {
             burst_time: Duration::from_millis(20),
             queues: true,
             final_push: true,
-            flaw: None,
         }
     }
-}
-
-/// Mistakes to plant, so that the simulator can show that it finds them. Never set outside of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Flaw {
-    /// The deadline counts from the answer.
-    DeadlineFromReply,
-    /// A renewal that was answered late revives a lost guard.
-    LateRenewalRevives,
-    /// A lost claim is sent again under its number.
-    NumberTwice,
-    /// t₀ is taken when a refresh is sent, not when it is answered.
-    UnansweredRefresh,
-    /// A yield goes on under its old number.
-    YieldKeepsNumber,
-    /// A number lives on until its leave is answered.
-    LeaveKeepsNumber,
-    /// A grant for an unknown claim is kept.
-    UnknownKept,
-    /// A cancelled waiter's claim is forgotten without a word.
-    CancelledForgotten,
 }
 
 pub(crate) fn ms(ms: u64) -> Duration {

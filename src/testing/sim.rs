@@ -9,8 +9,8 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger;
-use crate::protocol::step::Flaw;
 
 mod callers;
 pub mod coverage;
@@ -18,6 +18,7 @@ mod faults;
 mod jobs;
 mod log;
 mod network;
+pub mod planted;
 mod profile;
 mod watch;
 mod world;

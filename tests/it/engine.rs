@@ -55,6 +55,7 @@ impl Engine {
             fixed,
             mark,
             limit: 10,
+            node_is_full: false,
         };
         self.tell(Input::Lock(ticket, want));
         ticket

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::ledger;
-use tenure::protocol::step::Flaw;
 use tenure::testing::sim::{Coverage, Run, Setup, Wrong, run};
 
 fn env_number(name: &str) -> Option<u64> {

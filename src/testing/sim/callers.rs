@@ -61,6 +61,7 @@ impl World {
             fixed: self.rng.u8(0..10) == 0,
             mark: NO_TICK,
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
+            node_is_full: self.rng.u8(0..100) == 0,
         };
         let node = &mut self.nodes[slot];
         let ticket = node.shard.issue();
@@ -96,7 +97,7 @@ impl World {
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (act, state) {
             (Act::GiveUp, State::Waiting) => {
-                let under_way = self.nodes[slot].sides.iter().any(|side| !side.outbox.is_empty());
+                let under_way = !self.nodes[slot].side.outbox.is_empty();
                 self.saw(if under_way {
                     Seen::CancelInFlight
                 } else {
@@ -242,6 +243,7 @@ impl World {
         self.saw(match denial {
             AcquireError::Busy => Seen::DeniedBusy,
             AcquireError::QueueFull { .. } => Seen::DeniedFull,
+            AcquireError::NodeFull => Seen::DeniedNodeFull,
             AcquireError::Store(_) => Seen::DeniedStore,
             AcquireError::Over => Seen::DeniedOver,
             AcquireError::Early(_) => Seen::DeniedEarly,
@@ -274,6 +276,7 @@ impl World {
             LostCause::Deadline => Seen::LostDeadline,
             LostCause::Gone => Seen::LostGone,
             LostCause::Ended => Seen::LostEnded,
+            LostCause::Unfetched => Seen::LostUnfetched,
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;

@@ -77,11 +77,9 @@ impl World {
         node.backlog = Default::default();
         node.live.clear();
         let (life, sub) = (node.life, node.inbox.sub);
-        for side in 0..2 {
-            if let Some(conn) = self.nodes[slot].sides[side].conn.take() {
-                self.conns[conn].client = false;
-                self.conns[conn].server = self.rng.bool();
-            }
+        if let Some(conn) = self.nodes[slot].side.conn.take() {
+            self.conns[conn].client = false;
+            self.conns[conn].server = self.rng.bool();
         }
         let notice = if self.rng.bool() {
             0
@@ -187,10 +185,8 @@ impl World {
         self.note(Some(slot), None, || format!("cut off until {} ms", until / MS));
         self.inbox_lags(slot, until);
         self.nodes[slot].cut_until = until;
-        for side in 0..2 {
-            if let Some(conn) = self.nodes[slot].sides[side].conn {
-                self.conns[conn].stall = until;
-            }
+        if let Some(conn) = self.nodes[slot].side.conn {
+            self.conns[conn].stall = until;
         }
     }
 
@@ -209,8 +205,7 @@ impl World {
     }
 
     fn stall(&mut self, slot: usize) {
-        let side = self.rng.usize(0..2);
-        let Some(conn) = self.nodes[slot].sides[side].conn else {
+        let Some(conn) = self.nodes[slot].side.conn else {
             return;
         };
         self.saw(Seen::Stall);
@@ -224,8 +219,7 @@ impl World {
 
     /// A connection ends. With `mute`, what it carried was executed and the answers are lost.
     fn reset(&mut self, slot: usize, mute: bool) {
-        let side = self.rng.usize(0..2);
-        let Some(conn) = self.nodes[slot].sides[side].conn else {
+        let Some(conn) = self.nodes[slot].side.conn else {
             return;
         };
         self.saw(Seen::Reset);
@@ -288,12 +282,10 @@ impl World {
                 self.nodes[slot].inbox.sub,
             );
             self.listens(id, false);
-            for side in 0..2 {
-                if let Some(conn) = self.nodes[slot].sides[side].conn {
-                    self.conns[conn].server = false;
-                    let notice = self.rng.u64(0..20 * MS);
-                    self.after(notice, Event::ResetSeen { conn });
-                }
+            if let Some(conn) = self.nodes[slot].side.conn {
+                self.conns[conn].server = false;
+                let notice = self.rng.u64(0..20 * MS);
+                self.after(notice, Event::ResetSeen { conn });
             }
             let notice = self.rng.u64(0..100 * MS);
             self.after(notice, Event::InboxCutSeen { slot, life, sub });

@@ -101,6 +101,7 @@ impl World {
             fixed: false,
             mark,
             limit: 64,
+            node_is_full: false,
         };
         let ticket = node.shard.issue();
         let caller = node.callers.len();

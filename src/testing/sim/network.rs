@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::ledger::{Branch, Flaw, Ledger};
-use crate::protocol::message::{Batch, BatchReply, Executed, Grant, NodeId, Reply, Verb};
-use crate::protocol::step::{Input, Outgoing, Tag};
+use crate::protocol::message::{Batch, BatchReply, Grant, NodeId, Reply, Unanswered, Verb};
+use crate::protocol::step::{InboxState, Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 use crate::testing::sim::coverage::Seen;
 use crate::testing::sim::world::{Event, MS, Sample, World};
 
-/// One of a node's two ways to the server: what waits for it, and its connection.
+/// A node's way to the server: what waits for it, and its connection.
 #[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) conn: Option<usize>,
@@ -26,7 +26,6 @@ pub(super) struct Side {
 pub(super) struct Conn {
     pub(super) slot: usize,
     pub(super) life: u32,
-    pub(super) side: usize,
     /// The client reads it.
     pub(super) client: bool,
     /// The server reads it. It may do so when the client has long given it up.
@@ -73,6 +72,9 @@ pub(super) struct Server {
     branches: Vec<Branch>,
 }
 
+/// The longest that a request is waited for.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
 pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 impl Server {
@@ -105,20 +107,20 @@ impl World {
 
     // From the node to the server.
 
-    pub(super) fn flush(&mut self, slot: usize, side: usize) {
+    pub(super) fn flush(&mut self, slot: usize) {
         let life = self.nodes[slot].life;
         let node = &mut self.nodes[slot];
-        node.sides[side].flushing = false;
-        if node.sides[side].outbox.is_empty() {
+        node.side.flushing = false;
+        if node.side.outbox.is_empty() {
             return;
         }
-        let Some(conn) = node.sides[side].conn else {
-            return self.connect(slot, side);
+        let Some(conn) = node.side.conn else {
+            return self.connect(slot);
         };
         // At most one request per name travels in a batch.
         let mut taken: Vec<Outgoing> = Vec::new();
         let mut left = Vec::new();
-        for outgoing in node.sides[side].outbox.drain(..) {
+        for outgoing in node.side.outbox.drain(..) {
             let twice = taken
                 .iter()
                 .any(|other| other.request.name == outgoing.request.name);
@@ -129,25 +131,25 @@ impl World {
             }
         }
         if !left.is_empty() {
-            node.sides[side].outbox = left;
-            node.sides[side].flushing = true;
+            node.side.outbox = left;
+            node.side.flushing = true;
         }
-        let more = node.sides[side].flushing;
+        let more = node.side.flushing;
         if more {
             let pause = self.rng.u64(500..50_000);
-            self.after(pause, Event::Flush { slot, life, side });
+            self.after(pause, Event::Flush { slot, life });
         }
         self.write(slot, conn, taken);
     }
 
     fn write(&mut self, slot: usize, conn: usize, outgoing: Vec<Outgoing>) {
         let sent = self.local(slot);
-        let lease_left = outgoing
+        let lease = outgoing
             .iter()
-            .map(|outgoing| outgoing.lease_left)
+            .map(|outgoing| outgoing.lease)
             .min()
             .unwrap_or_default();
-        let deadline = (lease_left / 4).clamp(Duration::from_millis(100), Duration::from_secs(1));
+        let deadline = (lease / 4).clamp(Duration::from_millis(100), REQUEST_TIMEOUT);
         let (not_after, late_after) = self.late(slot, sent + deadline);
         let asked = outgoing
             .iter()
@@ -229,8 +231,8 @@ impl World {
         )
     }
 
-    fn connect(&mut self, slot: usize, side: usize) {
-        if std::mem::replace(&mut self.nodes[slot].sides[side].connecting, true) {
+    fn connect(&mut self, slot: usize) {
+        if std::mem::replace(&mut self.nodes[slot].side.connecting, true) {
             return;
         }
         let life = self.nodes[slot].life;
@@ -238,10 +240,10 @@ impl World {
         let there = self.delay();
         if self.nodes[slot].cut_until > self.now {
             let pause = self.rng.u64(100 * MS..1_000 * MS);
-            return self.after(pause, Event::ConnectFailed { slot, life, side });
+            return self.after(pause, Event::ConnectFailed { slot, life });
         }
         if self.server.down {
-            return self.after(2 * there, Event::ConnectFailed { slot, life, side });
+            return self.after(2 * there, Event::ConnectFailed { slot, life });
         }
         // Read half way: what the connection says of the time is old when it gets here.
         let server_us = self.server.clock_us(self.now + there);
@@ -251,21 +253,19 @@ impl World {
             Event::Connected {
                 slot,
                 life,
-                side,
                 since,
                 server_us,
             },
         );
     }
 
-    pub(super) fn connected(&mut self, slot: usize, side: usize, since: Instant, server_us: u64) {
+    pub(super) fn connected(&mut self, slot: usize, since: Instant, server_us: u64) {
         let received = self.local(slot);
         let life = self.nodes[slot].life;
         let conn = self.conns.len();
         self.conns.push(Conn {
             slot,
             life,
-            side,
             client: true,
             server: !self.server.down,
             stall: self.nodes[slot].cut_until,
@@ -280,35 +280,48 @@ impl World {
             sent: since,
             received,
         });
-        node.sides[side].connecting = false;
-        node.sides[side].conn = Some(conn);
-        if std::mem::replace(&mut node.sides[side].had_one, true) {
+        node.heard = Some(received);
+        node.side.connecting = false;
+        node.side.conn = Some(conn);
+        if std::mem::replace(&mut node.side.had_one, true) {
             self.saw(Seen::Reconnect);
         }
-        self.flush(slot, side);
+        self.flush(slot);
+        self.reachable(slot);
     }
 
-    pub(super) fn connect_failed(&mut self, slot: usize, side: usize) {
+    pub(super) fn connect_failed(&mut self, slot: usize) {
         self.saw(Seen::ConnectFailed);
-        self.nodes[slot].sides[side].connecting = false;
-        let outgoing = std::mem::take(&mut self.nodes[slot].sides[side].outbox);
-        let late_after = self.local(slot);
-        for outgoing in outgoing {
-            let (key, error) = (
-                self.index(&outgoing.request.name),
-                error(StoreErrorKind::Unreachable),
-            );
-            self.feed(
-                slot,
-                key,
-                Input::Failed {
-                    tag: outgoing.tag,
-                    executed: Executed::No,
-                    late_after,
-                    error,
-                },
-            );
+        self.nodes[slot].side.connecting = false;
+        let local = self.local(slot);
+        let is_down = self.nodes[slot]
+            .heard
+            .is_none_or(|heard| local.since(heard) >= REQUEST_TIMEOUT);
+        let why = if is_down {
+            self.saw(Seen::KnownDown);
+            Unanswered::Down
+        } else {
+            Unanswered::No
+        };
+        for outgoing in std::mem::take(&mut self.nodes[slot].side.outbox) {
+            self.fail_unsent(slot, &outgoing, why, StoreErrorKind::Unreachable);
         }
+    }
+
+    fn fail_unsent(&mut self, slot: usize, outgoing: &Outgoing, why: Unanswered, kind: StoreErrorKind) {
+        let (key, error) = (self.index(&outgoing.request.name), error(kind));
+        let (late_after, heard) = (self.local(slot), self.nodes[slot].heard);
+        self.feed(
+            slot,
+            key,
+            Input::Failed {
+                tag: outgoing.tag,
+                why,
+                late_after,
+                heard,
+                error,
+            },
+        );
     }
 
     /// Nobody answers in time: the connection is given up with all that is on it.
@@ -322,27 +335,36 @@ impl World {
             self.saw(Seen::GivenUp);
             // A closed socket may still deliver what was written to it.
             self.conns[conn].server &= self.rng.u8(..) < 180;
-            self.abandon(conn, StoreErrorKind::TimedOut);
+            self.abandon(conn, Some(flight));
         }
     }
 
     pub(super) fn reset_seen(&mut self, conn: usize) {
         if self.conns[conn].client {
-            self.abandon(conn, StoreErrorKind::Interrupted);
+            self.abandon(conn, None);
         }
     }
 
-    fn abandon(&mut self, conn: usize, kind: StoreErrorKind) {
-        let Conn { slot, side, .. } = self.conns[conn];
+    /// A connection is over: it broke, or one batch had no answer in time, and all others on it suffer for it.
+    fn abandon(&mut self, conn: usize, overdue: Option<u64>) {
+        let slot = self.conns[conn].slot;
         self.note(Some(slot), None, || {
-            format!("connection {conn} given up: {kind:?}")
+            format!("connection {conn} given up, overdue: {overdue:?}")
         });
         self.conns[conn].client = false;
-        self.nodes[slot].sides[side].conn = None;
+        self.nodes[slot].side.conn = None;
         if !self.nodes[slot].alive {
             return;
         }
         for flight in std::mem::take(&mut self.conns[conn].flights) {
+            let (why, kind) = match overdue {
+                Some(overdue) if overdue == flight.id => (Unanswered::Unknown, StoreErrorKind::TimedOut),
+                _ => (Unanswered::Bystander, StoreErrorKind::Interrupted),
+            };
+            if why == Unanswered::Bystander {
+                self.saw(Seen::Bystander);
+            }
+            let heard = self.nodes[slot].heard;
             for (key, tag) in flight.asked {
                 let (late_after, error) = (flight.late_after, error(kind.clone()));
                 self.feed(
@@ -350,33 +372,23 @@ impl World {
                     key,
                     Input::Failed {
                         tag,
-                        executed: Executed::Unknown,
+                        why,
                         late_after,
+                        heard,
                         error,
                     },
                 );
             }
         }
-        // Some had not been written yet, and their carrier knows it.
-        if kind == StoreErrorKind::Interrupted && self.chance(30) {
-            let late_after = self.local(slot);
-            for outgoing in std::mem::take(&mut self.nodes[slot].sides[side].outbox) {
+        // Some had not been written yet, and their time is over.
+        if overdue.is_none() && self.chance(30) {
+            for outgoing in std::mem::take(&mut self.nodes[slot].side.outbox) {
                 self.saw(Seen::NotWritten);
-                let (key, error) = (self.index(&outgoing.request.name), error(kind.clone()));
-                self.feed(
-                    slot,
-                    key,
-                    Input::Failed {
-                        tag: outgoing.tag,
-                        executed: Executed::No,
-                        late_after,
-                        error,
-                    },
-                );
+                self.fail_unsent(slot, &outgoing, Unanswered::No, StoreErrorKind::TimedOut);
             }
         }
-        if !self.nodes[slot].sides[side].outbox.is_empty() {
-            self.connect(slot, side);
+        if !self.nodes[slot].side.outbox.is_empty() {
+            self.connect(slot);
         }
     }
 
@@ -508,6 +520,7 @@ impl World {
             sent: flight.sent,
             received,
         });
+        self.nodes[slot].heard = Some(received);
         for ((key, tag), reply) in flight.asked.into_iter().zip(answer.replies) {
             if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.nodes[slot].highest = self.nodes[slot].highest.max(number);
@@ -567,7 +580,7 @@ impl World {
             if sub > 1 {
                 self.saw(Seen::Resubscribed);
             }
-            self.open(slot);
+            self.inbox(slot, InboxState::Confirmed);
         }
     }
 
@@ -594,6 +607,7 @@ impl World {
     pub(super) fn inbox_cut_seen(&mut self, slot: usize, sub: u32) {
         if self.nodes[slot].inbox.sub == sub {
             self.nodes[slot].inbox.open = false;
+            self.inbox(slot, InboxState::Unconfirmed);
             self.subscribe(slot);
         }
     }
@@ -669,14 +683,10 @@ impl World {
         let node = &mut self.nodes[slot];
         node.highest = node.highest.max(grant.number);
         let key = self.index(&grant.name);
-        let under_way = self.nodes[slot]
-            .sides
-            .iter()
-            .filter_map(|side| side.conn)
-            .any(|conn| {
-                let mut asked = self.conns[conn].flights.iter().flat_map(|flight| &flight.asked);
-                asked.any(|(_, tag)| tag.claim == grant.holder.claim)
-            });
+        let under_way = self.nodes[slot].side.conn.is_some_and(|conn| {
+            let mut asked = self.conns[conn].flights.iter().flat_map(|flight| &flight.asked);
+            asked.any(|(_, tag)| tag.claim == grant.holder.claim)
+        });
         if under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.holder) {
             self.saw(Seen::PushBeforeAnswer);
         }

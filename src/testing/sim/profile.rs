@@ -41,11 +41,11 @@ pub(super) struct Profile {
 impl Profile {
     pub(super) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
         let lengths: &[u64] = match rng.u8(0..5) {
-            0 => &[300],
+            0 => &[400],
             1 => &[1000],
             2 => &[3000],
-            3 => &[300, 1000],
-            _ => &[300, 1000, 3000],
+            3 => &[400, 1000],
+            _ => &[400, 1000, 3000],
         };
         let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
         let terms = lengths
@@ -63,7 +63,6 @@ impl Profile {
             burst_time,
             queues: rng.u8(0..16) > 0,
             final_push: rng.u8(0..16) > 0,
-            flaw: setup.flaw,
         };
         // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
         let (storm, drain) = match rng.u8(0..4) {

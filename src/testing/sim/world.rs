@@ -7,12 +7,13 @@ use crate::key::Key;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Batch, BatchReply, Grant, GrantNumber, Name, NodeId, TickTime};
 use crate::protocol::shard::Shard;
-use crate::protocol::step::{Effect, Input, Outgoing};
+use crate::protocol::step::{Effect, InboxState, Input, Outgoing};
 use crate::protocol::time::Instant;
 use crate::testing::sim::callers::{Act, Caller};
 use crate::testing::sim::coverage::{Coverage, Seen};
 use crate::testing::sim::log::Log;
 use crate::testing::sim::network::{Conn, Inbox, Server, Side};
+use crate::testing::sim::planted::Planted;
 use crate::testing::sim::profile::Profile;
 use crate::testing::sim::watch::Watch;
 use crate::testing::sim::{Failure, Run, Setup, Wrong};
@@ -28,18 +29,20 @@ pub(super) struct Node {
     pub(super) id: NodeId,
     /// Which life of this slot it is: events for an earlier one are void.
     pub(super) life: u32,
-    pub(super) shard: Shard,
+    pub(super) shard: Shard<Planted>,
     pub(super) alive: bool,
     pub(super) paused: Option<u64>,
     pub(super) closing: bool,
     pub(super) cut_until: u64,
     pub(super) clock: Clock,
-    pub(super) sides: [Side; 2],
+    pub(super) side: Side,
     pub(super) inbox: Inbox,
     pub(super) highest: GrantNumber,
     pub(super) sample: Option<Sample>,
+    /// When it last heard the server, by its own clock.
+    pub(super) heard: Option<Instant>,
     pub(super) wake_at: Option<u64>,
-    pub(super) backlog: [Vec<Event>; 4],
+    pub(super) backlog: [Vec<Event>; 3],
     pub(super) callers: Vec<Caller>,
     /// The callers that are not over.
     pub(super) live: Vec<usize>,
@@ -91,19 +94,16 @@ pub(super) enum Event {
     Flush {
         slot: usize,
         life: u32,
-        side: usize,
     },
     Connected {
         slot: usize,
         life: u32,
-        side: usize,
         since: Instant,
         server_us: u64,
     },
     ConnectFailed {
         slot: usize,
         life: u32,
-        side: usize,
     },
     Arrive {
         conn: usize,
@@ -329,19 +329,16 @@ impl World {
         };
         match event {
             Event::Wake { slot, life } if self.is(slot, life) => self.wake(slot),
-            Event::Flush { slot, life, side } if self.is(slot, life) => self.flush(slot, side),
+            Event::Flush { slot, life } if self.is(slot, life) => self.flush(slot),
             Event::Connected {
                 slot,
                 life,
-                side,
                 since,
                 server_us,
             } if self.is(slot, life) => {
-                self.connected(slot, side, since, server_us);
+                self.connected(slot, since, server_us);
             }
-            Event::ConnectFailed { slot, life, side } if self.is(slot, life) => {
-                self.connect_failed(slot, side)
-            }
+            Event::ConnectFailed { slot, life } if self.is(slot, life) => self.connect_failed(slot),
             Event::Arrive { conn, flight, batch } => self.arrive(conn, flight, batch),
             Event::Reply { conn, flight, answer } => self.reply(conn, flight, answer),
             Event::GiveUp { conn, flight } => self.give_up(conn, flight),
@@ -385,20 +382,20 @@ impl World {
     /// What is for a stopped process waits in front of it, in order of where it comes from.
     fn hold_back(&mut self, event: Event) -> Option<Event> {
         let (slot, source) = match &event {
-            Event::Wake { slot, .. } | Event::Caller { slot, .. } | Event::Chase { slot, .. } => (*slot, 3),
-            Event::Flush { slot, side, .. }
-            | Event::Connected { slot, side, .. }
-            | Event::ConnectFailed { slot, side, .. } => (*slot, *side),
+            Event::Wake { slot, .. } | Event::Caller { slot, .. } | Event::Chase { slot, .. } => (*slot, 2),
+            Event::Flush { slot, .. } | Event::Connected { slot, .. } | Event::ConnectFailed { slot, .. } => {
+                (*slot, 0)
+            }
             Event::Opened { slot, .. } | Event::InboxCutSeen { slot, .. } | Event::Push { slot, .. } => {
-                (*slot, 2)
+                (*slot, 1)
             }
             Event::Reply { conn, .. } | Event::ResetSeen { conn } => {
                 let conn = &self.conns[*conn];
-                (self.is(conn.slot, conn.life).then_some(conn.slot)?, conn.side)
+                (self.is(conn.slot, conn.life).then_some(conn.slot)?, 0)
             }
             Event::GiveUp { conn, .. } => {
                 let conn = &self.conns[*conn];
-                (self.is(conn.slot, conn.life).then_some(conn.slot)?, 3)
+                (self.is(conn.slot, conn.life).then_some(conn.slot)?, 2)
             }
             _ => return Some(event),
         };
@@ -439,7 +436,14 @@ impl World {
         Node {
             id,
             life,
-            shard: Shard::new(id, 0, 1, Seed::numbered(seed), self.profile.rules),
+            shard: Shard::with_plant(
+                id,
+                0,
+                1,
+                Seed::numbered(seed),
+                self.profile.rules,
+                Planted(self.setup.flaw),
+            ),
             alive: true,
             paused: None,
             closing: false,
@@ -449,10 +453,11 @@ impl World {
                 base,
                 rate,
             },
-            sides: Default::default(),
+            side: Side::default(),
             inbox: Inbox::default(),
             highest: 0,
             sample: None,
+            heard: None,
             wake_at: None,
             backlog: Default::default(),
             callers: Vec::new(),
@@ -515,11 +520,22 @@ impl World {
         self.check_all();
     }
 
-    pub(super) fn open(&mut self, slot: usize) {
+    pub(super) fn inbox(&mut self, slot: usize, state: InboxState) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
-        self.note(Some(slot), None, || "<- inbox open".into());
-        self.nodes[slot].shard.opened(local, &mut effects, |_, _| {});
+        self.note(Some(slot), None, || format!("<- inbox {state:?}"));
+        self.nodes[slot]
+            .shard
+            .inbox(local, state, &mut effects, |_, _| {});
+        self.effects(slot, effects);
+        self.check_all();
+    }
+
+    pub(super) fn reachable(&mut self, slot: usize) {
+        let local = self.local(slot);
+        let mut effects = std::mem::take(&mut self.effects);
+        self.note(Some(slot), None, || "<- reachable".into());
+        self.nodes[slot].shard.reachable(local, &mut effects, |_, _| {});
         self.effects(slot, effects);
         self.check_all();
     }
@@ -572,20 +588,16 @@ impl World {
             .mix(outgoing.tag.claim << 8 | u64::from(outgoing.tag.seq));
         self.note(Some(slot), Some(key), || {
             format!(
-                "   -> {:?} {} #{} at lease_left {:?}",
-                outgoing.request.verb, outgoing.tag.claim, outgoing.tag.seq, outgoing.lease_left
+                "   -> {:?} {} #{} {:?}",
+                outgoing.request.verb, outgoing.tag.claim, outgoing.tag.seq, outgoing.class
             )
         });
-        let mut side = usize::from(outgoing.caller.is_none());
-        if self.rng.u8(..) < 8 {
-            side = 1 - side;
-        }
         self.nodes[slot].sends += 1;
         let life = self.nodes[slot].life;
-        self.nodes[slot].sides[side].outbox.push(outgoing);
-        if !std::mem::replace(&mut self.nodes[slot].sides[side].flushing, true) {
+        self.nodes[slot].side.outbox.push(outgoing);
+        if !std::mem::replace(&mut self.nodes[slot].side.flushing, true) {
             let pause = self.rng.u64(500..50_000);
-            self.after(pause, Event::Flush { slot, life, side });
+            self.after(pause, Event::Flush { slot, life });
         }
     }
 
