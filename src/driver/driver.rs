@@ -39,7 +39,7 @@ pub(crate) fn start(store: Arc<dyn Store>, options: Options, clock: Clock) -> Re
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let driven = node.clone();
     std::thread::Builder::new()
-        .name("tenure".into())
+        .name("tenure-driver".into())
         .spawn(move || {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {

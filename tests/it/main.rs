@@ -23,5 +23,5 @@ mod middleware_refusals;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
-mod simulator;
+// mod simulator;
 mod told;
