@@ -398,7 +398,8 @@ fn keeper_thread() -> u32 {
     let mut keepers = threads.filter_map(|thread| {
         let path = thread.ok()?.path();
         let name = fs::read_to_string(path.join("comm")).ok()?;
-        (name.trim_end() == "tenure-keeper").then(|| path.file_name()?.to_str()?.parse().ok())?
+        (name.starts_with("tenure-") && !name.contains("event"))
+            .then(|| path.file_name()?.to_str()?.parse().ok())?
     });
     let keeper = keepers.next().expect("a keeper");
     assert!(keepers.next().is_none(), "one keeper");

@@ -17,6 +17,7 @@ mod cancellation;
 mod child;
 mod differential;
 mod help;
+mod idle;
 mod interop;
 #[cfg(feature = "scheduler")]
 mod jobs;
