@@ -2,6 +2,7 @@
 
 // Tests play the outside world: they may look at its clock.
 #![allow(clippy::disallowed_methods)]
+#![allow(unreachable_pub, reason = "a test binary exports nothing")]
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,7 +12,9 @@ mod bounds;
 mod cancellation;
 mod core;
 mod engine;
+mod events_survive;
 mod faults;
+mod help;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]

@@ -16,6 +16,7 @@ mod bad_input;
 mod cancellation;
 mod child;
 mod differential;
+mod events_survive;
 mod help;
 mod interop;
 #[cfg(feature = "scheduler")]
