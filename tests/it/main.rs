@@ -15,6 +15,7 @@ mod engine;
 mod events_survive;
 mod faults;
 mod help;
+mod lengths;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -23,6 +24,7 @@ mod middleware;
 mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
+mod paused;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
