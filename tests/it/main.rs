@@ -30,3 +30,4 @@ mod scenarios;
 mod scheduler;
 mod simulator;
 mod told;
+mod waiters;

@@ -31,3 +31,4 @@ mod server;
 mod store;
 mod tools;
 mod torture;
+mod waiters;
