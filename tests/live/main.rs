@@ -28,7 +28,10 @@ mod quiet;
 mod runtimes;
 mod scenarios;
 mod server;
+#[cfg(feature = "scheduler")]
+mod shutdown;
 mod store;
+mod storms;
 mod tools;
 mod torture;
 mod waiters;
