@@ -24,6 +24,7 @@ mod jobs;
 mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod outage;
 mod quiet;
 mod runtimes;
 mod scenarios;
