@@ -24,10 +24,12 @@ mod middleware;
 mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
+mod nonce;
 mod paused;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
+mod shown;
 mod simulator;
 mod told;
 mod waiters;
