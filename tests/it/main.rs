@@ -2,6 +2,7 @@
 
 // Tests play the outside world: they may look at its clock.
 #![allow(clippy::disallowed_methods)]
+#![allow(unreachable_pub, reason = "a test binary exports nothing")]
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,7 +12,10 @@ mod bounds;
 mod cancellation;
 mod core;
 mod engine;
+mod events_survive;
 mod faults;
+mod help;
+mod lengths;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -20,8 +24,12 @@ mod middleware;
 mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
+mod nonce;
+mod paused;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
+mod shown;
 // mod simulator;
 mod told;
+mod waiters;

@@ -16,6 +16,7 @@ mod bad_input;
 mod cancellation;
 mod child;
 mod differential;
+mod events_survive;
 mod help;
 mod idle;
 mod interop;
@@ -24,10 +25,15 @@ mod jobs;
 mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod outage;
 mod quiet;
 mod runtimes;
 mod scenarios;
 mod server;
+#[cfg(feature = "scheduler")]
+mod shutdown;
 mod store;
+mod storms;
 mod tools;
 mod torture;
+mod waiters;

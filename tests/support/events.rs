@@ -122,14 +122,7 @@ impl Subscriber for Ears {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let told = Told {
-            target: event.metadata().target(),
-            level: *event.metadata().level(),
-            event: fields.event,
-            text: fields.text,
-        };
+        let told = Told::from(event);
         let watches: Vec<_> = {
             let mut watches = lock(&WATCHES);
             watches.retain(|watch| watch.strong_count() > 0);
@@ -141,6 +134,44 @@ impl Subscriber for Ears {
                 watch.changed.send_replace(());
             }
         }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl From<&tracing::Event<'_>> for Told {
+    fn from(event: &tracing::Event<'_>) -> Told {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        Told {
+            target: event.metadata().target(),
+            level: *event.metadata().level(),
+            event: fields.event,
+            text: fields.text,
+        }
+    }
+}
+
+/// A subscriber that does something with each event of the crate, on the thread that tells it: whatever a user's may do.
+pub struct Each<F>(pub F);
+
+impl<F: Fn(&Told) + Send + Sync + 'static> Subscriber for Each<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tenure")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        (self.0)(&Told::from(event));
     }
 
     fn enter(&self, _: &Id) {}
