@@ -15,6 +15,7 @@ mod support;
 mod bad_input;
 mod cancellation;
 mod child;
+mod contest;
 mod differential;
 mod help;
 mod interop;
@@ -23,6 +24,7 @@ mod jobs;
 mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod outage;
 mod quiet;
 mod runtimes;
 mod scenarios;
