@@ -17,6 +17,7 @@ mod cancellation;
 mod child;
 mod contest;
 mod differential;
+mod fixed_crowd;
 mod help;
 mod interop;
 #[cfg(feature = "scheduler")]
