@@ -31,5 +31,7 @@ mod runtimes;
 mod scenarios;
 mod server;
 mod store;
+#[cfg(feature = "rustls")]
+mod tls;
 mod tools;
 mod torture;
