@@ -15,6 +15,7 @@ mod support;
 mod bad_input;
 mod cancellation;
 mod child;
+mod clocks;
 mod contest;
 mod differential;
 mod fixed_crowd;
