@@ -27,6 +27,7 @@ mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outage;
+mod pools;
 mod quiet;
 mod runtimes;
 mod scenarios;
