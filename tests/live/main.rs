@@ -32,6 +32,7 @@ mod quiet;
 mod runtimes;
 mod scenarios;
 mod server;
+mod silence;
 mod store;
 #[cfg(feature = "rustls")]
 mod tls;
