@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::driver::clock::Clock;
+use crate::driver::driver;
+use crate::driver::handle::Handle;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
-use crate::driver::clock::Clock;
-use crate::driver::driver;
-use crate::driver::handle::Handle;
 use crate::protocol::message::NodeId;
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
@@ -84,7 +84,10 @@ impl Locks {
     pub async fn ping(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
         if node.is_forked() {
-            return Err(StoreError::new(StoreErrorKind::Unreachable, "this process is a fork"));
+            return Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                "this process is a fork",
+            ));
         }
         node.ping().await
     }

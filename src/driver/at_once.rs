@@ -67,7 +67,9 @@ impl Node {
 
     /// Takes in what was pushed, and asks the store what waits to be asked.
     fn exchange_once(self: &Arc<Self>) {
-        let Some(store) = self.servers.at_once() else { return };
+        let Some(store) = self.servers.at_once() else {
+            return;
+        };
         let grants = std::mem::take(&mut *lock(&self.pushed));
         for grant in grants {
             let name = grant.name.clone();

@@ -32,11 +32,18 @@ const RESTART: Duration = Duration::from_millis(100);
 const READS: usize = 3;
 
 /// A node and its driver. The driver ends when the node is abandoned and nothing is left to do.
-pub(crate) fn start(store: Arc<dyn Store>, options: Options, clock: Clock) -> Result<Arc<Node>, OptionsError> {
+pub(crate) fn start(
+    store: Arc<dyn Store>,
+    options: Options,
+    clock: Clock,
+) -> Result<Arc<Node>, OptionsError> {
     options.check()?;
     let node = Node::new(store, options, clock);
     let failed = |error: std::io::Error| OptionsError(format!("cannot start the driver's thread: {error}"));
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
     let driven = node.clone();
     std::thread::Builder::new()
         .name("tenure-driver".into())
@@ -46,7 +53,11 @@ pub(crate) fn start(store: Arc<dyn Store>, options: Options, clock: Clock) -> Re
                 driven.events.driver_failed();
                 runtime.block_on(tokio::time::sleep(RESTART));
             }
-            driven.servers.all().iter().for_each(|server| *lock(&server.io) = Default::default());
+            driven
+                .servers
+                .all()
+                .iter()
+                .for_each(|server| *lock(&server.io) = Default::default());
             // Connections are closed with it; nothing of ours blocks.
             runtime.shutdown_background();
         })
@@ -144,7 +155,11 @@ impl Node {
     pub(crate) fn perform(self: &Arc<Self>, server: &Arc<Server>, effect: SessionEffect) {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
             SessionEffect::Tell(name, input) => self.drive(&name, input),
-            SessionEffect::Send { connection, id, batch } => self.send(server, connection, id, batch),
+            SessionEffect::Send {
+                connection,
+                id,
+                batch,
+            } => self.send(server, connection, id, batch),
             SessionEffect::Connect(attempt) => self.connect(server, attempt),
             SessionEffect::Close(attempt) => {
                 let mut io = lock(&server.io);
@@ -184,7 +199,9 @@ impl Node {
                 Ok(link) => {
                     let time = link.time();
                     let batches = JoinSet::new();
-                    lock(&to.io).connections.insert(attempt, Connection { link, batches });
+                    lock(&to.io)
+                        .connections
+                        .insert(attempt, Connection { link, batches });
                     SessionInput::Connected { attempt, time }
                 }
                 Err(error) => SessionInput::ConnectFailed { attempt, error },
@@ -199,7 +216,10 @@ impl Node {
         let Some(open) = io.connections.get_mut(&connection) else {
             drop(io);
             let error = StoreError::new(StoreErrorKind::Interrupted, "the connection is closed");
-            let reply = Err(Failure { executed: Executed::No, error });
+            let reply = Err(Failure {
+                executed: Executed::No,
+                error,
+            });
             return self.feed(server, SessionInput::Replied { batch: id, reply });
         };
         while open.batches.try_join_next().is_some() {}

@@ -51,7 +51,9 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         drop(ended);
     });
     let task = task.abort_handle();
-    lock(&server.io).inboxes.insert(attempt, OpenInbox { task, pings });
+    lock(&server.io)
+        .inboxes
+        .insert(attempt, OpenInbox { task, pings });
 }
 
 /// An inbox that is open.
@@ -70,7 +72,10 @@ async fn serve(mut inbox: Inbox, mut asked: mpsc::UnboundedReceiver<()>, heard: 
 }
 
 /// What foreign code does when it panics, as an error.
-pub(crate) async fn caught<T>(what: &str, mut future: BoxFuture<'static, Result<T, StoreError>>) -> Result<T, StoreError> {
+pub(crate) async fn caught<T>(
+    what: &str,
+    mut future: BoxFuture<'static, Result<T, StoreError>>,
+) -> Result<T, StoreError> {
     poll_fn(|cx| {
         let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
         polled.unwrap_or_else(|panic| Poll::Ready(Err(panicked(what, &*panic))))
@@ -82,5 +87,8 @@ fn panicked(what: &str, panic: &(dyn Any + Send)) -> StoreError {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     let text = text.unwrap_or("it does not say why");
-    StoreError::new(StoreErrorKind::Unreachable, format_args!("{what} panicked: {text}"))
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("{what} panicked: {text}"),
+    )
 }

@@ -171,9 +171,14 @@ impl Node {
     // What callers do.
 
     /// Enters a caller, and says when. What is decided comes to its waiter.
-    pub(crate) fn enter(self: &Arc<Self>, name: &Name, options: AcquireOptions) -> (Ticket, Arc<Waiter>, Instant) {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        name: &Name,
+        options: AcquireOptions,
+    ) -> (Ticket, Arc<Waiter>, Instant) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.longest_ms.fetch_max(options.term.hold_ms(), Ordering::Relaxed);
+        self.longest_ms
+            .fetch_max(options.term.hold_ms(), Ordering::Relaxed);
         let waiter = Arc::new(Waiter::default());
         let cell = self.cell(name);
         let mut keys = lock(&cell.keys);
@@ -232,9 +237,12 @@ impl Node {
         let (probed, answer) = server.probe();
         self.feed(&server, probed);
         self.alarm.ring();
-        answer
-            .await
-            .unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unreachable, "the driver has ended")))
+        answer.await.unwrap_or_else(|_| {
+            Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                "the driver has ended",
+            ))
+        })
     }
 
     /// Somebody may wait: grants must be pushed here.
@@ -368,9 +376,14 @@ impl Node {
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let shards = self.shards.iter().map(|cell| cell.due.load(Ordering::SeqCst));
-        let shards = shards.min().filter(|due| *due < u64::MAX).map(Instant::from_nanos);
+        let shards = shards
+            .min()
+            .filter(|due| *due < u64::MAX)
+            .map(Instant::from_nanos);
         let sessions = self.servers.all();
-        let sessions = sessions.iter().filter_map(|server| lock(&server.session).next_due());
+        let sessions = sessions
+            .iter()
+            .filter_map(|server| lock(&server.session).next_due());
         sessions.chain(shards).min()
     }
 
@@ -452,7 +465,11 @@ impl Node {
     /// Nothing is held, waited for or under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|cell| lock(&cell.keys).shard.is_empty())
-            && self.servers.all().iter().all(|server| lock(&server.session).is_idle())
+            && self
+                .servers
+                .all()
+                .iter()
+                .all(|server| lock(&server.session).is_idle())
     }
 
     pub(crate) fn note_idle(&self) {
@@ -486,4 +503,3 @@ impl Node {
         }
     }
 }
-

@@ -153,7 +153,9 @@ impl Acquire {
 
     /// How long a caller has waited, by the clock that its lease is judged by.
     fn waited(&self, since: Option<Instant>) -> Duration {
-        since.map_or(Duration::ZERO, |since| self.handle.node().clock.now().since(since))
+        since.map_or(Duration::ZERO, |since| {
+            self.handle.node().clock.now().since(since)
+        })
     }
 
     /// Told on the caller's own thread, in its span.

@@ -64,7 +64,12 @@ impl Inbox {
     }
 
     /// Opened, if it is this attempt that is waited for.
-    pub(crate) fn opened(&mut self, now: Instant, attempt: Attempt, effects: &mut Vec<SessionEffect>) -> bool {
+    pub(crate) fn opened(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
         match self.state {
             State::Opening { attempt: ours, .. } if ours == attempt => {}
             _ => {
@@ -221,7 +226,9 @@ impl Inbox {
             State::Unwanted => None,
             State::Closed { until } => Some(until),
             State::Opening { began, .. } => Some(began + self.timeout),
-            State::Open { asked: Some(asked), .. } => Some(asked + self.timeout),
+            State::Open {
+                asked: Some(asked), ..
+            } => Some(asked + self.timeout),
             State::Open { heard, .. } => self.remote.then(|| heard + SILENCE),
         }
     }

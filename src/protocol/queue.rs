@@ -113,7 +113,9 @@ impl Line {
             if taken.len() == most {
                 break;
             }
-            let Some(outgoing) = self.first.pop_front() else { break };
+            let Some(outgoing) = self.first.pop_front() else {
+                break;
+            };
             if others > 0 && names.contains(&taken[..others], &outgoing.request.name) {
                 skipped.push(outgoing);
                 continue;
@@ -208,7 +210,10 @@ mod tests {
     #[test]
     fn a_leave_goes_before_the_claim_that_follows_it_and_a_name_travels_once() {
         let mut queue = Queue::default();
-        for (n, key) in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"].iter().enumerate() {
+        for (n, key) in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+            .iter()
+            .enumerate()
+        {
             queue.push(outgoing(lock(key), n as u64, Class::Leave));
             queue.push(outgoing(lock(key), 100 + n as u64, Class::Claim));
         }

@@ -67,7 +67,10 @@ mod tests {
                 for age in [0, 1, 2, 60, 3600] {
                     let deadline = heard + age * SECOND;
                     let (not_after, late_after) = clock.bounds(Instant::from_nanos(deadline));
-                    assert!(server_us(deadline, rate) <= not_after, "refused before its deadline: {rate} {age}");
+                    assert!(
+                        server_us(deadline, rate) <= not_after,
+                        "refused before its deadline: {rate} {age}"
+                    );
                     assert!(
                         server_us(late_after.as_nanos(), rate) > not_after,
                         "executed after it counted as late: {rate} {read_after} {age}"

@@ -13,12 +13,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::error::{StoreRefusal, StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::inbox::Inbox;
-use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Unanswered,
-};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Unanswered};
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session_step::{
@@ -161,7 +159,9 @@ impl<P: Plant> Session<P> {
     pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
         match input {
             SessionInput::Connected { attempt, time } => self.connected(now, attempt, time, effects),
-            SessionInput::ConnectFailed { attempt, error } => self.connect_failed(now, attempt, error, effects),
+            SessionInput::ConnectFailed { attempt, error } => {
+                self.connect_failed(now, attempt, error, effects)
+            }
             SessionInput::Replied { batch, reply } => self.replied(now, batch, reply, effects),
             SessionInput::Probed(probe) => self.probes.push(probe),
             SessionInput::InboxWanted => self.inbox.want(now),
@@ -269,7 +269,13 @@ impl<P: Plant> Session<P> {
         effects.push(SessionEffect::Reachable);
     }
 
-    fn connect_failed(&mut self, now: Instant, attempt: Attempt, error: StoreError, effects: &mut Vec<SessionEffect>) {
+    fn connect_failed(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        error: StoreError,
+        effects: &mut Vec<SessionEffect>,
+    ) {
         // A late error of an old attempt says nothing of its successor.
         if !matches!(self.connection, Connection::Opening { attempt: ours, .. } if ours == attempt) {
             return;
@@ -318,7 +324,11 @@ impl<P: Plant> Session<P> {
     fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {
         let error = self.lost_error();
         let probes = std::mem::take(&mut self.probes);
-        effects.extend(probes.into_iter().map(|probe| SessionEffect::Probed(probe, Err(error.clone()))));
+        effects.extend(
+            probes
+                .into_iter()
+                .map(|probe| SessionEffect::Probed(probe, Err(error.clone()))),
+        );
     }
 
     fn lost_error(&self) -> StoreError {
@@ -382,7 +392,10 @@ impl<P: Plant> Session<P> {
         let mut deadline: Option<Instant> = None;
         let mut pending = Vec::with_capacity(outgoing.len());
         let mut requests = Vec::with_capacity(outgoing.len());
-        for Outgoing { tag, request, lease, .. } in outgoing {
+        for Outgoing {
+            tag, request, lease, ..
+        } in outgoing
+        {
             let at = now + (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
             if lease >= LONG {
                 gives_up = gives_up.min(at);
@@ -402,7 +415,11 @@ impl<P: Plant> Session<P> {
             Some(clock) => clock.bounds(latest.min(gives_up)),
             None => (u64::MAX, latest + timeout),
         };
-        let late_after = if self.plant.planted(Flaw::LateAfterTooEarly) { now } else { late_after };
+        let late_after = if self.plant.planted(Flaw::LateAfterTooEarly) {
+            now
+        } else {
+            late_after
+        };
         if !requests.is_empty() {
             effects.push(SessionEffect::Event(SessionEvent::Sent(requests.len())));
         }
@@ -442,8 +459,14 @@ impl<P: Plant> Session<P> {
         let at = self.in_flight.iter().position(|batch| batch.id == id);
         // Of a connection that was given up: it decides nothing.
         let Some(at) = at else { return };
-        let at = if self.plant.planted(Flaw::ReplyToAnotherBatch) { 0 } else { at };
-        let Some(batch) = self.in_flight.remove(at) else { return };
+        let at = if self.plant.planted(Flaw::ReplyToAnotherBatch) {
+            0
+        } else {
+            at
+        };
+        let Some(batch) = self.in_flight.remove(at) else {
+            return;
+        };
         match reply {
             Ok(reply) if reply.replies.len() == batch.requests.len() => {
                 self.answered(now, batch, reply, effects)
@@ -460,7 +483,13 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    fn answered(&mut self, now: Instant, batch: InFlight, reply: BatchReply, effects: &mut Vec<SessionEffect>) {
+    fn answered(
+        &mut self,
+        now: Instant,
+        batch: InFlight,
+        reply: BatchReply,
+        effects: &mut Vec<SessionEffect>,
+    ) {
         self.hear(now, batch.connection);
         if reply.time > 0 {
             self.hear_time(reply.time, batch.sent, now);
@@ -472,17 +501,36 @@ impl<P: Plant> Session<P> {
             }
             if !request.over {
                 let (tag, sent) = (request.tag, batch.sent);
-                effects.push(SessionEffect::Tell(request.name, Input::Answered { tag, sent, reply }));
+                effects.push(SessionEffect::Tell(
+                    request.name,
+                    Input::Answered { tag, sent, reply },
+                ));
             }
         }
-        effects.extend(batch.probes.into_iter().map(|probe| SessionEffect::Probed(probe, Ok(()))));
+        effects.extend(
+            batch
+                .probes
+                .into_iter()
+                .map(|probe| SessionEffect::Probed(probe, Ok(()))),
+        );
         if demoted {
-            self.give_up(now, batch.connection, StoreError::refused(StoreRefusal::ReadOnly), effects);
+            self.give_up(
+                now,
+                batch.connection,
+                StoreError::refused(StoreRefusal::ReadOnly),
+                effects,
+            );
         }
     }
 
     /// A whole batch has no reply: the server refused it, or the connection broke.
-    fn batch_failed(&mut self, now: Instant, batch: InFlight, failure: Failure, effects: &mut Vec<SessionEffect>) {
+    fn batch_failed(
+        &mut self,
+        now: Instant,
+        batch: InFlight,
+        failure: Failure,
+        effects: &mut Vec<SessionEffect>,
+    ) {
         let Failure { executed, error } = failure;
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
         if refused {
@@ -502,7 +550,13 @@ impl<P: Plant> Session<P> {
     }
 
     /// Never used beside its successor: whatever is under way on it is told so.
-    fn give_up(&mut self, now: Instant, connection: Attempt, error: StoreError, effects: &mut Vec<SessionEffect>) {
+    fn give_up(
+        &mut self,
+        now: Instant,
+        connection: Attempt,
+        error: StoreError,
+        effects: &mut Vec<SessionEffect>,
+    ) {
         if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
             return;
         }
@@ -575,7 +629,11 @@ impl<P: Plant> Session<P> {
     fn hear(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
         self.pause = PAUSE.0;
-        if let Connection::Open { attempt, proven, used } = &mut self.connection
+        if let Connection::Open {
+            attempt,
+            proven,
+            used,
+        } = &mut self.connection
             && *attempt == connection
         {
             (*proven, *used) = (true, now);

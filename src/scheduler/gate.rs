@@ -16,8 +16,8 @@ use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
 use crate::observe;
-use crate::primitives::guard::Guard;
 use crate::primitives::acquire::Unacquired;
+use crate::primitives::guard::Guard;
 use crate::primitives::tick::acquire_tick;
 use crate::protocol::message::TickTime;
 

@@ -116,7 +116,10 @@ impl Store for MemoryStore {
 }
 
 fn needs_no(what: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreachable, format_args!("memory needs no {what}"))
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("memory needs no {what}"),
+    )
 }
 
 impl AtOnce for MemoryStore {

@@ -60,7 +60,12 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 
     /// Opens the inbox of `node` at a server, on the runtime that this is called on: from then on `sink` is called with
     /// each grant. Without a deadline; the future may be dropped at any time.
-    fn inbox(&self, server: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>>;
+    fn inbox(
+        &self,
+        server: ServerId,
+        node: NodeId,
+        sink: Sink,
+    ) -> BoxFuture<'static, Result<Inbox, StoreError>>;
 }
 
 /// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.

@@ -4,8 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure::claim::{Holder, Name};
-use tenure::store::ledger::{Owner, Record};
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{Holder, Name};
 use tenure::{Locks, MemoryStore};
 
 /// The node's first claim, as it stands in the store.
@@ -17,7 +17,7 @@ fn first_claim() -> Holder {
     let record = store.with_ledger(|ledger, now| ledger.record(&Name::lock("a".into()), now).cloned());
     match record {
         Some(Record {
-            owner: Owner::Claim(holder, _),
+            owner: RecordOwner::Claim(holder, _),
             ..
         }) => holder,
         other => panic!("no claim: {other:?}"),

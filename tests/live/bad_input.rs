@@ -619,3 +619,108 @@ async fn a_network_that_comes_and_goes() {
     soon(locks.idle()).await;
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
+
+/// The longest there is: refused as an option, or as good as none; and no panic, not even in the background of somebody
+/// who dropped everything while the store stood still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endless_request_timeout_is_no_panic() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let url = server.url();
+    let builder = Locks::builder().lease(ms(30_000)).request_timeout(Duration::MAX);
+    let built = tokio::spawn(async move { builder.redis(&url).await });
+    let locks = match built.await.expect("no panic") {
+        Ok(locks) => locks,
+        Err(ConnectError::Options(_)) => return,
+        Err(other) => panic!("{other}"),
+    };
+    let watch = Watch::of(locks.node().to_string());
+    let waited = soon(locks.mutex("a").lock_timeout(ms(5_000))).await.unwrap();
+    soon(waited.release()).await.unwrap();
+    soon(locks.ping()).await.unwrap();
+    let guard = held(&locks, "a").await;
+    server.freeze();
+    drop((guard, locks));
+    tokio::time::sleep(ms(500)).await;
+    server.thaw();
+    until("it is free", || eyes.owner("a").is_none()).await;
+    until("nothing of it is left", || {
+        let clients: String = eyes.text("CLIENT LIST");
+        clients.lines().count() == 1
+    })
+    .await;
+    let told = watch.told();
+    assert!(
+        told.iter().all(|told| told.level != tracing::Level::ERROR),
+        "{told:#?}"
+    );
+}
+
+/// The clock is what fences come from. One that is a list is refused to everybody in the same words, and stays.
+#[tokio::test]
+async fn a_clock_of_a_wrong_type_is_never_overwritten() {
+    use crate::tools::{CLAIM, batch, connect, holder, store, tick};
+    use tenure::claim::Reply;
+
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(30_000)).await;
+    let link = connect(&store(&server.url())).await.unwrap();
+    let mut told = std::collections::BTreeMap::new();
+    let mut tell = |who: &str, kind: String| told.insert(who.to_owned(), kind);
+    let kind = |answer: Result<Option<tenure::Guard>, Error>| match answer {
+        Err(Error::Store { source, .. }) => format!("{:?}", source.kind()),
+        Err(other) => format!("{other:?}"),
+        Ok(guard) => format!("{guard:?}"),
+    };
+    for who in ["one", "who tries", "many", "a tick"] {
+        let _: i64 = eyes.text("DEL tenure1:clock");
+        let _: i64 = eyes.text("RPUSH tenure1:clock x");
+        match who {
+            "one" => {
+                let answer = soon(locks.mutex("a").lock()).await;
+                tell(who, kind(answer.map(Some)));
+            }
+            "who tries" => {
+                let answer = soon(locks.mutex("b").try_lock()).await;
+                tell(who, kind(answer));
+            }
+            "many" => {
+                let tasks: Vec<_> = (0..64)
+                    .map(|n| tokio::spawn(locks.mutex(format!("many {n}")).lock()))
+                    .collect();
+                for (n, task) in tasks.into_iter().enumerate() {
+                    let answer = soon(task).await.unwrap();
+                    tell(&format!("number {n} of many"), kind(answer.map(Some)));
+                }
+            }
+            _ => {
+                let request = tick(b"job", holder(1, 1), 1, CLAIM);
+                let answer = match link.apply(batch(vec![request])).await {
+                    Err(failure) => format!("{:?}", failure.error.kind()),
+                    Ok(answer) => match &answer.replies[0] {
+                        Reply::Refused(refusal) => format!("Refused({refusal:?})"),
+                        other => format!("{other:?}"),
+                    },
+                };
+                tell(who, answer);
+            }
+        }
+        let now: String = eyes.text("TYPE tenure1:clock");
+        tell(&format!("the clock after {who}"), now);
+    }
+    let clocks: Vec<_> = told
+        .iter()
+        .filter(|(who, _)| who.starts_with("the clock"))
+        .collect();
+    assert!(clocks.iter().all(|(_, kind)| *kind == "list"), "{told:#?}");
+    let words: std::collections::BTreeSet<_> = told
+        .iter()
+        .filter(|(who, _)| !who.starts_with("the clock"))
+        .map(|(_, kind)| kind)
+        .collect();
+    assert!(
+        words.len() == 1 && words.first().unwrap().starts_with("Refused("),
+        "{told:#?}"
+    );
+}

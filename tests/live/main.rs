@@ -15,8 +15,11 @@ mod support;
 mod bad_input;
 mod cancellation;
 mod child;
+mod clocks;
+mod contest;
 mod differential;
 mod events_survive;
+mod fixed_crowd;
 mod help;
 mod idle;
 mod interop;
@@ -26,14 +29,19 @@ mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outage;
+mod pools;
 mod quiet;
+mod reconnect;
 mod runtimes;
 mod scenarios;
 mod server;
 #[cfg(feature = "scheduler")]
 mod shutdown;
+mod silence;
 mod store;
 mod storms;
+#[cfg(feature = "rustls")]
+mod tls;
 mod tools;
 mod torture;
 mod waiters;
