@@ -660,7 +660,7 @@ async fn an_endless_request_timeout_is_no_panic() {
 #[tokio::test]
 async fn a_clock_of_a_wrong_type_is_never_overwritten() {
     use crate::tools::{CLAIM, batch, connect, holder, store, tick};
-    use tenure::claim::Reply;
+    use tenure::protocol::message::Reply;
 
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
