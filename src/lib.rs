@@ -12,6 +12,7 @@ pub mod observe;
 pub mod options;
 pub mod store;
 
+mod driver;
 mod runtime;
 
 pub mod locks;

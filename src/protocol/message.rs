@@ -370,6 +370,8 @@ pub enum InboxEvent {
     Open,
     /// A grant.
     Granted(Grant),
+    /// Something about the server that its operator should know.
+    Warning(String),
 }
 
 /// Whether a failed batch may have been executed.

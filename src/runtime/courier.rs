@@ -17,8 +17,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::driver::events::DriverEvent;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe;
 use crate::protocol::message::{BatchReply, Executed, Failure, Name, Request};
 use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
@@ -245,7 +245,7 @@ impl Courier {
             )),
         });
         drop(sending);
-        observe::departed(load);
+        node.events.departed(load);
         Some(carriage)
     }
 
@@ -398,14 +398,20 @@ impl Courier {
         match open {
             Ok(open) => {
                 self.server.heard_time(open.link.time(), began, now);
-                observe::connected(node.id, now.since(began));
+                for text in open.link.warnings() {
+                    let text = text.clone();
+                    node.events.push(DriverEvent::ServerWarning { text });
+                }
+                let took = now.since(began);
+                node.events.push(DriverEvent::Connected { took });
                 state.generation += 1;
                 state.refused = None;
                 state.link = LinkState::Open(open);
                 Ok(())
             }
             Err(error) => {
-                observe::connection_lost(node.id, &error);
+                let told = error.clone();
+                node.events.push(DriverEvent::ConnectionLost { error: told });
                 state.refused = Some((now, error.clone()));
                 state.link = LinkState::None;
                 Err(error)
@@ -437,7 +443,8 @@ impl Courier {
         if state.generation != generation || matches!(state.link, LinkState::None | LinkState::Opening(_)) {
             return Vec::new();
         }
-        observe::connection_lost(node.id, error);
+        let error = error.clone();
+        node.events.push(DriverEvent::ConnectionLost { error });
         state.link = LinkState::None;
         let on_it = |c: &&Arc<Carriage>| c.generation() == generation;
         state.under_way.iter().filter(on_it).cloned().collect()

@@ -10,8 +10,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::driver::events::DriverEvent;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
-use crate::observe;
 use crate::protocol::message::InboxEvent;
 use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
@@ -100,7 +100,7 @@ pub(crate) fn start(node: Arc<Node>) -> Result<(), OptionsError> {
         .spawn(move || {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(keep(node.clone())))).is_err() {
-                observe::keeper_failed(node.id);
+                node.events.push(DriverEvent::DriverFailed);
                 runtime.block_on(tokio::time::sleep(RESTART));
             }
             // Connections are closed with it; nothing of ours blocks.
@@ -179,9 +179,10 @@ async fn serve_inbox(node: Weak<Node>) {
                 match note {
                     InboxEvent::Open => {
                         opened.store(1, Ordering::Relaxed);
-                        observe::inbox_open(node.id);
+                        node.events.push(DriverEvent::InboxOpen);
                         node.inbox_opened();
                     }
+                    InboxEvent::Warning(text) => node.events.push(DriverEvent::ServerWarning { text }),
                     InboxEvent::Granted(grant) => {
                         let name = grant.name.clone();
                         node.drive(&name, Input::Pushed(grant), Side::Keeper);
@@ -198,8 +199,8 @@ async fn serve_inbox(node: Weak<Node>) {
                 StoreError::new(StoreErrorKind::Interrupted, error)
             }
         };
-        observe::inbox_lost(id, &error);
         if let Some(node) = node.upgrade() {
+            node.events.push(DriverEvent::InboxLost { error });
             node.inbox_lost();
         }
         // One that opens and breaks at once is no better than one that does not open.

@@ -10,13 +10,14 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 use tokio::sync::{Notify, watch};
 
+use crate::driver::events::EventSink;
 use crate::error::{LostCause, OptionsError};
 use crate::observe;
 use crate::options::Options;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Fence, Name, NodeId};
 use crate::protocol::shard::Shard;
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, KeyEvent, Outcome, Rules, Ticket};
+use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::runtime::carriage::Carriage;
 use crate::runtime::clock::Clock;
@@ -42,6 +43,7 @@ pub(crate) enum Side {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) id: NodeId,
+    pub(crate) events: EventSink,
     pub(crate) options: Options,
     pub(crate) clock: Clock,
     pub(crate) store: Arc<dyn Store>,
@@ -150,6 +152,7 @@ impl Node {
         });
         let node = Arc::new(Node {
             id,
+            events: EventSink::capture(id),
             clock,
             store,
             keeper: Arc::default(),
@@ -307,7 +310,7 @@ impl Node {
         drop(cell);
         // All is told before anybody runs on because of it.
         if let Some(name) = name {
-            effects.iter().for_each(|effect| tell(name, effect));
+            effects.iter().for_each(|effect| tell(&self.events, name, effect));
         }
         wakes.drain(..).for_each(Wake::wake);
         step.put_back();
@@ -344,7 +347,7 @@ impl Node {
             let mut step = Step::take();
             let now = self.clock.now();
             cell.shard.opened(now, &mut step.effects, |name, effects| {
-                effects.iter().for_each(|effect| tell(name, effect));
+                effects.iter().for_each(|effect| tell(&self.events, name, effect));
             });
             self.carry_out(now, cell, step, None, Side::Keeper);
         }
@@ -441,7 +444,7 @@ impl Node {
             let mut step = Step::take();
             let now = self.clock.now();
             cell.shard.close(now, &mut step.effects, |name, effects| {
-                effects.iter().for_each(|effect| tell(name, effect));
+                effects.iter().for_each(|effect| tell(&self.events, name, effect));
             });
             self.carry_out(now, cell, step, None, Side::Keeper);
         }
@@ -499,33 +502,17 @@ impl Node {
     }
 }
 
-fn tell(name: &Name, effect: &Effect) {
+fn tell(events: &EventSink, name: &Name, effect: &Effect) {
     match effect {
         Effect::Denied(_, AcquireError::Store(error)) => observe::denied_by_store(name, error),
         Effect::Denied(_, denial) => observe::denied(name, denial),
-        Effect::Lost(_, cause) => observe::lost(name, *cause),
+        Effect::Lost(_, cause) => events.lost(name, *cause),
         Effect::Released(_, Outcome::Kept) => observe::released(name),
         // Found only now. Any other loss was told when it happened.
-        Effect::Released(_, Outcome::Lost(LostCause::Gone)) => observe::lost(name, LostCause::Gone),
+        Effect::Released(_, Outcome::Lost(LostCause::Gone)) => events.lost(name, LostCause::Gone),
         Effect::Released(_, Outcome::Lost(_)) => {}
         Effect::Released(_, Outcome::Failed(error)) => observe::release_failed(name, error),
-        Effect::Event(notice) => match notice {
-            KeyEvent::HandedOn => observe::handed_on(name),
-            KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
-                observe::taken_over(name)
-            }
-            KeyEvent::Renewed { slack } => observe::renewed(name, *slack),
-            KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
-            KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
-            KeyEvent::Requeued => observe::requeued(name),
-            KeyEvent::Asking => observe::asked_again(name),
-            KeyEvent::Late => observe::late(name),
-            KeyEvent::UnknownLeft => observe::unknown_grant(name),
-            KeyEvent::PushStale => observe::stale_grant(name),
-            KeyEvent::PushForged => observe::forged_grant(name),
-            KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
-            _ => {}
-        },
+        Effect::Event(event) => events.key_event(name, event),
         Effect::Granted(_, fence) => observe::granted(name, *fence),
         Effect::Send(_) => {}
     }

@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::events;
 use crate::error::LostCause;
 use crate::protocol::message::Fence;
 use crate::protocol::step::{AcquireError, Outcome};
@@ -37,8 +38,8 @@ pub(crate) enum Wake {
 impl Wake {
     pub(crate) fn wake(self) {
         match self {
-            Wake::Caller(waker) => waker.wake(),
-            Wake::Watchers(token) => token.cancel(),
+            Wake::Caller(waker) => events::wake(waker),
+            Wake::Watchers(token) => events::cancel(token),
         }
     }
 }

@@ -63,6 +63,11 @@ pub trait Link: Debug + Send + Sync + 'static {
 
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
+
+    /// What the server's operator should know, found when the connection was opened.
+    fn warnings(&self) -> &[String] {
+        &[]
+    }
 }
 
 pub(crate) mod sealed {

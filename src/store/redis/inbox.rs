@@ -10,7 +10,6 @@ use redis::Value;
 use redis::aio::{PubSub, PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe;
 use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::Sink;
 use crate::store::redis::link::{cannot_open, said};
@@ -46,7 +45,7 @@ pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreE
     let (ask, stream) = inbox.split();
     tokio::select! {
         error = listen(&store, node, &sink, stream) => error,
-        error = beat(&store, ask) => error,
+        error = beat(&store, &sink, ask) => error,
     }
 }
 
@@ -54,9 +53,9 @@ async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStre
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match script::decode_push(message.get_payload_bytes(), node, &store.names) {
             Some(grant) => sink(InboxEvent::Granted(grant)),
-            None => observe::server_warning(&format!(
+            None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
-            )),
+            ))),
         }
     }
     StoreError::new(
@@ -66,14 +65,16 @@ async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStre
 }
 
 /// A peer that vanished without a word is found by its silence only.
-async fn beat(store: &Inner, mut ask: PubSubSink) -> StoreError {
+async fn beat(store: &Inner, sink: &Sink, mut ask: PubSubSink) -> StoreError {
     loop {
         tokio::time::sleep(PING_EVERY).await;
         match tokio::time::timeout(store.timeout, ask.ping::<Value>()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) if said(&error).is_some() => {
                 // The user may not PING. The subscription stands, and an answer is an answer.
-                observe::server_warning(&format!("the inbox cannot be pinged: {error}"));
+                sink(InboxEvent::Warning(format!(
+                    "the inbox cannot be pinged: {error}"
+                )));
                 return pending().await;
             }
             Ok(Err(error)) => {
