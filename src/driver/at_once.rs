@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use crate::driver::node::Node;
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
-use crate::protocol::message::Grant;
+use crate::protocol::message::InboxEvent;
 use crate::protocol::session::Session;
 use crate::protocol::session_step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::step::Input;
@@ -124,8 +124,8 @@ impl Node {
     /// Where grants for this node are pushed to: on the thread of whoever hands over.
     fn sink(self: &Arc<Self>) -> Sink {
         let node: Weak<Node> = Arc::downgrade(self);
-        Arc::new(move |grant: Grant| {
-            if let Some(node) = node.upgrade() {
+        Arc::new(move |event| {
+            if let (Some(node), InboxEvent::Granted(grant)) = (node.upgrade(), event) {
                 lock(&node.pushed).push(grant);
                 let noted = WORK.try_with(|work| match work.try_borrow_mut() {
                     Ok(mut work) if work.is_under_way => {

@@ -13,11 +13,13 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::timeout;
 
 use crate::driver::clock::Clock;
+use crate::driver::events::DriverEvent;
 use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::servers::{Connection, Server};
 use crate::driver::waiter::lock;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::observe;
 use crate::options::Options;
 use crate::protocol::message::{Batch, Executed, Failure};
 use crate::protocol::session_step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
@@ -50,8 +52,8 @@ pub(crate) fn start(
         .spawn(move || {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {
-                driven.events.driver_failed();
-                runtime.block_on(tokio::time::sleep(RESTART));
+                driven.events.push(DriverEvent::DriverFailed);
+                runtime.block_on(async { tokio::time::sleep(RESTART).await });
             }
             driven
                 .servers
@@ -68,6 +70,7 @@ pub(crate) fn start(
         node.feed(&server, SessionInput::InboxWanted);
         node.exchange();
     }
+    observe::describe();
     Ok(node)
 }
 
@@ -184,7 +187,7 @@ impl Node {
             SessionEffect::Event(event) => self.events.session_event(event),
         }));
         if done.is_err() {
-            self.events.driver_failed();
+            self.events.push(DriverEvent::DriverFailed);
         }
     }
 
@@ -197,6 +200,9 @@ impl Node {
             lock(&to.io).connecting.remove(&attempt);
             let input = match opened {
                 Ok(link) => {
+                    for text in link.warnings().to_vec() {
+                        node.events.push(DriverEvent::ServerWarning { text });
+                    }
                     let time = link.time();
                     let batches = JoinSet::new();
                     lock(&to.io)

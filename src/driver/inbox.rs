@@ -8,11 +8,12 @@ use std::task::Poll;
 
 use tokio::sync::mpsc;
 
+use crate::driver::events::DriverEvent;
 use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::message::Grant;
+use crate::protocol::message::InboxEvent;
 use crate::protocol::session_step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
 use crate::store::{BoxFuture, Sink};
@@ -23,10 +24,14 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
     let (weak, to) = (Arc::downgrade(node), server.clone());
     let sink: Sink = {
         let node = weak.clone();
-        Arc::new(move |grant: Grant| {
-            if let Some(node) = node.upgrade() {
-                let name = grant.name.clone();
-                node.drive(&name, Input::Pushed(grant));
+        Arc::new(move |event| {
+            let Some(node) = node.upgrade() else { return };
+            match event {
+                InboxEvent::Granted(grant) => {
+                    let name = grant.name.clone();
+                    node.drive(&name, Input::Pushed(grant));
+                }
+                InboxEvent::Warning(text) => node.events.push(DriverEvent::ServerWarning { text }),
             }
         })
     };

@@ -1,11 +1,11 @@
 //! Where a caller sleeps until the key machine says something to its ticket.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::events;
 use crate::error::LostCause;
 use crate::protocol::message::Fence;
 use crate::protocol::step::{AcquireError, Outcome};
@@ -40,11 +40,10 @@ pub(crate) enum Wake {
 impl Wake {
     /// Runs foreign code, which may panic. A waker that blocks is beyond help.
     pub(crate) fn wake(self) {
-        let woken = catch_unwind(AssertUnwindSafe(|| match self {
-            Wake::Caller(waker) => waker.wake(),
-            Wake::Watchers(token) => token.cancel(),
-        }));
-        drop(woken);
+        match self {
+            Wake::Caller(waker) => events::wake(waker),
+            Wake::Watchers(token) => events::cancel(token),
+        }
     }
 }
 

@@ -248,7 +248,7 @@ impl Guard {
             Outcome::Lost(cause) => {
                 // Found only now. Any other loss was told when it happened.
                 if cause == LostCause::Gone {
-                    observe::lost(&held.name, cause);
+                    node.events.lost(&held.name, cause);
                 }
                 let cause = lost.unwrap_or(cause);
                 Err(Error::Lost { key, cause })

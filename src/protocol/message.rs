@@ -365,6 +365,16 @@ pub struct Grant {
     pub attempt: u32,
 }
 
+/// What arrives in a node's inbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InboxEvent {
+    /// A grant.
+    Granted(Grant),
+    /// Something about the server that its operator should know.
+    Warning(String),
+}
+
 /// Whether a failed batch may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Executed {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, Name, NodeId};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Name, NodeId};
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -131,7 +131,7 @@ impl AtOnce for MemoryStore {
         for grant in pushes {
             // A sink takes a note of it and no more.
             if let Some(sink) = shared.inboxes.get(&grant.holder.node) {
-                sink(grant);
+                sink(InboxEvent::Granted(grant));
             }
         }
         reply

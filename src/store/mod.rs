@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, Grant, Name, NodeId};
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
 
 pub mod memory;
 #[cfg(feature = "redis")]
@@ -20,7 +20,7 @@ pub mod redis;
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Takes what is pushed to a node. Must not block.
-pub type Sink = Arc<dyn Fn(Grant) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
 /// Which of a store's servers answers for a name. A single server has one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +88,11 @@ pub trait Link: Debug + Send + Sync + 'static {
 
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
+
+    /// What the server's operator should know, found when the connection was opened.
+    fn warnings(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// An inbox that is open. Dropping it closes it.

@@ -14,8 +14,12 @@ const FLOORS: &[(&str, &str)] = &[
     ("options", "key error protocol"),
     ("observe", "key error protocol"),
     ("store", "key error protocol options observe"),
-    ("runtime", "key error protocol options observe store"),
-    ("testing", "key error protocol options observe store runtime"),
+    ("driver", "key error protocol options observe store"),
+    ("runtime", "key error protocol options observe store driver"),
+    (
+        "testing",
+        "key error protocol options observe store driver runtime",
+    ),
     ("primitives", "key error protocol options observe runtime"),
     (
         "locks",
@@ -31,7 +35,7 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "lib",
-        "key error protocol options observe store runtime testing primitives locks middleware scheduler",
+        "key error protocol options observe store driver runtime testing primitives locks middleware scheduler",
     ),
 ];
 

@@ -59,17 +59,15 @@ impl Watch {
         Watch { inner }
     }
 
-    /// What was told so far.
+    /// What was told so far, and of what has happened so far.
     pub fn told(&self) -> Vec<Told> {
+        tenure::testing::flush_events();
         lock(&self.inner.told).clone()
     }
 
     /// How often an event was told so far.
     pub fn count(&self, event: &str) -> usize {
-        lock(&self.inner.told)
-            .iter()
-            .filter(|told| told.event == event)
-            .count()
+        self.told().iter().filter(|told| told.event == event).count()
     }
 
     /// Waits for the event, and answers the first such.

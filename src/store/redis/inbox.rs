@@ -9,8 +9,7 @@ use redis::Value;
 use redis::aio::{PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe;
-use crate::protocol::message::NodeId;
+use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::redis::link::{cannot_open, said};
 use crate::store::redis::{Inner, names, script};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
@@ -27,6 +26,7 @@ pub(super) async fn open(store: Arc<Inner>, node: NodeId, sink: Sink) -> Result<
     let (pings, stream) = inbox.split();
     Ok(Inbox {
         pings: Box::new(Pings {
+            sink: sink.clone(),
             pings,
             is_refused: false,
         }),
@@ -37,10 +37,10 @@ pub(super) async fn open(store: Arc<Inner>, node: NodeId, sink: Sink) -> Result<
 async fn listen(store: Arc<Inner>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match script::decode_push(message.get_payload_bytes(), node, &store.names) {
-            Some(grant) => sink(grant),
-            None => observe::server_warning(&format!(
+            Some(grant) => sink(InboxEvent::Granted(grant)),
+            None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
-            )),
+            ))),
         }
     }
     StoreError::new(
@@ -50,6 +50,7 @@ async fn listen(store: Arc<Inner>, node: NodeId, sink: Sink, mut stream: PubSubS
 }
 
 struct Pings {
+    sink: Sink,
     pings: PubSubSink,
     /// The user may not PING.
     is_refused: bool,
@@ -66,7 +67,9 @@ impl Ping for Pings {
                 // The subscription stands, and an answer is an answer.
                 Err(error) if said(&error).is_some() => {
                     self.is_refused = true;
-                    observe::server_warning(&format!("the inbox cannot be pinged: {error}"));
+                    (self.sink)(InboxEvent::Warning(format!(
+                        "the inbox cannot be pinged: {error}"
+                    )));
                     Ok(())
                 }
                 Err(error) => Err(StoreError::new(StoreErrorKind::Interrupted, &error).with_source(error)),

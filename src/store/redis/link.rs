@@ -1,15 +1,14 @@
 //! One connection for commands: what is checked when it opens, and how a batch travels.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::observe;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::store::redis::script::{self, Script};
 use crate::store::redis::{Inner, Pool};
@@ -23,10 +22,15 @@ const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What was said once and needs no repeating on every new connection.
 #[derive(Debug, Default)]
-pub(super) struct Said {
-    eviction: AtomicBool,
-    no_info: AtomicBool,
-    no_role: AtomicBool,
+pub(super) struct Said(Mutex<HashSet<String>>);
+
+impl Said {
+    /// What is new of it.
+    fn unsaid(&self, mut warnings: Vec<String>) -> Vec<String> {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.retain(|warning| said.insert(warning.clone()));
+        warnings
+    }
 }
 
 /// A connection to a master.
@@ -37,6 +41,7 @@ pub(super) struct RedisLink {
     connection: MultiplexedConnection,
     store: Arc<Inner>,
     time: u64,
+    warnings: Vec<String>,
 }
 
 impl fmt::Debug for RedisLink {
@@ -85,7 +90,8 @@ impl RedisLink {
         let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
             return Err(script::malformed("the server left questions unanswered").error);
         };
-        check_role(store, role)?;
+        let mut warnings = Vec::new();
+        check_role(store, role, &mut warnings)?;
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
@@ -102,11 +108,12 @@ impl RedisLink {
         for loaded in [locks, jobs] {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
-        check_info(store, server, memory)?;
+        check_info(store, server, memory, &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
             time,
+            warnings: store.said.unsaid(warnings),
         })
     }
 }
@@ -151,6 +158,10 @@ impl Link for RedisLink {
 
     fn time(&self) -> u64 {
         self.time
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 
@@ -228,21 +239,15 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
     .with_source(error)
 }
 
-fn once(said: &AtomicBool) -> bool {
-    !said.swap(true, Ordering::Relaxed)
-}
-
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
-fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
+fn check_role(store: &Inner, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
         Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
-            if once(&store.said.no_role) {
-                observe::server_warning(&format!(
-                    "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
-                    store.address()
-                ));
-            }
+            warnings.push(format!(
+                "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
+                store.address()
+            ));
             return Ok(());
         }
         Err(error) => return Err(cannot_open(store, error)),
@@ -264,14 +269,17 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
     }
 }
 
-fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreError> {
+fn check_info(
+    store: &Inner,
+    server: Value,
+    memory: Value,
+    warnings: &mut Vec<String>,
+) -> Result<(), StoreError> {
     let (Ok(server), Ok(memory)) = (result(server), result(memory)) else {
-        if once(&store.said.no_info) {
-            observe::server_warning(&format!(
-                "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
-                store.address()
-            ));
-        }
+        warnings.push(format!(
+            "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
+            store.address()
+        ));
         return Ok(());
     };
     let (server, memory) = (text(server).unwrap_or_default(), text(memory).unwrap_or_default());
@@ -288,9 +296,8 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
     }
     if let Some(policy) = field(&memory, "maxmemory_policy")
         && policy != "noeviction"
-        && once(&store.said.eviction)
     {
-        observe::server_warning(&format!(
+        warnings.push(format!(
             "{} may evict locks that are held when memory is short (maxmemory-policy {policy}): set it to noeviction",
             store.address()
         ));
