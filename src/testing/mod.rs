@@ -2,8 +2,6 @@
 
 use crate::error::{StoreError, StoreErrorKind};
 
-// pub mod sim;
-
 /// What a batch without an answer ends with.
 pub fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::TimedOut, "no answer in time")

@@ -23,5 +23,4 @@ mod middleware_refusals;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
-mod simulator;
 mod told;

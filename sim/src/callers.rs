@@ -1,26 +1,27 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::error::LostCause;
-use crate::protocol::message::{Fence, Holder, NO_TICK};
-use crate::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
-use crate::testing::sim::Wrong;
-use crate::testing::sim::coverage::Seen;
-use crate::testing::sim::world::{Event, MS, World};
+use tenure::error::LostCause;
+use tenure::protocol::message::{Fence, Holder, NO_TICK};
+use tenure::protocol::session_step::{Probe, SessionInput};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
+use crate::Wrong;
+use crate::coverage::Seen;
+use crate::world::{Event, MS, World};
 
 /// One caller, from its call to its last word.
 #[derive(Debug)]
-pub(super) struct Caller {
-    pub(super) key: usize,
-    pub(super) want: AcquireOptions,
-    pub(super) state: State,
+pub(crate) struct Caller {
+    pub(crate) key: usize,
+    pub(crate) want: AcquireOptions,
+    pub(crate) state: State,
     /// Was seen not to hold after it held.
-    pub(super) dark: bool,
+    pub(crate) dark: bool,
     /// The claim that it holds or held by.
-    pub(super) claim: Option<Holder>,
+    pub(crate) claim: Option<Holder>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     Waiting,
     Holding,
     /// Waits for what became of its release; whether it held until then.
@@ -33,8 +34,9 @@ pub(super) enum State {
 
 /// What a caller does next.
 #[derive(Debug)]
-pub(super) enum Act {
+pub(crate) enum Act {
     GiveUp,
+    Fetch,
     Look,
     Release,
     Drop,
@@ -43,7 +45,7 @@ pub(super) enum Act {
 
 impl World {
     /// A caller comes, if there is room for one.
-    pub(super) fn arrival(&mut self, slot: usize) {
+    pub(crate) fn arrival(&mut self, slot: usize) {
         if self.draining {
             return;
         }
@@ -54,6 +56,9 @@ impl World {
             return;
         }
         let (life, key) = (node.life, self.rng.usize(0..self.locks));
+        if self.chance(1) {
+            self.probe(slot);
+        }
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         let want = AcquireOptions {
             term,
@@ -91,13 +96,23 @@ impl World {
         self.feed(slot, key, Input::Lock(ticket, want));
     }
 
+    /// Somebody asks whether the server answers.
+    fn probe(&mut self, slot: usize) {
+        let now = self.now;
+        let node = &mut self.nodes[slot];
+        node.probed += 1;
+        let probe = Probe(node.probed);
+        node.probes.insert(probe, now);
+        self.tell_session(slot, SessionInput::Probed(probe));
+    }
+
     /// A caller does what it had in mind.
-    pub(super) fn act(&mut self, slot: usize, caller: usize, act: Act) {
+    pub(crate) fn act(&mut self, slot: usize, caller: usize, act: Act) {
         let ticket = Ticket(caller as u64 + 1);
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (act, state) {
             (Act::GiveUp, State::Waiting) => {
-                let under_way = !self.nodes[slot].side.outbox.is_empty();
+                let under_way = !self.nodes[slot].requests.is_empty();
                 self.saw(if under_way {
                     Seen::CancelInFlight
                 } else {
@@ -106,6 +121,7 @@ impl World {
                 self.over(slot, caller);
                 self.feed(slot, key, Input::Cancel(ticket));
             }
+            (Act::Fetch, State::Holding) => self.feed(slot, key, Input::Fetched(ticket)),
             (Act::Look, State::Holding) => {
                 self.look(slot, caller);
             }
@@ -132,7 +148,7 @@ impl World {
     }
 
     /// What a guard's question sees, at any moment and before anything else was handled.
-    pub(super) fn look(&mut self, slot: usize, caller: usize) -> bool {
+    pub(crate) fn look(&mut self, slot: usize, caller: usize) -> bool {
         let local = self.local(slot);
         let node = &mut self.nodes[slot];
         let asking = &mut node.callers[caller];
@@ -184,7 +200,7 @@ impl World {
         caller
     }
 
-    pub(super) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
+    pub(crate) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
         let told = if self.setup.history {
             format!("granted {}.{}", fence.number(), fence.get() & 1023)
         } else {
@@ -199,6 +215,15 @@ impl World {
             self.saw(Seen::GrantedFixed);
         }
         self.watch_fence(slot, key, fence);
+        let life = self.nodes[slot].life;
+        if want.mark == NO_TICK && self.chance(2) {
+            // Its future is not polled: nobody takes the lease up, and the caller is dropped in the end.
+            let act = Act::Drop;
+            let span = self.rng.u64(0..4 * want.term.lease_ms * MS);
+            return self.after(span, Event::Caller { slot, life, caller, act });
+        }
+        let (act, pause) = (Act::Fetch, self.rng.u64(0..100_000));
+        self.after(pause, Event::Caller { slot, life, caller, act });
         if want.mark != NO_TICK {
             return self.run_begins(slot, caller, fence);
         }
@@ -233,7 +258,7 @@ impl World {
         }
     }
 
-    pub(super) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
+    pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
         let told = if self.setup.history {
             format!("denied: {denial:?}")
         } else {
@@ -256,13 +281,18 @@ impl World {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
         }
+        if matches!(denial, AcquireError::Store(_)) && self.is_calm() {
+            self.wrong(Wrong::DeniedInCalm, Some(key), || {
+                format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
+            });
+        }
         self.over(slot, caller);
         if want.mark != NO_TICK {
             self.tick_denied(slot, caller, denial);
         }
     }
 
-    pub(super) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
+    pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
         let told = if self.setup.history {
             format!("lost: {cause:?}")
         } else {
@@ -280,7 +310,19 @@ impl World {
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;
-        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key,
+            want,
+            state,
+            claim,
+            ..
+        } = self.nodes[slot].callers[caller];
+        let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
+        if is_promised && self.is_calm() && !self.is_tainted_claim(claim) {
+            self.wrong(Wrong::LostInCalm, Some(key), || {
+                format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
+            });
+        }
         if want.mark != NO_TICK && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.
             self.saw(Seen::TickLost);
@@ -289,7 +331,7 @@ impl World {
         }
     }
 
-    pub(super) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
+    pub(crate) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
         let told = if self.setup.history {
             format!("released: {outcome:?}")
         } else {

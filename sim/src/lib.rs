@@ -9,17 +9,21 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
-use crate::protocol::flaw::Flaw;
-use crate::protocol::ledger;
+use tenure::protocol::flaw::Flaw;
+use tenure::protocol::ledger;
 
 mod callers;
 pub mod coverage;
+pub mod explore;
 mod faults;
+mod inbox;
 mod jobs;
 mod log;
 mod network;
+mod node;
 pub mod planted;
 mod profile;
+mod server;
 mod watch;
 mod world;
 
@@ -49,6 +53,8 @@ pub struct Setup {
 pub struct Run {
     /// How many events were handled.
     pub steps: u64,
+    /// How often a key machine was told something.
+    pub inputs: u64,
     /// How much time went by in the world, in milliseconds.
     pub virtual_ms: u64,
     /// Depends on everything that happened.
@@ -112,6 +118,16 @@ pub enum Wrong {
     LeftOver,
     /// Requests without end.
     Storm,
+    /// Something is sent on a connection that was given up, or beside its successor.
+    Beside,
+    /// A request is neither answered nor reported, or told of twice.
+    Unanswered,
+    /// A lease is lost in a calm, although its owner is alive.
+    LostInCalm,
+    /// A caller is told of an error of a healthy store.
+    DeniedInCalm,
+    /// A connection that nothing comes through is used on and on.
+    Unnoticed,
 }
 
 /// A thing that must never happen and did.
