@@ -13,6 +13,8 @@ pub(super) struct Caller {
     pub(super) key: usize,
     pub(super) want: AcquireOptions,
     pub(super) state: State,
+    /// Whether it takes up what it is granted: not yet, in time or late, never.
+    pub(super) fetches: Fetches,
     /// Was seen not to hold after it held.
     pub(super) dark: bool,
     /// The claim that it holds or held by.
@@ -31,10 +33,19 @@ pub(super) enum State {
     Over,
 }
 
+/// Whether a caller takes up what it is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fetches {
+    Later,
+    Never,
+    Did,
+}
+
 /// What a caller does next.
 #[derive(Debug)]
 pub(super) enum Act {
     GiveUp,
+    Fetch,
     Look,
     Release,
     Drop,
@@ -71,6 +82,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
@@ -94,7 +106,9 @@ impl World {
     /// A caller does what it had in mind.
     pub(super) fn act(&mut self, slot: usize, caller: usize, act: Act) {
         let ticket = Ticket(caller as u64 + 1);
-        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key, state, fetches, ..
+        } = self.nodes[slot].callers[caller];
         match (act, state) {
             (Act::GiveUp, State::Waiting) => {
                 let under_way = !self.nodes[slot].side.outbox.is_empty();
@@ -106,6 +120,7 @@ impl World {
                 self.over(slot, caller);
                 self.feed(slot, key, Input::Cancel(ticket));
             }
+            (Act::Fetch, State::Holding) => self.fetch(slot, caller),
             (Act::Look, State::Holding) => {
                 self.look(slot, caller);
             }
@@ -122,6 +137,8 @@ impl World {
                 self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
                 self.feed(slot, key, Input::Finish(ticket));
             }
+            // The future is dropped, not the guard.
+            (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
             (Act::Drop, State::Holding) => {
                 self.saw(Seen::CancelHolder);
                 self.feed(slot, key, Input::Cancel(ticket));
@@ -199,9 +216,53 @@ impl World {
             self.saw(Seen::GrantedFixed);
         }
         self.watch_fence(slot, key, fence);
-        if want.mark != NO_TICK {
-            return self.run_begins(slot, caller, fence);
+        let life = self.nodes[slot].life;
+        let lease = want.term.lease_ms * MS;
+        let delay = match self.rng.u8(0..100) {
+            0..3 => {
+                self.nodes[slot].callers[caller].fetches = Fetches::Never;
+                return;
+            }
+            3..8 => self.rng.u64(0..lease * 3 / 2),
+            8..40 => self.rng.u64(0..2 * MS),
+            _ => 0,
+        };
+        self.after(
+            delay,
+            Event::Caller {
+                slot,
+                life,
+                caller,
+                act: Act::Fetch,
+            },
+        );
+    }
+
+    /// The caller is polled, and makes a guard of what it was granted.
+    fn fetch(&mut self, slot: usize, caller: usize) {
+        let Caller { key, want, dark, .. } = self.nodes[slot].callers[caller];
+        self.nodes[slot].callers[caller].fetches = Fetches::Did;
+        if dark {
+            self.saw(Seen::FetchedLost);
         }
+        let ticket = Ticket(caller as u64 + 1);
+        self.feed(slot, key, Input::Fetched(ticket));
+        if self.nodes[slot].callers[caller].state != State::Holding {
+            return;
+        }
+        if want.mark != NO_TICK {
+            let local = self.local(slot);
+            let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
+            if let Some(fence) = fence {
+                self.run_begins(slot, caller, fence);
+            }
+            return;
+        }
+        self.hold(slot, caller);
+    }
+
+    fn hold(&mut self, slot: usize, caller: usize) {
+        let Caller { want, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
@@ -281,6 +342,10 @@ impl World {
         });
         self.nodes[slot].callers[caller].dark = true;
         let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
+        if never && want.mark == NO_TICK {
+            self.over(slot, caller);
+        }
         if want.mark != NO_TICK && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.
             self.saw(Seen::TickLost);

@@ -6,7 +6,7 @@ use crate::protocol::ledger::{Job, RecordOwner};
 use crate::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
 use crate::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 use crate::testing::sim::Wrong;
-use crate::testing::sim::callers::{Act, Caller, State};
+use crate::testing::sim::callers::{Act, Caller, Fetches, State};
 use crate::testing::sim::coverage::Seen;
 use crate::testing::sim::world::{Event, MS, World};
 
@@ -109,6 +109,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
