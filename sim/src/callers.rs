@@ -14,6 +14,8 @@ pub(crate) struct Caller {
     pub(crate) key: usize,
     pub(crate) want: AcquireOptions,
     pub(crate) state: State,
+    /// Whether it takes up what it is granted: not yet, in time or late, never.
+    pub(crate) fetches: Fetches,
     /// Was seen not to hold after it held.
     pub(crate) dark: bool,
     /// The claim that it holds or held by.
@@ -30,6 +32,14 @@ pub(crate) enum State {
         finished: bool,
     },
     Over,
+}
+
+/// Whether a caller takes up what it is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetches {
+    Later,
+    Never,
+    Did,
 }
 
 /// What a caller does next.
@@ -76,6 +86,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
@@ -109,7 +120,9 @@ impl World {
     /// A caller does what it had in mind.
     pub(crate) fn act(&mut self, slot: usize, caller: usize, act: Act) {
         let ticket = Ticket(caller as u64 + 1);
-        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key, state, fetches, ..
+        } = self.nodes[slot].callers[caller];
         match (act, state) {
             (Act::GiveUp, State::Waiting) => {
                 let under_way = !self.nodes[slot].requests.is_empty();
@@ -121,7 +134,7 @@ impl World {
                 self.over(slot, caller);
                 self.feed(slot, key, Input::Cancel(ticket));
             }
-            (Act::Fetch, State::Holding) => self.feed(slot, key, Input::Fetched(ticket)),
+            (Act::Fetch, State::Holding) => self.fetch(slot, caller),
             (Act::Look, State::Holding) => {
                 self.look(slot, caller);
             }
@@ -138,6 +151,8 @@ impl World {
                 self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
                 self.feed(slot, key, Input::Finish(ticket));
             }
+            // The future is dropped, not the guard.
+            (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
             (Act::Drop, State::Holding) => {
                 self.saw(Seen::CancelHolder);
                 self.feed(slot, key, Input::Cancel(ticket));
@@ -216,17 +231,52 @@ impl World {
         }
         self.watch_fence(slot, key, fence);
         let life = self.nodes[slot].life;
-        if want.mark == NO_TICK && self.chance(2) {
-            // Its future is not polled: nobody takes the lease up, and the caller is dropped in the end.
-            let act = Act::Drop;
-            let span = self.rng.u64(0..4 * want.term.lease_ms * MS);
-            return self.after(span, Event::Caller { slot, life, caller, act });
+        let lease = want.term.lease_ms * MS;
+        let delay = match self.rng.u8(0..100) {
+            0..3 => {
+                self.nodes[slot].callers[caller].fetches = Fetches::Never;
+                return;
+            }
+            3..8 => self.rng.u64(0..lease * 3 / 2),
+            8..40 => self.rng.u64(0..2 * MS),
+            _ => 0,
+        };
+        self.after(
+            delay,
+            Event::Caller {
+                slot,
+                life,
+                caller,
+                act: Act::Fetch,
+            },
+        );
+    }
+
+    /// The caller is polled, and makes a guard of what it was granted.
+    fn fetch(&mut self, slot: usize, caller: usize) {
+        let Caller { key, want, dark, .. } = self.nodes[slot].callers[caller];
+        self.nodes[slot].callers[caller].fetches = Fetches::Did;
+        if dark {
+            self.saw(Seen::FetchedLost);
         }
-        let (act, pause) = (Act::Fetch, self.rng.u64(0..100_000));
-        self.after(pause, Event::Caller { slot, life, caller, act });
+        let ticket = Ticket(caller as u64 + 1);
+        self.feed(slot, key, Input::Fetched(ticket));
+        if self.nodes[slot].callers[caller].state != State::Holding {
+            return;
+        }
         if want.mark != NO_TICK {
-            return self.run_begins(slot, caller, fence);
+            let local = self.local(slot);
+            let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
+            if let Some(fence) = fence {
+                self.run_begins(slot, caller, fence);
+            }
+            return;
         }
+        self.hold(slot, caller);
+    }
+
+    fn hold(&mut self, slot: usize, caller: usize) {
+        let Caller { want, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
@@ -310,18 +360,10 @@ impl World {
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;
-        let Caller {
-            key,
-            want,
-            state,
-            claim,
-            ..
-        } = self.nodes[slot].callers[caller];
-        let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
-        if is_promised && self.is_calm() && !self.is_tainted_claim(claim) {
-            self.wrong(Wrong::LostInCalm, Some(key), || {
-                format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
-            });
+        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
+        if never && want.mark == NO_TICK {
+            self.over(slot, caller);
         }
         if want.mark != NO_TICK && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.

@@ -6,7 +6,7 @@ use tenure::protocol::ledger::{Job, RecordOwner};
 use tenure::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 use crate::Wrong;
-use crate::callers::{Act, Caller, State};
+use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 
@@ -109,6 +109,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
