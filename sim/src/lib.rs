@@ -10,7 +10,6 @@
 //! (what must never happen), `log`.
 
 use tenure::protocol::flaw::Flaw;
-use tenure::protocol::ledger;
 
 mod callers;
 pub mod coverage;
@@ -34,10 +33,8 @@ pub use coverage::Coverage;
 pub struct Setup {
     /// Decides everything.
     pub seed: u64,
-    /// A mistake planted in the engine.
+    /// A mistake that is planted: in the key machine, the session, the link or the ledger.
     pub flaw: Option<Flaw>,
-    /// A mistake planted in the ledger.
-    pub ledger_flaw: Option<ledger::Flaw>,
     /// The store adds nothing to a lease: what the margin pays for is paid by nobody.
     pub no_margin: bool,
     /// The scheduler gives back a job whose future goes on.
@@ -128,6 +125,36 @@ pub enum Wrong {
     DeniedInCalm,
     /// A connection that nothing comes through is used on and on.
     Unnoticed,
+}
+
+impl Wrong {
+    /// All of them.
+    pub const ALL: [Wrong; 24] = [
+        Wrong::TwoHolders,
+        Wrong::Unbacked,
+        Wrong::TwoRuns,
+        Wrong::TickAgain,
+        Wrong::TickEarly,
+        Wrong::TickOrder,
+        Wrong::TickAsleep,
+        Wrong::TickUntold,
+        Wrong::TickDropped,
+        Wrong::Fence,
+        Wrong::NotTheOwner,
+        Wrong::NumberTwice,
+        Wrong::Revived,
+        Wrong::Outcome,
+        Wrong::Orphan,
+        Wrong::DeadGranted,
+        Wrong::Asleep,
+        Wrong::LeftOver,
+        Wrong::Storm,
+        Wrong::Beside,
+        Wrong::Unanswered,
+        Wrong::LostInCalm,
+        Wrong::DeniedInCalm,
+        Wrong::Unnoticed,
+    ];
 }
 
 /// A thing that must never happen and did.

@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 
 use tenure::error::StoreRefusal;
-use tenure::protocol::ledger::{Branch, Flaw, Ledger};
+use tenure::protocol::ledger::{Branch, Ledger};
 use tenure::protocol::message::{Batch, BatchReply, Grant, Reply, Verb};
 use tenure::protocol::session_step::Attempt;
 
 use crate::coverage::Seen;
+use crate::planted::Planted;
 use crate::world::World;
 
 /// The server's process and its wall clock.
 #[derive(Debug)]
 pub(crate) struct Server {
-    pub(crate) ledger: Ledger,
+    pub(crate) ledger: Ledger<Planted>,
     /// What the wall clock shows beyond true time, in µs.
     pub(crate) offset: i64,
     pub(crate) stall: u64,
@@ -35,9 +36,9 @@ pub(crate) struct Server {
 pub(crate) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 impl Server {
-    pub(crate) fn new(flaw: Option<Flaw>) -> Self {
+    pub(crate) fn new(plant: Planted) -> Self {
         Server {
-            ledger: Ledger::with_flaw(flaw),
+            ledger: Ledger::with_plant(plant),
             offset: 0,
             stall: 0,
             down: false,

@@ -14,6 +14,7 @@ use crate::coverage::{Coverage, Seen};
 use crate::log::Log;
 use crate::network::Conn;
 use crate::node::Node;
+use crate::planted::Planted;
 use crate::profile::Profile;
 use crate::server::Server;
 use crate::watch::Watch;
@@ -202,7 +203,7 @@ impl World {
             now: 0,
             seq: 0,
             due: BinaryHeap::new(),
-            server: Server::new(setup.ledger_flaw),
+            server: Server::new(Planted(setup.flaw)),
             watch: Watch::new(keys.len()),
             profile,
             keys,
