@@ -10,19 +10,47 @@ use proc_macro2::{TokenStream, TokenTree, token_stream};
 
 /// From the bottom to the top. A floor imports itself and what is below it.
 const FLOORS: &[&str] = &[
-    "key", "error", "protocol", "options", "observe", "store", "driver", "primitives", "locks", "middleware",
-    "scheduler", "testing", "lib",
+    "key",
+    "error",
+    "protocol",
+    "options",
+    "observe",
+    "store",
+    "driver",
+    "primitives",
+    "locks",
+    "middleware",
+    "scheduler",
+    "testing",
+    "lib",
 ];
 /// Neighbours that never meet all the same: faces know no store, doors neither store nor key machine.
-const NEVER: &[(&str, &str)] = &[("primitives", "store"), ("middleware", "store"), ("scheduler", "store")];
+const NEVER: &[(&str, &str)] = &[
+    ("primitives", "store"),
+    ("middleware", "store"),
+    ("scheduler", "store"),
+];
 /// What the pure floor may not name.
-const IMPURE: &[&str] = &["tokio", "tracing", "std::time::Instant", "std::time::SystemTime", "std::thread", "std::net"];
+const IMPURE: &[&str] = &[
+    "tokio",
+    "tracing",
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::thread",
+    "std::net",
+];
 
 type Paths = BTreeSet<Vec<String>>;
 type Tokens = Peekable<token_stream::IntoIter>;
 
 fn ident(tree: Option<&TokenTree>) -> Option<String> {
-    tree.and_then(|tree| if let TokenTree::Ident(ident) = tree { Some(ident.to_string()) } else { None })
+    tree.and_then(|tree| {
+        if let TokenTree::Ident(ident) = tree {
+            Some(ident.to_string())
+        } else {
+            None
+        }
+    })
 }
 
 /// Collects every path, with the groups of `use` spread out.
@@ -32,7 +60,10 @@ fn walk(tokens: TokenStream, paths: &mut Paths) {
         match &tree {
             TokenTree::Group(group) if group.stream().to_string().replace(' ', "") == "cfg(test)" => {
                 // What it is about: `mod tests { … }`, or any other item.
-                while tokens.next_if(|next| !matches!(next, TokenTree::Group(_)) && next.to_string() != ";").is_some() {}
+                while tokens
+                    .next_if(|next| !matches!(next, TokenTree::Group(_)) && next.to_string() != ";")
+                    .is_some()
+                {}
                 tokens.next();
             }
             TokenTree::Group(group) => walk(group.stream(), paths),
@@ -87,8 +118,17 @@ fn files(dir: &Path, module: &[String], found: &mut BTreeMap<Vec<String>, Paths>
 #[test]
 fn imports_run_downwards_and_in_no_circle() {
     let mut found = BTreeMap::new();
-    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut found);
-    let floor = |module: &[String]| FLOORS.iter().position(|name| *name == module[0]).expect(&module[0]);
+    files(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &[],
+        &mut found,
+    );
+    let floor = |module: &[String]| {
+        FLOORS
+            .iter()
+            .position(|name| *name == module[0])
+            .expect(&module[0])
+    };
     let (mut faults, mut edges) = (Vec::new(), BTreeMap::<_, BTreeSet<_>>::new());
     for (module, paths) in &found {
         for path in paths {
@@ -103,7 +143,10 @@ fn imports_run_downwards_and_in_no_circle() {
                 "self" => [&module[..], &path[1..]].concat(),
                 _ => continue,
             };
-            let Some(target) = (1..=target.len()).rev().find_map(|n| found.get_key_value(&target[..n])) else {
+            let Some(target) = (1..=target.len())
+                .rev()
+                .find_map(|n| found.get_key_value(&target[..n]))
+            else {
                 faults.push(format!("{module:?} imports {written} from the root"));
                 continue;
             };
@@ -116,8 +159,15 @@ fn imports_run_downwards_and_in_no_circle() {
         }
     }
     // Whoever imports nothing that is left is in no circle.
-    while let Some(done) = edges.iter().find(|(_, to)| to.iter().all(|to| !edges.contains_key(to))).map(|edge| *edge.0) {
+    while let Some(done) = edges
+        .iter()
+        .find(|(_, to)| to.iter().all(|to| !edges.contains_key(to)))
+        .map(|edge| *edge.0)
+    {
         edges.remove(done);
     }
-    assert!(found.len() > 40 && faults.is_empty() && edges.is_empty(), "{faults:#?}\nin a circle: {edges:#?}");
+    assert!(
+        found.len() > 40 && faults.is_empty() && edges.is_empty(),
+        "{faults:#?}\nin a circle: {edges:#?}"
+    );
 }

@@ -30,6 +30,5 @@ mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
 mod shown;
-// mod simulator;
 mod told;
 mod waiters;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tenure::protocol::flaw::Flaw;
 use tenure::protocol::ledger;
-use tenure::testing::sim::{Coverage, Run, Setup, Wrong, run};
+use tenure_sim::{Coverage, Run, Setup, Wrong, run};
 
 fn env_number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| {
