@@ -191,15 +191,16 @@ impl Claim {
     }
 
     fn facts(&self) -> Facts {
+        let is_leaving = matches!(self.phase, Phase::Leaving(_));
         let solo = match self.owner {
-            Owner::Solo(caller) => Some(caller.ticket),
+            Owner::Solo(caller) if !is_leaving => Some(caller.ticket),
             _ => None,
         };
         let held = self.held().map(|held| held.ticket);
         Facts {
             due: self.due(),
             ticket: held.or(solo),
-            is_cohort: self.owner == Owner::Cohort && !matches!(self.phase, Phase::Leaving(_)),
+            is_cohort: self.owner == Owner::Cohort && !is_leaving,
             is_taken: matches!(
                 self.phase,
                 Phase::Held(_) | Phase::Queued { .. } | Phase::Confirming { .. }

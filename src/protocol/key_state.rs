@@ -171,7 +171,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    fn fetched(&mut self, ticket: Ticket) {
+    pub(crate) fn fetched(&mut self, ticket: Ticket) {
         let number = self.held_by(ticket).map(|(claim, _)| claim.holder.claim);
         let claim = number.and_then(|number| self.claims.get_mut(number));
         if let Some(Phase::Held(held)) = claim.map(|claim| &mut claim.phase) {

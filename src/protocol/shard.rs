@@ -55,6 +55,13 @@ impl<P: Plant> Shard<P> {
             Input::Lock(ticket, _) if self.source.is_closed => {
                 return effects.push(Effect::Denied(*ticket, AcquireError::Closed));
             }
+            // No step: it happens for every grant, and leads to nothing.
+            Input::Fetched(ticket) => {
+                if let Some(key) = self.keys.get_mut(name) {
+                    key.fetched(*ticket);
+                }
+                return;
+            }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
                 self.keys.insert(

@@ -12,6 +12,7 @@ mod cancellation;
 mod core;
 mod engine;
 mod faults;
+mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -20,6 +21,7 @@ mod middleware;
 mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
+mod outages;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
