@@ -7,7 +7,7 @@ use tenure::error::StoreErrorKind;
 use tenure::protocol::session_step::SessionInput;
 
 use crate::Wrong;
-use crate::callers::State;
+use crate::callers::{Act, State};
 use crate::coverage::Seen;
 use crate::network::error;
 use crate::world::{Event, MS, World};
@@ -450,5 +450,13 @@ impl World {
             }
         }
         self.note(None, None, || "drain".into());
+        if !self.profile.crowd {
+            return;
+        }
+        for slot in 0..self.nodes.len() {
+            for caller in self.nodes[slot].live.clone() {
+                self.act(slot, caller, Act::GiveUp);
+            }
+        }
     }
 }
