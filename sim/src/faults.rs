@@ -293,13 +293,14 @@ impl World {
     /// forgets the scripts.
     fn refuse_all(&mut self) {
         let until = self.now + self.rng.u64(0..1_500 * MS);
-        match self.rng.u8(0..6) {
+        match self.rng.u8(0..8) {
             0 => self.server.loading = until,
             1 => self.server.read_only = until,
             2 => {
                 self.server.locked = until;
                 self.saw(Seen::Locked);
             }
+            3 | 4 => self.server.kills = until,
             _ => {
                 self.note(None, None, || "server forgets the scripts".into());
                 self.server.knows_scripts = false;
@@ -418,7 +419,7 @@ impl World {
         self.server.stall = self.now;
         let server = &mut self.server;
         (server.refuses, server.loading) = (self.now, self.now);
-        (server.read_only, server.locked) = (self.now, self.now);
+        (server.read_only, server.locked, server.kills) = (self.now, self.now, self.now);
         self.server.down = false;
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;
