@@ -62,6 +62,7 @@ pub struct Session<P: Plant = Sound> {
 #[derive(Debug, Clone, Copy)]
 enum Connection {
     Closed {
+        since: Instant,
         /// Not to be opened again before.
         until: Instant,
     },
@@ -121,6 +122,7 @@ impl<P: Plant> Session<P> {
             queue: Queue::with_plant(plant.planted(Flaw::RenewalBehindQueue)),
             probes: Vec::new(),
             connection: Connection::Closed {
+                since: Instant::default(),
                 until: Instant::default(),
             },
             in_flight: VecDeque::new(),
@@ -189,7 +191,7 @@ impl<P: Plant> Session<P> {
             self.ask_for_a_sign(now, effects);
         }
         match self.connection {
-            Connection::Closed { until } if self.is_wanted() => {
+            Connection::Closed { until, .. } if self.is_wanted() => {
                 if until <= now {
                     self.connect(now, effects);
                 } else if self.is_down(now) {
@@ -209,7 +211,7 @@ impl<P: Plant> Session<P> {
     /// When [`step`](Self::step) has something to do next, if nothing happens.
     pub fn next_due(&self) -> Option<Instant> {
         let connection = match self.connection {
-            Connection::Closed { until } if self.is_wanted() => {
+            Connection::Closed { until, .. } if self.is_wanted() => {
                 let heard = self.heard.filter(|_| self.unreachable);
                 let down = heard.map(|heard| heard + self.options.request_timeout);
                 Some(down.map_or(until, |down| until.min(down)))
@@ -237,8 +239,7 @@ impl<P: Plant> Session<P> {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
         };
-        let for_good = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        for_good
+        is_for_good(error)
             || self
                 .heard
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
@@ -292,7 +293,10 @@ impl<P: Plant> Session<P> {
     fn close(&mut self, now: Instant, error: StoreError, effects: &mut Vec<SessionEffect>) {
         let pause = self.pause.mul_f64(0.5 + self.jitter.f64() / 2.0);
         self.pause = (2 * self.pause).min(PAUSE.1);
-        self.connection = Connection::Closed { until: now + pause };
+        self.connection = Connection::Closed {
+            since: now,
+            until: now + pause,
+        };
         effects.push(SessionEffect::Event(SessionEvent::ConnectionLost {
             error: error.clone(),
             first: self.lost.is_none(),
@@ -300,11 +304,10 @@ impl<P: Plant> Session<P> {
         self.lost = Some(error);
     }
 
-    /// What opened says that the other can be opened, too.
+    /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     fn retry_now(&mut self, now: Instant) {
-        self.pause = PAUSE.0;
-        if let Connection::Closed { until } = &mut self.connection {
-            *until = now;
+        if let Connection::Closed { since, until } = &mut self.connection {
+            *until = (*until).min(now.max(*since + PAUSE.0));
         }
     }
 
@@ -495,6 +498,9 @@ impl<P: Plant> Session<P> {
             self.hear_time(reply.time, batch.sent, now);
         }
         let demoted = reply.replies.contains(&Reply::Refused(StoreRefusal::ReadOnly));
+        if !demoted {
+            self.pause = PAUSE.0;
+        }
         for (request, reply) in batch.requests.into_iter().zip(reply.replies) {
             if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.saw(number);
@@ -567,8 +573,12 @@ impl<P: Plant> Session<P> {
             effects.push(SessionEffect::Close(connection));
         }
         self.close(now, error.clone(), effects);
-        if excused {
-            self.retry_now(now);
+        // It did its work until now. One that refuses everything did not.
+        if excused
+            && !matches!(error.kind(), StoreErrorKind::Refused(_))
+            && let Connection::Closed { until, .. } = &mut self.connection
+        {
+            *until = now;
         }
         let under_way = std::mem::take(&mut self.in_flight);
         if self.plant.planted(Flaw::ForgottenWithConnection) {
@@ -628,7 +638,6 @@ impl<P: Plant> Session<P> {
 
     fn hear(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
-        self.pause = PAUSE.0;
         if let Connection::Open {
             attempt,
             proven,
@@ -700,6 +709,17 @@ impl InFlight {
 pub(crate) fn next_attempt(ids: &mut u64) -> Attempt {
     *ids += 1;
     Attempt(*ids)
+}
+
+/// No other connection will fare better. What the server calls by no name that is known here may pass.
+fn is_for_good(error: &StoreError) -> bool {
+    use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => {
+            matches!(refusal, NoAuth | NoPermission | Unsupported | WrongPassword)
+        }
+        _ => false,
+    }
 }
 
 /// After this a connection is of no more use.
