@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::inbox::Inbox;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Unanswered};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered};
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session_step::{
@@ -55,6 +55,9 @@ pub struct Session<P: Plant = Sound> {
     ids: u64,
     jitter: fastrand::Rng,
     plant: P,
+    /// Empty, with room, for the next batches.
+    taken: Vec<Outgoing>,
+    spare: Vec<(Vec<Pending>, Vec<Request>)>,
     /// Only for planted mistakes: a connection that was to be given up.
     predecessor: Option<Attempt>,
 }
@@ -135,6 +138,8 @@ impl<P: Plant> Session<P> {
             ids: 0,
             jitter,
             plant,
+            taken: Vec::new(),
+            spare: Vec::new(),
             predecessor: None,
             options,
         }
@@ -155,6 +160,16 @@ impl<P: Plant> Session<P> {
         self.queue.is_empty()
             && self.probes.is_empty()
             && self.in_flight.iter().all(|batch| batch.requests.is_empty())
+    }
+
+    /// Takes a batch back whose store is done with it, so that the next one need not allocate.
+    pub fn recycle(&mut self, batch: Batch) {
+        let Batch { mut requests, .. } = batch;
+        requests.clear();
+        match self.spare.last_mut() {
+            Some((_, spare)) if spare.capacity() == 0 => *spare = requests,
+            _ => {}
+        }
     }
 
     /// Takes in what happened.
@@ -354,7 +369,7 @@ impl<P: Plant> Session<P> {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
-            self.send(now, attempt, Vec::new(), Vec::new(), effects);
+            self.send(now, attempt, &mut Vec::new(), Vec::new(), effects);
         }
     }
 
@@ -373,9 +388,11 @@ impl<P: Plant> Session<P> {
                 Some(old) if self.ids.is_multiple_of(2) => old,
                 _ => attempt,
             };
-            let requests = self.queue.take(REQUESTS);
+            let mut taken = std::mem::take(&mut self.taken);
+            self.queue.take(REQUESTS, &mut taken);
             let probes = std::mem::take(&mut self.probes);
-            self.send(now, connection, requests, probes, effects);
+            self.send(now, connection, &mut taken, probes, effects);
+            self.taken = taken;
         }
     }
 
@@ -383,7 +400,7 @@ impl<P: Plant> Session<P> {
         &mut self,
         now: Instant,
         connection: Attempt,
-        outgoing: Vec<Outgoing>,
+        outgoing: &mut Vec<Outgoing>,
         probes: Vec<Probe>,
         effects: &mut Vec<SessionEffect>,
     ) {
@@ -393,11 +410,12 @@ impl<P: Plant> Session<P> {
         let mut gives_up = now + timeout;
         let mut latest = now + SHORTEST;
         let mut deadline: Option<Instant> = None;
-        let mut pending = Vec::with_capacity(outgoing.len());
-        let mut requests = Vec::with_capacity(outgoing.len());
+        let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
+        pending.reserve(outgoing.len());
+        requests.reserve(outgoing.len());
         for Outgoing {
             tag, request, lease, ..
-        } in outgoing
+        } in outgoing.drain(..)
         {
             let at = now + (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
             if lease >= LONG {
@@ -501,7 +519,8 @@ impl<P: Plant> Session<P> {
         if !demoted {
             self.pause = PAUSE.0;
         }
-        for (request, reply) in batch.requests.into_iter().zip(reply.replies) {
+        let mut requests = batch.requests;
+        for (request, reply) in requests.drain(..).zip(reply.replies) {
             if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.saw(number);
             }
@@ -512,6 +531,9 @@ impl<P: Plant> Session<P> {
                     Input::Answered { tag, sent, reply },
                 ));
             }
+        }
+        if self.spare.len() < BATCHES {
+            self.spare.push((requests, Vec::new()));
         }
         effects.extend(
             batch
