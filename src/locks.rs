@@ -202,7 +202,7 @@ impl Builder {
         self
     }
 
-    /// How long a lease lasts without renewal; default 10 s, 50 ms at least. A dead process's locks are free after a
+    /// How long a lease lasts without renewal; default 10 s, 400 ms at least. A dead process's locks are free after a
     /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
@@ -249,8 +249,8 @@ impl Builder {
         self
     }
 
-    /// How long a request may take at most before its connection is given up; default 2 s. A quarter of what is at
-    /// lease_left is the bound when that is shorter.
+    /// How long a request may take at most before its connection is given up; default 2 s, 100 ms to one day. A request
+    /// of a shorter lease waits for a quarter of what is left of it.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self
@@ -266,6 +266,14 @@ impl Builder {
     /// Makes nonces and jitter repeatable, for tests.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
+        self
+    }
+
+    /// Allows leases down to 50 ms, which a machine that stands still for a moment loses. For tests that wait for it.
+    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
+    pub fn short_leases(mut self) -> Self {
+        self.options.short_leases = true;
         self
     }
 
