@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
@@ -11,14 +10,11 @@ use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult,
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::store::redis::script::{self, Script};
-use crate::store::redis::{Inner, Pool};
+use crate::store::redis::{Inner, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
-
-/// For what has no way to say "none": a pool's connection.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What was said once and needs no repeating on every new connection.
 #[derive(Debug, Default)]
@@ -55,32 +51,22 @@ impl fmt::Debug for RedisLink {
 impl RedisLink {
     /// Connects and checks the server, all within the store's deadline.
     pub(super) async fn open(store: Arc<Inner>) -> Result<Self, StoreError> {
-        let deadline = store.timeout;
-        match tokio::time::timeout(deadline, Self::open_unbounded(&store)).await {
+        // A little before the session gives it up, which cannot say what TLS may have to do with it.
+        let patience = store.timeout - store.timeout / 10;
+        match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
             Ok(opened) => opened,
-            Err(_) => Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!("no connection to {} within {deadline:?}", store.address()),
-            )),
+            Err(_) => Err(too_slow(&store)),
         }
     }
 
     async fn open_unbounded(store: &Arc<Inner>) -> Result<Self, StoreError> {
-        let mut connection = match &store.pool {
-            Some(pool) => dedicated(pool).await,
-            None => {
-                // The courier has deadlines of its own. One in here would report a batch as failed and leave it
-                // under way.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(None)
-                    .set_response_timeout(None);
-                store
-                    .client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-            }
-        }
-        .map_err(|error| cannot_open(store, error))?;
+        tls::provide(store.address());
+        // The session has deadlines of its own. One in here would report a batch as failed and leave it under way.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let opening = store.client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(|error| cannot_open(store, error))?;
 
         // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
         let mut greeting = redis::pipe();
@@ -116,14 +102,6 @@ impl RedisLink {
             warnings: store.said.unsaid(warnings),
         })
     }
-}
-
-/// A connection of the user's pool that nobody else has. The pool's manager leaves no say in its options, so
-/// TCP_NODELAY is off unless the pool was built with it.
-async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
-    let mut connection = pool.dedicated_connection().await?;
-    connection.set_response_timeout(FOR_EVER);
-    Ok(connection)
 }
 
 fn load(pipeline: &mut Pipeline, script: &Script) {
@@ -232,11 +210,22 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
     }
+    let hint = tls::hint(store.address(), Some(&error));
     StoreError::new(
         StoreErrorKind::Unreachable,
-        format_args!("{}: {error}", store.address()),
+        format_args!("{}: {error}{hint}", store.address()),
     )
     .with_source(error)
+}
+
+/// A connection took too long to open.
+pub(super) fn too_slow(store: &Inner) -> StoreError {
+    let deadline = store.timeout;
+    let hint = tls::hint(store.address(), None);
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
+    )
 }
 
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
@@ -309,7 +298,7 @@ fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
     said(error).map(|text| script::refusal(&text))
 }
 
-fn text(value: Value) -> Option<String> {
+pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
@@ -317,7 +306,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .map(str::trim)
