@@ -125,10 +125,8 @@ impl Link for RedisLink {
                 let mut again = Pipeline::with_capacity(2);
                 load(&mut again, script);
                 again.add_command(call);
-                answer = match connection.send_packed_commands(&again, 0, 2).await {
-                    Ok(mut answers) => result(answers.pop().unwrap_or_default()),
-                    Err(error) => Err(error),
-                };
+                let answers = connection.send_packed_commands(&again, 0, 2).await;
+                answer = second_answer(answers.map_err(failure)?);
             }
             script::decode(answer.map_err(failure)?, requests)
         })
@@ -157,8 +155,26 @@ pub(super) fn said(error: &RedisError) -> Option<String> {
     Some(format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
+/// The answer to a batch that was sent after its script. A script that was not taken is why the batch was not, either.
+fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
+    let [loaded, answer] = <[Value; 2]>::try_from(answers).unwrap_or_default();
+    match (result(loaded), result(answer)) {
+        (Err(refused), Err(error)) if error.code() == Some("NOSCRIPT") => Err(refused),
+        (_, answer) => answer,
+    }
+}
+
 /// What a failed call means.
 fn failure(error: RedisError) -> Failure {
+    if error.code() == Some("NOSCRIPT") {
+        // It was told the script a moment ago: another server answers now, or it forgets as fast as it is told. That
+        // passes, and opening a connection tells it again.
+        let text = "the server forgot the script that it was just told";
+        return Failure {
+            executed: Executed::No,
+            error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
+        };
+    }
     if let Some(text) = said(&error) {
         let known = [
             "READONLY",
@@ -170,7 +186,6 @@ fn failure(error: RedisError) -> Failure {
             "NOAUTH",
             "WRONGPASS",
             "NOPERM",
-            "NOSCRIPT",
             "TRYAGAIN",
             "CLUSTERDOWN",
             "MOVED",
@@ -320,4 +335,39 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answers to a script and to the batch behind it.
+    fn answers(texts: [&str; 2]) -> Vec<Value> {
+        let parse = |text: &str| redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+        texts.map(parse).into()
+    }
+
+    #[test]
+    fn a_script_that_is_forgotten_at_once_is_no_refusal() {
+        let error = second_answer(answers(["+loaded", "-NOSCRIPT No matching script."])).unwrap_err();
+        let failure = failure(error);
+        assert_eq!(failure.executed, Executed::No);
+        assert_eq!(failure.error.kind(), &StoreErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_script_that_is_not_taken_says_why() {
+        let missing = "-NOSCRIPT No matching script.";
+        for (said, refusal) in [
+            ("-NOPERM no permission", StoreRefusal::NoPermission),
+            ("-OOM command not allowed", StoreRefusal::OutOfMemory),
+        ] {
+            let failure = failure(second_answer(answers([said, missing])).unwrap_err());
+            assert_eq!(failure.executed, Executed::No);
+            assert_eq!(failure.error.kind(), &StoreErrorKind::Refused(refusal));
+        }
+        // Another connection loaded it.
+        let answer = second_answer(answers(["-NOPERM no permission", ":1"]));
+        assert_eq!(answer.unwrap(), Value::Int(1));
+    }
 }
