@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::driver::clock::Clock;
 use crate::driver::driver;
 use crate::driver::handle::Handle;
-use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
@@ -187,6 +187,16 @@ pub enum ConnectError {
         /// What it said.
         source: StoreError,
     },
+}
+
+/// So that the first `?` of a service, and the next, need one type of error.
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Error {
+        match error {
+            ConnectError::Options(error) => Error::Options(error),
+            ConnectError::Store { store, source } => Error::Connect { store, source },
+        }
+    }
 }
 
 /// Makes [`Locks`].
