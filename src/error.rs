@@ -254,7 +254,8 @@ impl fmt::Display for StoreRefusal {
 
 impl StoreError {
     /// An error of `kind`, in a few words.
-    pub(crate) fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
         StoreError {
             kind,
             message: message.to_string().into(),
@@ -273,7 +274,8 @@ impl StoreError {
     }
 
     /// The store refused.
-    pub(crate) fn refused(refusal: StoreRefusal) -> Self {
+    #[doc(hidden)]
+    pub fn refused(refusal: StoreRefusal) -> Self {
         let message = refusal.to_string();
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }

@@ -255,7 +255,8 @@ impl Builder {
         self
     }
 
-    /// How many callers of this process may wait in all; default 100,000.
+    /// How many callers of this process may wait in all; default 100,000. Over it whoever would have to wait gets
+    /// [`Error::NodeFull`](crate::Error::NodeFull) at once. Ticks and free keys are not refused for it.
     pub fn waiters_per_node(mut self, limit: usize) -> Self {
         self.options.waiters_per_node = limit;
         self

@@ -1,5 +1,6 @@
 //! What users' values hold on to: when the last of them is gone, the driver finishes and ends.
 
+use std::fmt;
 use std::sync::Arc;
 
 #[cfg(feature = "scheduler")]
@@ -8,10 +9,9 @@ use crate::driver::node::Node;
 use crate::options::Options;
 
 /// A share in a node.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Handle(Arc<Owner>);
 
-#[derive(Debug)]
 struct Owner {
     node: Arc<Node>,
     #[cfg(feature = "scheduler")]
@@ -47,5 +47,11 @@ impl Handle {
 
     pub(crate) fn options(&self) -> &Options {
         &self.0.node.options
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.node().id, f)
     }
 }

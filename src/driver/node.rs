@@ -193,6 +193,14 @@ impl Node {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// A caller took up what it was granted.
+    pub(crate) fn fetched(&self, name: &Name, ticket: Ticket) {
+        let mut keys = lock(&self.cell(name).keys);
+        // It leads to nothing, now.
+        keys.shard
+            .handle(self.clock.now(), name, Input::Fetched(ticket), &mut Vec::new());
+    }
+
     /// How many callers wait in this process.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

@@ -22,8 +22,6 @@ pub(crate) struct Waiter(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     decision: Option<Result<Fence, AcquireError>>,
-    /// The decision was taken by the caller.
-    fetched: bool,
     outcome: Option<Outcome>,
     over: Option<LostCause>,
     waker: Option<Waker>,
@@ -76,11 +74,6 @@ impl Waiter {
         lock(&self.0).over
     }
 
-    /// Whether the caller knows what was decided.
-    pub(crate) fn is_fetched(&self) -> bool {
-        lock(&self.0).fetched
-    }
-
     /// Cancelled when the holding is over.
     pub(crate) fn token(&self) -> CancellationToken {
         let mut state = lock(&self.0);
@@ -95,10 +88,7 @@ impl Waiter {
     pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
         let mut state = lock(&self.0);
         match state.decision.take() {
-            Some(decision) => {
-                state.fetched = true;
-                Poll::Ready(decision)
-            }
+            Some(decision) => Poll::Ready(decision),
             None => state.wait(cx),
         }
     }

@@ -99,7 +99,10 @@ static LOSSES: Series = Series::of(Metric {
     name: "tenure_losses_total",
     kind: MetricKind::Counter,
     unit: "leases",
-    labels: &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown", "unfetched"])],
+    labels: &[
+        KINDS,
+        ("cause", &["deadline", "gone", "ended", "shutdown", "unfetched"]),
+    ],
     text: "Leases that ended before their guard did",
 });
 static SLACK: Series = Series::of(Metric {

@@ -164,6 +164,7 @@ impl Acquire {
         let since = waiting.waits.then_some(waiting.since);
         let answer = match decision {
             Ok(fence) => {
+                self.handle.node().fetched(name, waiting.ticket);
                 observe::granted(name, fence);
                 let (handle, name) = (self.handle.clone(), name.clone());
                 Ok(Guard::new(handle, name, waiting.ticket, waiting.waiter, fence))

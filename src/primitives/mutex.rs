@@ -44,6 +44,9 @@ impl Mutex {
     /// Leases of this length instead of the default. They are renewed while the guard lives. Shorter: others get in
     /// sooner after this process died, and renewals are more frequent. Longer: a longer outage of the store is
     /// survived.
+    ///
+    /// Callers of one process share a lease, one after the other. One that wants a longer lease than its process has
+    /// waits for the next; one that wants a shorter lease may be given what its process has.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self.fixed = false;
@@ -74,7 +77,7 @@ impl Mutex {
     ///
     /// # Errors
     /// [`Error::Store`] when the store cannot be reached or refuses; a caller that waits already rides out an outage
-    /// of up to a lease. [`Error::QueueFull`], [`Error::Key`], [`Error::Options`], [`Error::Closed`].
+    /// of up to a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`], [`Error::Options`], [`Error::Closed`].
     ///
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the line, or the lock if it was granted meanwhile. The

@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use foldhash::quality::RandomState;
 
 use crate::error::StoreRefusal;
+use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{
     Batch, BatchReply, Grant, GrantNumber, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request, TickTime,
     Verb,
@@ -19,7 +20,7 @@ use crate::protocol::message::{
 
 /// All keys of one server.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct Ledger<P = Sound> {
     states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
     jobs: HashMap<Name, Job, RandomState>,
@@ -28,7 +29,7 @@ pub struct Ledger {
     date_ms: Option<u64>,
     listening: Option<HashSet<NodeId>>,
     sweep_at: usize,
-    flaw: Option<Flaw>,
+    plant: P,
 }
 
 /// One key: the record and the queue. Neither there: no state.
@@ -106,36 +107,6 @@ impl Entry {
     }
 }
 
-/// Mistakes to plant, so that the simulator can show that it finds them. None is ever set outside of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Flaw {
-    /// A hand-off keeps the old grant number.
-    NumberKeptOnHandOff,
-    /// A waiter that was not heard of is granted all the same.
-    DeadHeadGranted,
-    /// A free key with a queue stays as it is.
-    NeverSettled,
-    /// A leave frees whatever it finds.
-    LeaveByAnyone,
-    /// A claim is executed however late it is.
-    LateClaimExecuted,
-    /// A job has no mark: whoever comes when it is free runs it.
-    NoMark,
-    /// Whether a tick is early is left to the nodes' clocks.
-    EarlyTickGranted,
-    /// A tick that is over is handed to its standby.
-    FinishedTickHandedOver,
-    /// Nobody stands by for a tick: who comes second is told busy.
-    NoStandby,
-    /// A tick that was begun is granted to nobody who stands by for it.
-    StandbyNeverGranted,
-    /// Whoever stands by for a tick is not told that it is over.
-    StandbyNeverTold,
-    /// Who owns a job, and who won a tick, is known by the node alone.
-    JobByNode,
-}
-
 /// What rare branches were taken; the simulator adds them up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[doc(hidden)]
@@ -179,7 +150,7 @@ pub enum Branch {
 }
 
 /// What one request sees and leaves behind.
-struct Transaction<'a> {
+struct Transaction<'a, P> {
     name: &'a Name,
     state: &'a mut State,
     job: Option<&'a mut Job>,
@@ -188,7 +159,7 @@ struct Transaction<'a> {
     /// The highest number that the sender ever saw. It counts when a number is given.
     seen: GrantNumber,
     listening: Option<&'a HashSet<NodeId>>,
-    flaw: Option<Flaw>,
+    plant: P,
     now_us: u64,
     date_ms: u64,
     pushes: &'a mut Vec<Grant>,
@@ -200,12 +171,13 @@ impl Ledger {
     pub fn new() -> Self {
         Ledger::default()
     }
+}
 
+impl<P: Plant> Ledger<P> {
     /// With a mistake planted.
-    #[doc(hidden)]
-    pub fn with_flaw(flaw: Option<Flaw>) -> Self {
+    pub fn with_plant(plant: P) -> Self {
         Ledger {
-            flaw,
+            plant,
             ..Ledger::default()
         }
     }
@@ -241,7 +213,7 @@ impl Ledger {
                 last: &mut self.last,
                 seen: batch.highest,
                 listening: self.listening.as_ref(),
-                flaw: self.flaw,
+                plant: self.plant,
                 now_us,
                 date_ms: self.date_ms.unwrap_or(now_us / 1000),
                 pushes,
@@ -363,13 +335,13 @@ fn is_past(expires: Option<u64>, now: u64) -> bool {
     expires.is_some_and(|at| now > at)
 }
 
-impl Transaction<'_> {
+impl<P: Plant> Transaction<'_, P> {
     fn now(&self) -> u64 {
         self.now_us / 1000
     }
 
     fn has(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
+        self.plant.planted(flaw)
     }
 
     fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
@@ -589,10 +561,9 @@ impl Transaction<'_> {
         let mut chosen = None;
         for (at, entry) in self.state.queue.iter().enumerate() {
             let is_caller = caller == Some(entry.holder);
-            let is_kept_waiting = self.job.as_ref().is_some_and(|job| match self.flaw {
-                Some(Flaw::StandbyNeverGranted) => job.mark == entry.mark,
-                Some(Flaw::StandbyNeverTold) => !job.is_open(entry.mark),
-                _ => false,
+            let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
+                self.has(Flaw::StandbyNeverGranted) && job.mark == entry.mark
+                    || self.has(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
             });
             if is_kept_waiting {
                 continue;

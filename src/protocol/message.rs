@@ -192,7 +192,8 @@ impl Fence {
     }
 
     /// Nobody of this process held the grant before.
-    pub(crate) fn is_first(self) -> bool {
+    #[doc(hidden)]
+    pub fn is_first(self) -> bool {
         self.0.is_multiple_of(Self::LOCAL)
     }
 

@@ -10,7 +10,7 @@ use crate::protocol::step::{InboxState, Input};
 /// The pauses before a connection or an inbox is opened again: the first, and the longest.
 pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long a connection or an inbox may be silent before it is asked for a sign of life.
-pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// An attempt to open a connection or an inbox, and what came of it. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -21,7 +21,6 @@ pub struct Shard<P = Sound> {
     timers: BTreeSet<(Instant, Name)>,
     source: Source,
     tickets: u64,
-    closed: bool,
 }
 
 impl Shard<Sound> {
@@ -41,7 +40,6 @@ impl<P: Plant> Shard<P> {
             timers: BTreeSet::new(),
             source: Source::new(node, index, of, seed, rules),
             tickets: 0,
-            closed: false,
         }
     }
 
@@ -54,8 +52,15 @@ impl<P: Plant> Shard<P> {
     /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
         match &input {
-            Input::Lock(ticket, _) if self.closed => {
+            Input::Lock(ticket, _) if self.source.is_closed => {
                 return effects.push(Effect::Denied(*ticket, AcquireError::Closed));
+            }
+            // No step: it happens for every grant, and leads to nothing.
+            Input::Fetched(ticket) => {
+                if let Some(key) = self.keys.get_mut(name) {
+                    key.fetched(*ticket);
+                }
+                return;
             }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
@@ -108,35 +113,32 @@ impl<P: Plant> Shard<P> {
         effects: &mut Vec<Effect>,
         told: impl FnMut(&Name, &[Effect]),
     ) {
-        if state == InboxState::Confirmed {
-            self.each(|key, cx| key.opened(cx), now, effects, told);
+        let before = std::mem::replace(&mut self.source.inbox, state);
+        if before != state || state == InboxState::Confirmed {
+            self.each(|key, cx| key.inbox(cx), now, effects, told);
         }
     }
 
     /// A connection opened: whatever failed and waits to be tried again is tried now. `told` hears of the effects name
     /// by name.
     pub fn reachable(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.each(|_, _| {}, now, effects, told);
+        self.each(|key, cx| key.reachable(cx), now, effects, told);
     }
 
     /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
     pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
-        let _ = since;
-        self.keys
-            .get(name)
-            .is_some_and(|key| key.holders(now).next().is_some())
+        self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
     }
 
     /// What kept this key's requests from being answered since the last answer.
     pub fn last_error(&self, name: &Name) -> Option<StoreError> {
-        let _ = name;
-        None
+        self.keys.get(name)?.error.clone()
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
     /// hears of the effects name by name.
     pub fn close(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.closed = true;
+        self.source.is_closed = true;
         self.each(|key, cx| key.close(cx), now, effects, told);
     }
 

@@ -229,6 +229,8 @@ pub enum KeyEvent {
     Requeued,
     /// The burst was over and the lease was yielded.
     Yielded,
+    /// A grant was shorter than whoever is first in the line wants, and was yielded.
+    TooShort,
     /// The answer to a leave or yield got lost; it is repeated.
     LeaveRepeated,
     /// The store could not be told in time that a lease is over; it ends by itself.

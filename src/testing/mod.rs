@@ -2,8 +2,6 @@
 
 use crate::error::{StoreError, StoreErrorKind};
 
-// pub mod sim;
-
 /// Waits until everything that happened in the background so far was told to subscriber and recorder.
 pub fn flush_events() {
     crate::driver::events::flush();

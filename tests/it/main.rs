@@ -16,6 +16,7 @@ mod events_survive;
 mod faults;
 mod help;
 mod lengths;
+mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
@@ -25,11 +26,11 @@ mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
 mod nonce;
+mod outages;
 mod paused;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
 mod shown;
-// mod simulator;
 mod told;
 mod waiters;

@@ -126,7 +126,11 @@ pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
         | KeyEvent::LeaveFailed { .. }
         | KeyEvent::Late => Some(Level::WARN),
         KeyEvent::PushForged => Some(Level::ERROR),
-        KeyEvent::GhostLeft | KeyEvent::Yielded | KeyEvent::LeaveRepeated | KeyEvent::AnswerStale => None,
+        KeyEvent::TooShort
+        | KeyEvent::GhostLeft
+        | KeyEvent::Yielded
+        | KeyEvent::LeaveRepeated
+        | KeyEvent::AnswerStale => None,
     }
 }
 
@@ -144,6 +148,10 @@ fn tell_of_key(name: &Name, event: &KeyEvent) {
         KeyEvent::PushStale => observe::stale_grant(name),
         KeyEvent::PushForged => observe::forged_grant(name),
         KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
-        KeyEvent::GhostLeft | KeyEvent::Yielded | KeyEvent::LeaveRepeated | KeyEvent::AnswerStale => {}
+        KeyEvent::TooShort
+        | KeyEvent::GhostLeft
+        | KeyEvent::Yielded
+        | KeyEvent::LeaveRepeated
+        | KeyEvent::AnswerStale => {}
     }
 }

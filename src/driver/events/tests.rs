@@ -252,7 +252,10 @@ fn every_event_is_told_as_loudly_as_it_says() {
     );
     events.extend([
         DriverEvent::Connected { took },
-        DriverEvent::ConnectionLost { error: error.clone(), first: true },
+        DriverEvent::ConnectionLost {
+            error: error.clone(),
+            first: true,
+        },
         DriverEvent::InboxOpen,
         DriverEvent::InboxLost { error, first: true },
         DriverEvent::ServerWarning {

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::protocol::ledger::{Job, RecordOwner};
-use crate::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
-use crate::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
-use crate::testing::sim::Wrong;
-use crate::testing::sim::callers::{Act, Caller, State};
-use crate::testing::sim::coverage::Seen;
-use crate::testing::sim::world::{Event, MS, World};
+use crate::Wrong;
+use crate::callers::{Act, Caller, Fetches, State};
+use crate::coverage::Seen;
+use crate::world::{Event, MS, World};
+use tenure::protocol::ledger::{Job, RecordOwner};
+use tenure::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 
 /// What the watchers remember of jobs.
 #[derive(Debug, Default)]
-pub(super) struct Ticks {
+pub(crate) struct Ticks {
     ticks: HashMap<(usize, TickTime), Tick>,
     latest: HashMap<usize, TickTime>,
     skipped: HashMap<usize, TickTime>,
@@ -48,7 +48,7 @@ impl World {
     // What schedulers do.
 
     /// A node's clock comes to a tick: now and then late, twice, or not at all.
-    pub(super) fn tick(&mut self, slot: usize, key: usize) {
+    pub(crate) fn tick(&mut self, slot: usize, key: usize) {
         if self.draining {
             return;
         }
@@ -62,8 +62,8 @@ impl World {
         if self.chance(3) {
             return self.retire(slot, key);
         }
-        let wall = (crate::testing::sim::network::EPOCH_US / 1000 + self.now / MS)
-            .saturating_add_signed(self.nodes[slot].skew_ms);
+        let wall =
+            (crate::server::EPOCH_US / 1000 + self.now / MS).saturating_add_signed(self.nodes[slot].skew_ms);
         let mark = wall / period * period;
         let newest = self.nodes[slot].newest;
         if newest < mark {
@@ -85,7 +85,7 @@ impl World {
     }
 
     /// Claims a tick, for the first time or again: whatever came meanwhile, if `patient`.
-    pub(super) fn chase(&mut self, slot: usize, key: usize, mark: TickTime, patient: bool) {
+    pub(crate) fn chase(&mut self, slot: usize, key: usize, mark: TickTime, patient: bool) {
         let node = &self.nodes[slot];
         let missed = !patient && node.newest > mark;
         if missed {
@@ -109,6 +109,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
@@ -118,7 +119,7 @@ impl World {
     }
 
     /// The scheduler is through with a tick: it was run here or elsewhere, or will not be.
-    pub(super) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: TickTime) {
+    pub(crate) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: TickTime) {
         let pursuits = &mut self.nodes[slot].pursuits;
         if let Some(at) = pursuits.iter().position(|pursuit| *pursuit == (key, mark)) {
             pursuits.swap_remove(at);
@@ -150,7 +151,7 @@ impl World {
     }
 
     /// A run begins.
-    pub(super) fn run_begins(&mut self, slot: usize, caller: usize, fence: Fence) {
+    pub(crate) fn run_begins(&mut self, slot: usize, caller: usize, fence: Fence) {
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let now = self.now;
         self.watch.ticks.strays.retain(|(_, until)| *until > now);
@@ -192,7 +193,7 @@ impl World {
     }
 
     /// A tick was refused: again later, or never.
-    pub(super) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let (pause, patient) = match denial {
             AcquireError::Early(left) => (left.as_nanos() as u64, true),
@@ -205,7 +206,7 @@ impl World {
         self.chase_after(slot, key, want.mark, pause, patient);
     }
 
-    pub(super) fn chase_after(&mut self, slot: usize, key: usize, mark: TickTime, pause: u64, patient: bool) {
+    pub(crate) fn chase_after(&mut self, slot: usize, key: usize, mark: TickTime, pause: u64, patient: bool) {
         let life = self.nodes[slot].life;
         self.after(
             pause,
@@ -240,7 +241,7 @@ impl World {
     }
 
     /// The node that ran it was told that its tick ended well: no other claim has it, nor will.
-    pub(super) fn tick_kept(&mut self, slot: usize, ticket: Ticket, finished: bool) {
+    pub(crate) fn tick_kept(&mut self, slot: usize, ticket: Ticket, finished: bool) {
         let Caller { key, want, claim, .. } = self.nodes[slot].callers[ticket.0 as usize - 1];
         if want.mark == NO_TICK || !finished {
             return;
@@ -267,7 +268,7 @@ impl World {
     }
 
     /// At the server: what a request did to what is known of its job. `busy`: a record was there, before or after.
-    pub(super) fn watch_tick(&mut self, key: usize, request: &Request, reply: &Reply, busy: bool) {
+    pub(crate) fn watch_tick(&mut self, key: usize, request: &Request, reply: &Reply, busy: bool) {
         if request.name.kind != Kind::Job || matches!(request.verb, Verb::Yield { .. }) {
             return;
         }
@@ -341,7 +342,7 @@ impl World {
     /// In calm, a tick that some living node saw fire, and that its time has come for, is run: at once, or when the
     /// lease of whoever ran it has ended and the timer of a standby comes. When it is over, whoever stood by hears of
     /// it by that timer.
-    pub(super) fn watch_pursuits(&mut self, key: usize, calm: bool) {
+    pub(crate) fn watch_pursuits(&mut self, key: usize, calm: bool) {
         let (job, us) = (self.job(key), self.server_us());
         // Each tick that is pursued, and whether somebody runs it.
         let mut pursued: BTreeMap<TickTime, bool> = BTreeMap::new();
@@ -404,7 +405,7 @@ impl World {
     }
 
     /// Even in a calm a process may be killed while it runs a tick. Not another before all of that is over.
-    pub(super) fn kill_a_winner(&mut self) {
+    pub(crate) fn kill_a_winner(&mut self) {
         if self.now < self.watch.ticks.next_kill || self.keys.len() == self.locks {
             return;
         }
@@ -445,7 +446,7 @@ impl World {
     }
 
     /// The server forgot its marks.
-    pub(super) fn ticks_forgotten(&mut self) {
+    pub(crate) fn ticks_forgotten(&mut self) {
         self.watch.ticks = Ticks::default();
     }
 }

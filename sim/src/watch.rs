@@ -2,29 +2,31 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::protocol::ledger::{Record, RecordOwner};
-use crate::protocol::message::{
+use crate::Wrong;
+use crate::callers::State;
+use crate::coverage::Seen;
+use crate::jobs::Ticks;
+use crate::node::Node;
+use crate::world::{Event, MS, SETTLE, World};
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{
     Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Reply, Request, Verb,
 };
-use crate::protocol::step::Ticket;
-use crate::testing::sim::Wrong;
-use crate::testing::sim::callers::State;
-use crate::testing::sim::coverage::Seen;
-use crate::testing::sim::jobs::Ticks;
-use crate::testing::sim::world::{Event, MS, Node, SETTLE, World};
+use tenure::protocol::session_step::SILENCE;
+use tenure::protocol::step::Ticket;
 
 /// What the watchers remember.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     /// Some fault lasts until then.
-    pub(super) unrest: u64,
+    pub(crate) unrest: u64,
     /// When the server's clock last made a small step.
-    pub(super) stepped: u64,
-    pub(super) stepped_back: bool,
+    pub(crate) stepped: u64,
+    pub(crate) stepped_back: bool,
     /// What is executed is a copy: its original may have been refused, and be over for its node.
-    pub(super) twin: bool,
-    pub(super) ticks: Ticks,
-    pub(super) forgot: bool,
+    pub(crate) twin: bool,
+    pub(crate) ticks: Ticks,
+    pub(crate) forgot: bool,
     fences: Vec<Option<Fence>>,
     /// Grants that nothing is promised of any more.
     tainted: HashSet<GrantNumber>,
@@ -39,7 +41,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(keys: usize) -> Self {
+    pub(crate) fn new(keys: usize) -> Self {
         Watch {
             unrest: 0,
             stepped: 0,
@@ -65,7 +67,7 @@ impl World {
 
     /// Each guard that answers *held* is backed by the server's record, and is alone. A stopped process counts: its
     /// guards are asked as of now, by its own clock.
-    pub(super) fn check_key(&mut self, key: usize) {
+    pub(crate) fn check_key(&mut self, key: usize) {
         let us = self.server_us();
         let record = self.server.ledger.record(&self.keys[key], us);
         let mut first: Option<(usize, Fence)> = None;
@@ -132,13 +134,13 @@ impl World {
         }
     }
 
-    pub(super) fn check_all(&mut self) {
+    pub(crate) fn check_all(&mut self) {
         for key in 0..self.keys.len() {
             self.check_key(key);
         }
     }
 
-    pub(super) fn watch_fence(&mut self, slot: usize, key: usize, fence: Fence) {
+    pub(crate) fn watch_fence(&mut self, slot: usize, key: usize, fence: Fence) {
         let exempt = fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number());
         if let (Some(before), false) = (self.watch.fences[key], exempt)
             && fence <= before
@@ -153,7 +155,7 @@ impl World {
     }
 
     /// Nothing is promised of the present owner's lease any more.
-    pub(super) fn taint(&mut self, key: usize) {
+    pub(crate) fn taint(&mut self, key: usize) {
         let us = self.server_us();
         if let Some(Record {
             owner: RecordOwner::Claim(_, number),
@@ -164,18 +166,23 @@ impl World {
         }
     }
 
-    pub(super) fn is_tainted(&self, number: GrantNumber) -> bool {
+    pub(crate) fn is_tainted(&self, number: GrantNumber) -> bool {
         self.watch.tainted.contains(&number)
     }
 
-    pub(super) fn taint_all(&mut self) {
+    pub(crate) fn is_tainted_claim(&self, claim: Option<Holder>) -> bool {
+        let number = claim.and_then(|claim| self.watch.granted.get(&claim));
+        number.is_some_and(|number| self.watch.tainted.contains(number))
+    }
+
+    pub(crate) fn taint_all(&mut self) {
         for key in 0..self.keys.len() {
             self.taint(key);
         }
     }
 
     /// The server lost its number, or its clock went back. After both, in whatever order, fences may be smaller.
-    pub(super) fn watch_number(&mut self, forgot: bool) {
+    pub(crate) fn watch_number(&mut self, forgot: bool) {
         if forgot {
             self.watch.forgot = true;
         } else {
@@ -188,7 +195,7 @@ impl World {
 
     // At the server.
 
-    pub(super) fn records(&self, batch: &Batch) -> Vec<Option<Record>> {
+    pub(crate) fn records(&self, batch: &Batch) -> Vec<Option<Record>> {
         let us = self.server_us();
         batch
             .requests
@@ -199,7 +206,7 @@ impl World {
 
     /// Only the owner changed a record; each number was granted once; the grant went to one who is alive; and what
     /// was executed is still wanted.
-    pub(super) fn watch_execution(
+    pub(crate) fn watch_execution(
         &mut self,
         batch: &Batch,
         replies: &[Reply],
@@ -312,11 +319,59 @@ impl World {
 
     // Now and then.
 
-    pub(super) fn audit(&mut self) {
+    /// No fault, and none for long.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.profile.storm.1 == 0 || self.now > self.watch.unrest.max(self.profile.storm.1) + SETTLE
+    }
+
+    /// Whatever was left with a session is answered or reported in the end.
+    fn watch_requests(&mut self) {
+        if self.profile.crowd {
+            return;
+        }
+        let bound = 6 * self.profile.request_timeout.as_nanos() as u64 + 4_000 * MS;
+        for slot in 0..self.nodes.len() {
+            let node = &self.nodes[slot];
+            if !node.alive || node.paused.is_some() {
+                continue;
+            }
+            let now = self.now;
+            let is_old = |since: u64| now - since > bound;
+            let request = node.requests.iter().find(|(_, (since, _))| is_old(*since));
+            if let Some((&(claim, seq), &(_, key))) = request {
+                self.wrong(Wrong::Unanswered, Some(key), || {
+                    format!("request {claim} #{seq} of node {slot} is neither answered nor reported")
+                });
+            }
+            if let Some(probe) = self.nodes[slot].probes.iter().find(|(_, since)| is_old(**since)) {
+                let text = format!("{probe:?} of node {slot} is neither answered nor reported");
+                self.wrong(Wrong::Unanswered, None, || text);
+            }
+        }
+    }
+
+    /// A connection that nothing comes through is given up in the end. Until then there is no calm.
+    fn watch_silence(&mut self) {
+        let bound = 2 * (SILENCE + self.profile.request_timeout).as_nanos() as u64 + 8_000 * MS;
+        for slot in 0..self.nodes.len() {
+            let conns = self.nodes[slot].conns.iter();
+            let silent = conns.filter_map(|(_, conn)| self.conns[*conn].silent).min();
+            let Some(since) = silent else { continue };
+            self.unrest(self.now);
+            if self.now - since > bound && self.nodes[slot].paused.is_none() {
+                self.wrong(Wrong::Unnoticed, None, || {
+                    format!("node {slot} has had a silent connection since {} ms", since / MS)
+                });
+            }
+        }
+    }
+
+    pub(crate) fn audit(&mut self) {
         self.after(20 * MS, Event::Audit);
         self.check_all();
-        let calm =
-            self.profile.storm.1 == 0 || self.now > self.watch.unrest.max(self.profile.storm.1) + SETTLE;
+        self.watch_requests();
+        self.watch_silence();
+        let calm = self.is_calm();
         if calm {
             self.saw(Seen::Calm);
             for key in 0..self.keys.len() {
@@ -482,7 +537,7 @@ impl World {
         self.finished = true;
     }
 
-    pub(super) fn describe(&self, key: usize) -> String {
+    pub(crate) fn describe(&self, key: usize) -> String {
         let us = self.server_us();
         let mut text = format!("record {:?}\n", self.server.ledger.record(&self.keys[key], us));
         for holder in self.server.ledger.waiters(&self.keys[key]) {

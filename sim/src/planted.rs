@@ -1,6 +1,6 @@
 //! A mistake planted by name, for the simulator.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::{Flaw, Plant};
 
 /// What is planted, if anything is.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,7 +1,9 @@
 //! What must have happened: a simulator that never meets a case says nothing about it.
 
-use crate::protocol::ledger::Branch;
-use crate::protocol::step::KeyEvent;
+use tenure::error::StoreErrorKind;
+use tenure::protocol::ledger::Branch;
+use tenure::protocol::session_step::SessionEvent;
+use tenure::protocol::step::KeyEvent;
 
 macro_rules! counters {
     ($($name:ident: $text:literal,)+) => {
@@ -29,6 +31,7 @@ counters! {
     GhostLeft: "claim never answered, left once more",
     Requeued: "waiting claim forgotten by the store, claimed anew",
     Yielded: "lease yielded after a burst",
+    TooShort: "grant yielded, as whoever is first wants a longer lease",
     LeaveRepeated: "leave repeated",
     LeaveFailed: "leave given up",
     AnswerStale: "granted answer too old to be used",
@@ -76,6 +79,7 @@ counters! {
     LostDeadline: "lost by its deadline",
     LostGone: "lost because the store said gone",
     LostEnded: "fixed lease ended",
+    FetchedLost: "taken up after it was lost",
     LostUnfetched: "granted to a caller that never took it up, and given back",
     LostShutdown: "lost in shutdown",
     ReleaseKept: "release: kept to the end",
@@ -94,7 +98,29 @@ counters! {
     Partition: "node cut off",
     Stall: "connection stalled",
     Reset: "connection reset",
-    GivenUp: "batch given up, connection abandoned",
+    GivenUp: "connection given up, as it was silent",
+    TimedOut: "request given up, its connection not",
+    Bystander: "request told that its connection broke or was given up for others",
+    ManyUnderWay: "sixteen batches under way",
+    BatchOfMany: "batch of several requests",
+    Ping: "server asked for a sign of life",
+    ProbeAnswered: "probe answered",
+    ProbeFailed: "probe failed",
+    Silent: "connection falls silent",
+    ConnectSilent: "connection that never opens nor fails",
+    ConnectClosing: "connection opened by a node that closes",
+    SubscribeSilent: "subscription that never opens nor fails",
+    InboxSilent: "inbox falls silent",
+    InboxPing: "inbox asked for a sign of life",
+    InboxPong: "inbox gave a sign of life",
+    InboxRefused: "inbox refused",
+    Reload: "batch sent again with its script",
+    ReloadOvertaken: "batch sent again with its script, and others before it",
+    ReloadInVain: "script unknown twice in a row",
+    Loading: "server refused batches as it was loading",
+    ReadOnly: "server refused writes as it was a replica",
+    Locked: "server refused passwords",
+    Crowd: "worlds with more requests than can be served",
     LateExecution: "batch executed after it was given up",
     AnswerDiscarded: "answer of an abandoned connection discarded",
     LostClaimAnswer: "answer lost after execution: claim",
@@ -103,7 +129,6 @@ counters! {
     LostYieldAnswer: "answer lost after execution: yield",
     Duplicate: "requests executed twice",
     DuplicateYield: "yield executed twice",
-    Bystander: "batch failed for the sake of another, or with its connection",
     KnownDown: "request refused as the server is known to be down",
     ConnectFailed: "connection refused",
     NotWritten: "request failed before it was written",
@@ -140,7 +165,7 @@ impl Default for Coverage {
 }
 
 impl Coverage {
-    pub(super) fn saw(&mut self, seen: Seen) {
+    pub(crate) fn saw(&mut self, seen: Seen) {
         self.0[seen as usize] += 1;
     }
 
@@ -171,7 +196,7 @@ impl Coverage {
 }
 
 impl Seen {
-    pub(super) fn notice(notice: &KeyEvent) -> Option<Seen> {
+    pub(crate) fn notice(notice: &KeyEvent) -> Option<Seen> {
         Some(match notice {
             KeyEvent::HandedOn => Seen::HandedOn,
             KeyEvent::PushUsed => Seen::PushUsed,
@@ -186,16 +211,30 @@ impl Seen {
             KeyEvent::GhostLeft => Seen::GhostLeft,
             KeyEvent::Requeued => Seen::Requeued,
             KeyEvent::Yielded => Seen::Yielded,
+            KeyEvent::TooShort => Seen::TooShort,
             KeyEvent::LeaveRepeated => Seen::LeaveRepeated,
             KeyEvent::LeaveFailed { .. } => Seen::LeaveFailed,
             KeyEvent::AnswerStale => Seen::AnswerStale,
             KeyEvent::WaitFailed { .. } => Seen::WaitFailed,
             // Nobody forges here; the scenarios do.
             KeyEvent::PushForged => return None,
+            _ => return None,
         })
     }
 
-    pub(super) fn branch(branch: Branch) -> Seen {
+    pub(crate) fn of_session(event: &SessionEvent) -> Option<Seen> {
+        Some(match event {
+            SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => {
+                Seen::GivenUp
+            }
+            SessionEvent::TimedOut(_) => Seen::TimedOut,
+            SessionEvent::Bystanders(_) => Seen::Bystander,
+            SessionEvent::Down(_) => Seen::KnownDown,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn branch(branch: Branch) -> Seen {
         match branch {
             Branch::LateRefused => Seen::LateRefused,
             Branch::StalePassedOver => Seen::StalePassedOver,

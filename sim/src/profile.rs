@@ -2,44 +2,51 @@
 
 use std::time::Duration;
 
-use crate::protocol::message::LeaseTimes;
-use crate::protocol::step::Rules;
-use crate::testing::sim::Setup;
-use crate::testing::sim::world::{MS, SETTLE};
+use crate::Setup;
+use crate::world::{MS, SETTLE};
+use tenure::protocol::message::LeaseTimes;
+use tenure::protocol::step::Rules;
 
 /// What kind of world it is. Drawn from the seed, then fixed.
 #[derive(Debug)]
-pub(super) struct Profile {
-    pub(super) nodes: usize,
+pub(crate) struct Profile {
+    pub(crate) nodes: usize,
     /// Between two ticks of a job, in ms.
-    pub(super) period: u64,
-    pub(super) terms: Vec<LeaseTimes>,
+    pub(crate) period: u64,
+    pub(crate) terms: Vec<LeaseTimes>,
     /// Fastest and slowest way of a message, in ns.
-    pub(super) delay: (u64, u64),
+    pub(crate) delay: (u64, u64),
     /// Between two callers of one node, in ns.
-    pub(super) pause: u64,
+    pub(crate) pause: u64,
     /// The most callers of one node at a time.
-    pub(super) callers: usize,
+    pub(crate) callers: usize,
     /// The longest ordinary hold, in ns.
-    pub(super) hold: u64,
+    pub(crate) hold: u64,
     /// Between two faults, in ns.
-    pub(super) fault_pause: u64,
-    pub(super) rules: Rules,
-    pub(super) probe: bool,
+    pub(crate) fault_pause: u64,
+    pub(crate) rules: Rules,
+    pub(crate) request_timeout: Duration,
+    /// The driver is woken so late at most, in ns; with 0 it steps its session after each input.
+    pub(crate) lag: u64,
+    /// The server lets nobody subscribe.
+    pub(crate) no_inbox: bool,
+    /// Many callers that want a lease of their own: far more than the server can serve in time.
+    pub(crate) crowd: bool,
+    pub(crate) probe: bool,
     /// The server may come back empty.
-    pub(super) forgetful: bool,
+    pub(crate) forgetful: bool,
     /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
     /// meet young ones.
-    pub(super) sleepy: bool,
+    pub(crate) sleepy: bool,
     /// Its clock may step by more than the margin.
-    pub(super) wild_clock: bool,
+    pub(crate) wild_clock: bool,
     /// When the storm begins, when it ends, and when the drain begins, in ns.
-    pub(super) storm: (u64, u64),
-    pub(super) drain: u64,
+    pub(crate) storm: (u64, u64),
+    pub(crate) drain: u64,
 }
 
 impl Profile {
-    pub(super) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
+    pub(crate) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
         let lengths: &[u64] = match rng.u8(0..5) {
             0 => &[400],
             1 => &[1000],
@@ -83,6 +90,10 @@ impl Profile {
             hold: if sleepy { hold.max(100 * MS) } else { hold },
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
+            request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
+            lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
+            no_inbox: rng.u8(0..16) == 0,
+            crowd: false,
             probe: rng.u8(0..8) > 0,
             forgetful: rng.bool(),
             wild_clock: rng.u8(0..4) == 0,

@@ -9,17 +9,20 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
-use crate::protocol::flaw::Flaw;
-use crate::protocol::ledger;
+use tenure::protocol::flaw::Flaw;
 
 mod callers;
 pub mod coverage;
+pub mod explore;
 mod faults;
+mod inbox;
 mod jobs;
 mod log;
 mod network;
+mod node;
 pub mod planted;
 mod profile;
+mod server;
 mod watch;
 mod world;
 
@@ -30,10 +33,8 @@ pub use coverage::Coverage;
 pub struct Setup {
     /// Decides everything.
     pub seed: u64,
-    /// A mistake planted in the engine.
+    /// A mistake that is planted: in the key machine, the session, the link or the ledger.
     pub flaw: Option<Flaw>,
-    /// A mistake planted in the ledger.
-    pub ledger_flaw: Option<ledger::Flaw>,
     /// The store adds nothing to a lease: what the margin pays for is paid by nobody.
     pub no_margin: bool,
     /// The scheduler gives back a job whose future goes on.
@@ -49,6 +50,8 @@ pub struct Setup {
 pub struct Run {
     /// How many events were handled.
     pub steps: u64,
+    /// How often a key machine was told something.
+    pub inputs: u64,
     /// How much time went by in the world, in milliseconds.
     pub virtual_ms: u64,
     /// Depends on everything that happened.
@@ -112,6 +115,46 @@ pub enum Wrong {
     LeftOver,
     /// Requests without end.
     Storm,
+    /// Something is sent on a connection that was given up, or beside its successor.
+    Beside,
+    /// A request is neither answered nor reported, or told of twice.
+    Unanswered,
+    /// A lease is lost in a calm, although its owner is alive.
+    LostInCalm,
+    /// A caller is told of an error of a healthy store.
+    DeniedInCalm,
+    /// A connection that nothing comes through is used on and on.
+    Unnoticed,
+}
+
+impl Wrong {
+    /// All of them.
+    pub const ALL: [Wrong; 24] = [
+        Wrong::TwoHolders,
+        Wrong::Unbacked,
+        Wrong::TwoRuns,
+        Wrong::TickAgain,
+        Wrong::TickEarly,
+        Wrong::TickOrder,
+        Wrong::TickAsleep,
+        Wrong::TickUntold,
+        Wrong::TickDropped,
+        Wrong::Fence,
+        Wrong::NotTheOwner,
+        Wrong::NumberTwice,
+        Wrong::Revived,
+        Wrong::Outcome,
+        Wrong::Orphan,
+        Wrong::DeadGranted,
+        Wrong::Asleep,
+        Wrong::LeftOver,
+        Wrong::Storm,
+        Wrong::Beside,
+        Wrong::Unanswered,
+        Wrong::LostInCalm,
+        Wrong::DeniedInCalm,
+        Wrong::Unnoticed,
+    ];
 }
 
 /// A thing that must never happen and did.

@@ -2,16 +2,16 @@
 
 use std::fmt::Write;
 
-use crate::testing::sim::Line;
+use crate::Line;
 
 #[derive(Debug, Default)]
-pub(super) struct Log {
-    pub(super) hash: u64,
-    pub(super) lines: Option<Vec<Line>>,
+pub(crate) struct Log {
+    pub(crate) hash: u64,
+    pub(crate) lines: Option<Vec<Line>>,
 }
 
 impl Log {
-    pub(super) fn new(history: bool) -> Self {
+    pub(crate) fn new(history: bool) -> Self {
         Log {
             hash: 0,
             lines: history.then(Vec::new),
@@ -19,11 +19,11 @@ impl Log {
     }
 
     /// Everything that happens goes through here as numbers, so that two runs can be compared.
-    pub(super) fn mix(&mut self, value: u64) {
+    pub(crate) fn mix(&mut self, value: u64) {
         self.hash = (self.hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    pub(super) fn line(
+    pub(crate) fn line(
         &mut self,
         now: u64,
         who: Option<usize>,

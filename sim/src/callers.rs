@@ -1,26 +1,29 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
-use crate::error::LostCause;
-use crate::protocol::message::{Fence, Holder, NO_TICK};
-use crate::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
-use crate::testing::sim::Wrong;
-use crate::testing::sim::coverage::Seen;
-use crate::testing::sim::world::{Event, MS, World};
+use crate::Wrong;
+use crate::coverage::Seen;
+use crate::world::{Event, MS, World};
+use tenure::error::LostCause;
+use tenure::protocol::message::{Fence, Holder, NO_TICK};
+use tenure::protocol::session_step::{Probe, SessionInput};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
 
 /// One caller, from its call to its last word.
 #[derive(Debug)]
-pub(super) struct Caller {
-    pub(super) key: usize,
-    pub(super) want: AcquireOptions,
-    pub(super) state: State,
+pub(crate) struct Caller {
+    pub(crate) key: usize,
+    pub(crate) want: AcquireOptions,
+    pub(crate) state: State,
+    /// Whether it takes up what it is granted: not yet, in time or late, never.
+    pub(crate) fetches: Fetches,
     /// Was seen not to hold after it held.
-    pub(super) dark: bool,
+    pub(crate) dark: bool,
     /// The claim that it holds or held by.
-    pub(super) claim: Option<Holder>,
+    pub(crate) claim: Option<Holder>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     Waiting,
     Holding,
     /// Waits for what became of its release; whether it held until then.
@@ -31,10 +34,19 @@ pub(super) enum State {
     Over,
 }
 
+/// Whether a caller takes up what it is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetches {
+    Later,
+    Never,
+    Did,
+}
+
 /// What a caller does next.
 #[derive(Debug)]
-pub(super) enum Act {
+pub(crate) enum Act {
     GiveUp,
+    Fetch,
     Look,
     Release,
     Drop,
@@ -43,7 +55,7 @@ pub(super) enum Act {
 
 impl World {
     /// A caller comes, if there is room for one.
-    pub(super) fn arrival(&mut self, slot: usize) {
+    pub(crate) fn arrival(&mut self, slot: usize) {
         if self.draining {
             return;
         }
@@ -54,6 +66,9 @@ impl World {
             return;
         }
         let (life, key) = (node.life, self.rng.usize(0..self.locks));
+        if self.chance(1) {
+            self.probe(slot);
+        }
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         let want = AcquireOptions {
             term,
@@ -71,6 +86,7 @@ impl World {
             key,
             want,
             state: State::Waiting,
+            fetches: Fetches::Later,
             dark: false,
             claim: None,
         });
@@ -91,13 +107,25 @@ impl World {
         self.feed(slot, key, Input::Lock(ticket, want));
     }
 
+    /// Somebody asks whether the server answers.
+    fn probe(&mut self, slot: usize) {
+        let now = self.now;
+        let node = &mut self.nodes[slot];
+        node.probed += 1;
+        let probe = Probe(node.probed);
+        node.probes.insert(probe, now);
+        self.tell_session(slot, SessionInput::Probed(probe));
+    }
+
     /// A caller does what it had in mind.
-    pub(super) fn act(&mut self, slot: usize, caller: usize, act: Act) {
+    pub(crate) fn act(&mut self, slot: usize, caller: usize, act: Act) {
         let ticket = Ticket(caller as u64 + 1);
-        let Caller { key, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key, state, fetches, ..
+        } = self.nodes[slot].callers[caller];
         match (act, state) {
             (Act::GiveUp, State::Waiting) => {
-                let under_way = !self.nodes[slot].side.outbox.is_empty();
+                let under_way = !self.nodes[slot].requests.is_empty();
                 self.saw(if under_way {
                     Seen::CancelInFlight
                 } else {
@@ -106,6 +134,7 @@ impl World {
                 self.over(slot, caller);
                 self.feed(slot, key, Input::Cancel(ticket));
             }
+            (Act::Fetch, State::Holding) => self.fetch(slot, caller),
             (Act::Look, State::Holding) => {
                 self.look(slot, caller);
             }
@@ -122,6 +151,8 @@ impl World {
                 self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
                 self.feed(slot, key, Input::Finish(ticket));
             }
+            // The future is dropped, not the guard.
+            (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
             (Act::Drop, State::Holding) => {
                 self.saw(Seen::CancelHolder);
                 self.feed(slot, key, Input::Cancel(ticket));
@@ -132,7 +163,7 @@ impl World {
     }
 
     /// What a guard's question sees, at any moment and before anything else was handled.
-    pub(super) fn look(&mut self, slot: usize, caller: usize) -> bool {
+    pub(crate) fn look(&mut self, slot: usize, caller: usize) -> bool {
         let local = self.local(slot);
         let node = &mut self.nodes[slot];
         let asking = &mut node.callers[caller];
@@ -184,7 +215,7 @@ impl World {
         caller
     }
 
-    pub(super) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
+    pub(crate) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
         let told = if self.setup.history {
             format!("granted {}.{}", fence.number(), fence.get() & 1023)
         } else {
@@ -199,9 +230,53 @@ impl World {
             self.saw(Seen::GrantedFixed);
         }
         self.watch_fence(slot, key, fence);
-        if want.mark != NO_TICK {
-            return self.run_begins(slot, caller, fence);
+        let life = self.nodes[slot].life;
+        let lease = want.term.lease_ms * MS;
+        let delay = match self.rng.u8(0..100) {
+            0..3 => {
+                self.nodes[slot].callers[caller].fetches = Fetches::Never;
+                return;
+            }
+            3..8 => self.rng.u64(0..lease * 3 / 2),
+            8..40 => self.rng.u64(0..2 * MS),
+            _ => 0,
+        };
+        self.after(
+            delay,
+            Event::Caller {
+                slot,
+                life,
+                caller,
+                act: Act::Fetch,
+            },
+        );
+    }
+
+    /// The caller is polled, and makes a guard of what it was granted.
+    fn fetch(&mut self, slot: usize, caller: usize) {
+        let Caller { key, want, dark, .. } = self.nodes[slot].callers[caller];
+        self.nodes[slot].callers[caller].fetches = Fetches::Did;
+        if dark {
+            self.saw(Seen::FetchedLost);
         }
+        let ticket = Ticket(caller as u64 + 1);
+        self.feed(slot, key, Input::Fetched(ticket));
+        if self.nodes[slot].callers[caller].state != State::Holding {
+            return;
+        }
+        if want.mark != NO_TICK {
+            let local = self.local(slot);
+            let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
+            if let Some(fence) = fence {
+                self.run_begins(slot, caller, fence);
+            }
+            return;
+        }
+        self.hold(slot, caller);
+    }
+
+    fn hold(&mut self, slot: usize, caller: usize) {
+        let Caller { want, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
@@ -233,7 +308,7 @@ impl World {
         }
     }
 
-    pub(super) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
+    pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
         let told = if self.setup.history {
             format!("denied: {denial:?}")
         } else {
@@ -256,13 +331,18 @@ impl World {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
         }
+        if matches!(denial, AcquireError::Store(_)) && self.is_calm() {
+            self.wrong(Wrong::DeniedInCalm, Some(key), || {
+                format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
+            });
+        }
         self.over(slot, caller);
         if want.mark != NO_TICK {
             self.tick_denied(slot, caller, denial);
         }
     }
 
-    pub(super) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
+    pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
         let told = if self.setup.history {
             format!("lost: {cause:?}")
         } else {
@@ -281,6 +361,10 @@ impl World {
         });
         self.nodes[slot].callers[caller].dark = true;
         let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
+        if never && want.mark == NO_TICK {
+            self.over(slot, caller);
+        }
         if want.mark != NO_TICK && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.
             self.saw(Seen::TickLost);
@@ -289,7 +373,7 @@ impl World {
         }
     }
 
-    pub(super) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
+    pub(crate) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
         let told = if self.setup.history {
             format!("released: {outcome:?}")
         } else {

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 
-use crate::protocol::ledger::{Record, RecordOwner};
-use crate::testing::sim::Wrong;
-use crate::testing::sim::callers::State;
-use crate::testing::sim::coverage::Seen;
-use crate::testing::sim::world::{Event, MS, World};
+use tenure::error::StoreErrorKind;
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::session_step::SessionInput;
+
+use crate::Wrong;
+use crate::callers::State;
+use crate::coverage::Seen;
+use crate::network::error;
+use crate::world::{Event, MS, World};
 
 impl World {
     /// One fault of many, then the next.
-    pub(super) fn fault(&mut self) {
+    pub(crate) fn fault(&mut self) {
         if self.now >= self.profile.storm.1 {
             return self.heal();
         }
@@ -27,7 +31,8 @@ impl World {
             0..8 => self.crash(slot),
             8..20 => self.pause(slot),
             20..23 => self.closing(slot),
-            23..29 => self.cut_off(slot),
+            23..28 => self.cut_off(slot),
+            28 => self.silence(slot),
             29..41 => self.stall(slot),
             41..49 => self.reset(slot, false),
             49..58 => self.reset(slot, true),
@@ -41,8 +46,9 @@ impl World {
                 self.unrest(self.server.refuses);
             }
             86..91 => self.step_clock(),
-            91..100 => self.stranger(),
-            _ => {}
+            91..97 => self.stranger(),
+            97..100 => self.refuse_all(),
+            _ => self.silence(slot),
         }
     }
 
@@ -64,42 +70,46 @@ impl World {
     }
 
     /// The process is gone, which is unrest until the server has learnt of it.
-    pub(super) fn die(&mut self, slot: usize) {
+    pub(crate) fn die(&mut self, slot: usize) {
         let notice = self.kill(slot);
         self.unrest(self.now + notice);
     }
 
     /// The process is gone. What it wrote may still arrive; the server learns of it at once or after what is answered.
-    pub(super) fn kill(&mut self, slot: usize) -> u64 {
+    pub(crate) fn kill(&mut self, slot: usize) -> u64 {
         let node = &mut self.nodes[slot];
         node.alive = false;
         node.paused = None;
         node.backlog = Default::default();
         node.live.clear();
+        node.requests.clear();
+        node.probes.clear();
         let (life, sub) = (node.life, node.inbox.sub);
-        if let Some(conn) = self.nodes[slot].side.conn.take() {
+        for (_, conn) in std::mem::take(&mut node.conns) {
             self.conns[conn].client = false;
-            self.conns[conn].server = self.rng.bool();
+            self.conns[conn].server &= self.rng.bool();
         }
         let notice = if self.rng.bool() {
             0
         } else {
             self.rng.u64(0..3_000 * MS)
         };
-        self.after(notice, Event::Unsubscribed { slot, life, sub });
+        if let Some(sub) = sub {
+            self.after(notice, Event::Unsubscribed { slot, life, sub });
+        }
         let rise = self.rng.u64(0..1_500 * MS);
         self.after(rise, Event::Rise { slot });
         notice
     }
 
-    pub(super) fn rise(&mut self, slot: usize) {
+    pub(crate) fn rise(&mut self, slot: usize) {
         if self.nodes[slot].alive || self.draining {
             return;
         }
         let life = self.nodes[slot].life + 1;
         self.note(Some(slot), None, || format!("starts, life {life}"));
         self.nodes[slot] = self.born(slot, life);
-        self.subscribe(slot);
+        self.tell_session(slot, SessionInput::InboxWanted);
     }
 
     fn pause(&mut self, slot: usize) {
@@ -127,16 +137,23 @@ impl World {
         self.note(Some(slot), None, || format!("stopped for {span} ms"));
         let life = self.nodes[slot].life;
         self.nodes[slot].paused = Some(until);
+        self.nodes[slot].paused_at = self.now;
         self.inbox_lags(slot, until);
         self.at(until, Event::Resume { slot, life });
     }
 
     /// A stopped process goes on: its callers look first, then all that waited comes at once, each source in order.
-    pub(super) fn resume(&mut self, slot: usize) {
+    pub(crate) fn resume(&mut self, slot: usize) {
         if self.nodes[slot].paused.take().is_none() {
             return;
         }
         self.note(Some(slot), None, || "goes on".into());
+        let node = &mut self.nodes[slot];
+        let span = self.now - node.paused_at;
+        let requests = node.requests.values_mut().map(|(since, _)| since);
+        for since in requests.chain(node.probes.values_mut()) {
+            *since += span;
+        }
         for caller in self.nodes[slot].live.clone() {
             if self.nodes[slot].callers[caller].state == State::Holding && self.chance(70) {
                 let held = self.look(slot, caller);
@@ -185,7 +202,7 @@ impl World {
         self.note(Some(slot), None, || format!("cut off until {} ms", until / MS));
         self.inbox_lags(slot, until);
         self.nodes[slot].cut_until = until;
-        if let Some(conn) = self.nodes[slot].side.conn {
+        if let Some(conn) = self.open_conn(slot) {
             self.conns[conn].stall = until;
         }
     }
@@ -205,7 +222,7 @@ impl World {
     }
 
     fn stall(&mut self, slot: usize) {
-        let Some(conn) = self.nodes[slot].side.conn else {
+        let Some(conn) = self.open_conn(slot) else {
             return;
         };
         self.saw(Seen::Stall);
@@ -219,13 +236,13 @@ impl World {
 
     /// A connection ends. With `mute`, what it carried was executed and the answers are lost.
     fn reset(&mut self, slot: usize, mute: bool) {
-        let Some(conn) = self.nodes[slot].side.conn else {
+        let Some(conn) = self.open_conn(slot) else {
             return;
         };
         self.saw(Seen::Reset);
         self.note(Some(slot), None, || format!("connection {conn} breaks"));
         self.conns[conn].mute = true;
-        self.conns[conn].server = mute || self.rng.bool();
+        self.conns[conn].server &= mute || self.rng.bool();
         let notice = self.rng.u64(0..if mute { 600 * MS } else { 5 * MS });
         self.unrest(self.now + notice);
         self.after(notice, Event::ResetSeen { conn });
@@ -240,7 +257,9 @@ impl World {
 
     /// The subscription breaks: at the server at once or unknown to it, and the node finds out some time later.
     fn cut_inbox(&mut self, slot: usize) {
-        let (life, sub) = (self.nodes[slot].life, self.nodes[slot].inbox.sub);
+        let (life, Some(sub)) = (self.nodes[slot].life, self.nodes[slot].inbox.sub) else {
+            return;
+        };
         if !self.nodes[slot].alive {
             return;
         }
@@ -250,9 +269,55 @@ impl World {
         if self.rng.bool() {
             self.unsubscribed(slot, life, sub);
         }
+        if self.chance(30) {
+            // Nobody is told: it has to be asked.
+            return self.saw(Seen::InboxSilent);
+        }
         let notice = self.rng.u64(0..2_000 * MS);
         self.unrest(self.now + notice);
-        self.after(notice, Event::InboxCutSeen { slot, life, sub });
+        let error = error(StoreErrorKind::Interrupted);
+        self.after(
+            notice,
+            Event::InboxFailed {
+                slot,
+                life,
+                sub,
+                error,
+            },
+        );
+    }
+
+    /// A firewall forgets a connection: nothing comes through, and nobody is told.
+    fn silence(&mut self, slot: usize) {
+        let Some(conn) = self.open_conn(slot) else {
+            return;
+        };
+        self.saw(Seen::Silent);
+        self.note(Some(slot), None, || format!("connection {conn} falls silent"));
+        self.conns[conn].silent = Some(self.now);
+    }
+
+    /// The server refuses everything for a while: it loads its data, became a replica, or changed its password. Or it
+    /// forgets the scripts.
+    fn refuse_all(&mut self) {
+        let until = self.now + self.rng.u64(0..1_500 * MS);
+        match self.rng.u8(0..6) {
+            0 => self.server.loading = until,
+            1 => self.server.read_only = until,
+            2 => {
+                self.server.locked = until;
+                self.saw(Seen::Locked);
+            }
+            _ => {
+                self.note(None, None, || "server forgets the scripts".into());
+                self.server.knows_scripts = false;
+                return;
+            }
+        }
+        self.note(None, None, || {
+            format!("server refuses all until {} ms", until / MS)
+        });
+        self.unrest(until);
     }
 
     fn stall_server(&mut self) {
@@ -275,20 +340,31 @@ impl World {
             self.saw(Seen::ServerRestart);
         }
         self.server.listening = HashMap::new();
+        self.server.knows_scripts = false;
         for slot in 0..self.nodes.len() {
-            let (id, life, sub) = (
-                self.nodes[slot].id,
-                self.nodes[slot].life,
-                self.nodes[slot].inbox.sub,
-            );
+            let (id, life) = (self.nodes[slot].id, self.nodes[slot].life);
             self.listens(id, false);
-            if let Some(conn) = self.nodes[slot].side.conn {
+            for (_, conn) in self.nodes[slot].conns.clone() {
                 self.conns[conn].server = false;
                 let notice = self.rng.u64(0..20 * MS);
                 self.after(notice, Event::ResetSeen { conn });
             }
-            let notice = self.rng.u64(0..100 * MS);
-            self.after(notice, Event::InboxCutSeen { slot, life, sub });
+            if let Some(sub) = self.nodes[slot].inbox.sub {
+                let notice = self.rng.u64(0..100 * MS);
+                let error = error(StoreErrorKind::Interrupted);
+                self.after(
+                    notice,
+                    Event::InboxFailed {
+                        slot,
+                        life,
+                        sub,
+                        error,
+                    },
+                );
+            }
+        }
+        for conn in &mut self.conns {
+            conn.server = false;
         }
         // Nobody is let in for a while; then it is up.
         self.server.down = true;
@@ -354,11 +430,13 @@ impl World {
     }
 
     /// All faults end.
-    pub(super) fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         self.note(None, None, || "all faults end".into());
         self.unrest(self.now);
         self.server.stall = self.now;
-        self.server.refuses = self.now;
+        let server = &mut self.server;
+        (server.refuses, server.loading) = (self.now, self.now);
+        (server.read_only, server.locked) = (self.now, self.now);
         self.server.down = false;
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;
@@ -375,7 +453,7 @@ impl World {
     }
 
     /// No caller comes any more; all must come to an end.
-    pub(super) fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         self.heal();
         self.draining = true;
         for key in 0..self.keys.len() {
