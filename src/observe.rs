@@ -250,7 +250,7 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
     use crate::error::Error;
     let text = error.map(tracing::field::display);
     match error {
-        Some(Error::Store { .. }) => {
+        Some(Error::Store { .. } | Error::Connect { .. }) => {
             warn!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
         }
         Some(Error::Options(_)) => {

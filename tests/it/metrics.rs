@@ -368,7 +368,7 @@ async fn losses_are_counted_by_cause() {
         .clock(clock.clone())
         .memory_shared(&MemoryStore::new())
         .unwrap();
-    let (fixed, renewed) = (locks.mutex("fixed").fixed(ms(300)), locks.mutex("renewed"));
+    let (fixed, renewed) = (locks.mutex("fixed").fixed(ms(400)), locks.mutex("renewed"));
     let guard = soon(fixed.lock()).await.unwrap();
     soon(guard.lost()).await;
     meter.until("tenure_losses_total{kind=lock,cause=ended}").await;
