@@ -1,12 +1,12 @@
 //! Who wants locks: tries, waits, gives up, holds, releases, drops, and looks whether it still holds.
 
+use crate::Wrong;
+use crate::coverage::Seen;
+use crate::world::{Event, MS, World};
 use tenure::error::LostCause;
 use tenure::protocol::message::{Fence, Holder, NO_TICK};
 use tenure::protocol::session_step::{Probe, SessionInput};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
-use crate::Wrong;
-use crate::coverage::Seen;
-use crate::world::{Event, MS, World};
 
 /// One caller, from its call to its last word.
 #[derive(Debug)]

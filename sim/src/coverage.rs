@@ -1,7 +1,7 @@
 //! What must have happened: a simulator that never meets a case says nothing about it.
 
-use tenure::protocol::ledger::Branch;
 use tenure::error::StoreErrorKind;
+use tenure::protocol::ledger::Branch;
 use tenure::protocol::session_step::SessionEvent;
 use tenure::protocol::step::KeyEvent;
 
@@ -227,7 +227,9 @@ impl Seen {
 
     pub(crate) fn of_session(event: &SessionEvent) -> Option<Seen> {
         Some(match event {
-            SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => Seen::GivenUp,
+            SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => {
+                Seen::GivenUp
+            }
             SessionEvent::TimedOut(_) => Seen::TimedOut,
             SessionEvent::Bystanders(_) => Seen::Bystander,
             SessionEvent::Down(_) => Seen::KnownDown,

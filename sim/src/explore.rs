@@ -44,7 +44,9 @@ pub struct Found {
 pub fn explore(limits: &Limits) -> Found {
     let begin = Instant::now();
     let next = AtomicU64::new(limits.from);
-    let end = limits.worlds.map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
+    let end = limits
+        .worlds
+        .map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
     let found = Mutex::new(Found::default());
     let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
     let goes_on = || {

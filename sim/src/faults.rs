@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::error::StoreErrorKind;
+use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::session_step::SessionInput;
 
 use crate::Wrong;
@@ -276,7 +276,15 @@ impl World {
         let notice = self.rng.u64(0..2_000 * MS);
         self.unrest(self.now + notice);
         let error = error(StoreErrorKind::Interrupted);
-        self.after(notice, Event::InboxFailed { slot, life, sub, error });
+        self.after(
+            notice,
+            Event::InboxFailed {
+                slot,
+                life,
+                sub,
+                error,
+            },
+        );
     }
 
     /// A firewall forgets a connection: nothing comes through, and nobody is told.
@@ -307,7 +315,9 @@ impl World {
                 return;
             }
         }
-        self.note(None, None, || format!("server refuses all until {} ms", until / MS));
+        self.note(None, None, || {
+            format!("server refuses all until {} ms", until / MS)
+        });
         self.unrest(until);
     }
 
@@ -343,7 +353,15 @@ impl World {
             if let Some(sub) = self.nodes[slot].inbox.sub {
                 let notice = self.rng.u64(0..100 * MS);
                 let error = error(StoreErrorKind::Interrupted);
-                self.after(notice, Event::InboxFailed { slot, life, sub, error });
+                self.after(
+                    notice,
+                    Event::InboxFailed {
+                        slot,
+                        life,
+                        sub,
+                        error,
+                    },
+                );
             }
         }
         for conn in &mut self.conns {

@@ -67,7 +67,15 @@ impl World {
             refused.then(|| StoreError::refused(StoreRefusal::NoPermission))
         };
         if let Some(error) = refusal {
-            return self.after(way, Event::InboxFailed { slot, life, sub, error });
+            return self.after(
+                way,
+                Event::InboxFailed {
+                    slot,
+                    life,
+                    sub,
+                    error,
+                },
+            );
         }
         self.listens(self.nodes[slot].id, true);
         self.server.listening.insert(slot, (life, sub, true));
@@ -94,7 +102,15 @@ impl World {
             self.saw(Seen::Killed);
             let (life, soon) = (self.nodes[slot].life, self.rng.u64(0..5 * MS));
             let error = error(StoreErrorKind::Interrupted);
-            self.after(soon, Event::InboxFailed { slot, life, sub, error });
+            self.after(
+                soon,
+                Event::InboxFailed {
+                    slot,
+                    life,
+                    sub,
+                    error,
+                },
+            );
         }
         self.tell_session(slot, SessionInput::InboxOpened(sub));
     }
@@ -157,7 +173,10 @@ impl World {
         };
         let key = self.index(&grant.name);
         self.note(None, Some(key), || {
-            format!("server: pushes {} to {} of node {slot}", grant.number, grant.holder.claim)
+            format!(
+                "server: pushes {} to {} of node {slot}",
+                grant.number, grant.holder.claim
+            )
         });
         let sub = match self.server.listening.get(&slot) {
             Some(&(at, sub, true)) if at == life => sub,
@@ -191,7 +210,15 @@ impl World {
         if held > self.now {
             let life = self.nodes[slot].life;
             let grant = Box::new(grant);
-            return self.at(held, Event::Push { slot, life, sub, grant });
+            return self.at(
+                held,
+                Event::Push {
+                    slot,
+                    life,
+                    sub,
+                    grant,
+                },
+            );
         }
         if !self.is_sub(slot, sub) {
             return self.saw(Seen::PushLost);

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use tenure::protocol::ledger::{Job, RecordOwner};
-use tenure::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
+use tenure::protocol::ledger::{Job, RecordOwner};
+use tenure::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 
 /// What the watchers remember of jobs.
 #[derive(Debug, Default)]
@@ -62,8 +62,8 @@ impl World {
         if self.chance(3) {
             return self.retire(slot, key);
         }
-        let wall = (crate::server::EPOCH_US / 1000 + self.now / MS)
-            .saturating_add_signed(self.nodes[slot].skew_ms);
+        let wall =
+            (crate::server::EPOCH_US / 1000 + self.now / MS).saturating_add_signed(self.nodes[slot].skew_ms);
         let mark = wall / period * period;
         let newest = self.nodes[slot].newest;
         if newest < mark {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure_sim::explore::{Limits, explore};
 use tenure::protocol::flaw::Flaw;
+use tenure_sim::explore::{Limits, explore};
 use tenure_sim::{Setup, Wrong, run};
 
 const HELP: &str = "tenure-sim: nodes as they ship in worlds that fail, each from a seed
@@ -54,7 +54,8 @@ fn arguments() -> Result<Wanted, String> {
         let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
         let number = |text: String| {
             let text = text.replace(['_', ','], "");
-            text.parse::<u64>().map_err(|_| format!("{word}: {text} is no number"))
+            text.parse::<u64>()
+                .map_err(|_| format!("{word}: {text} is no number"))
         };
         match word.as_str() {
             "--worlds" => limits.worlds = Some(number(value()?)?),
@@ -127,7 +128,10 @@ fn plant(flaws: &[Flaw], only: Option<Wrong>, limits: &Limits) -> ExitCode {
         let seeds = limits.from..limits.from + limits.worlds.unwrap_or(2_000);
         let failure = |seed| run(setup(seed)).failure.map(|failure| (seed, failure));
         match seeds.clone().find_map(failure) {
-            Some((seed, failure)) => println!("{flaw:?}: {:?} in seed {seed}: {:.150}", failure.wrong, failure.text),
+            Some((seed, failure)) => println!(
+                "{flaw:?}: {:?} in seed {seed}: {:.150}",
+                failure.wrong, failure.text
+            ),
             None => println!("{flaw:?}: not found in {seeds:?}"),
         }
     }

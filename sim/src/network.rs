@@ -53,7 +53,9 @@ impl World {
 
     pub(crate) fn connect(&mut self, slot: usize, attempt: Attempt) {
         let (life, conn) = (self.nodes[slot].life, self.conns.len());
-        self.note(Some(slot), None, || format!("   connects: {attempt:?} is connection {conn}"));
+        self.note(Some(slot), None, || {
+            format!("   connects: {attempt:?} is connection {conn}")
+        });
         self.conns.push(Conn {
             slot,
             life,
@@ -80,7 +82,9 @@ impl World {
 
     /// Whoever wants a connection knocks at the server.
     pub(crate) fn handshake(&mut self, conn: usize) {
-        let Conn { slot, life, client, .. } = self.conns[conn];
+        let Conn {
+            slot, life, client, ..
+        } = self.conns[conn];
         if !client || !self.is(slot, life) {
             return;
         }
@@ -118,7 +122,14 @@ impl World {
     }
 
     pub(crate) fn connected(&mut self, conn: usize, time: u64) {
-        let Conn { slot, life, attempt, client, silent, .. } = self.conns[conn];
+        let Conn {
+            slot,
+            life,
+            attempt,
+            client,
+            silent,
+            ..
+        } = self.conns[conn];
         if !client && self.is(slot, life) && self.chance(30) {
             // Its news was on its way when it was given up.
             self.saw(Seen::OpenedTooLate);
@@ -145,7 +156,13 @@ impl World {
     }
 
     pub(crate) fn connect_failed(&mut self, conn: usize, error: StoreError) {
-        let Conn { slot, attempt, client, silent, .. } = self.conns[conn];
+        let Conn {
+            slot,
+            attempt,
+            client,
+            silent,
+            ..
+        } = self.conns[conn];
         if !client || silent.is_some() {
             return;
         }
@@ -180,7 +197,9 @@ impl World {
             )
         });
         let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
-        let found = found.map(|(_, conn)| *conn).filter(|conn| self.conns[*conn].opened);
+        let found = found
+            .map(|(_, conn)| *conn)
+            .filter(|conn| self.conns[*conn].opened);
         if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
             self.wrong(Wrong::Beside, None, || {
                 format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
@@ -199,7 +218,14 @@ impl World {
         }
         if self.conns[conn].broken {
             let failed = Err(self.interrupted());
-            return self.after(1_000, Event::Reply { conn, id, reply: Box::new(failed) });
+            return self.after(
+                1_000,
+                Event::Reply {
+                    conn,
+                    id,
+                    reply: Box::new(failed),
+                },
+            );
         }
         if self.in_storm() && self.chance(2) {
             self.write_again(conn, &batch);
@@ -255,7 +281,15 @@ impl World {
         }
         let held = self.server.stall.max(self.conns[conn].stall);
         if held > self.now {
-            return self.at(held, Event::Arrive { conn, id, batch, reload });
+            return self.at(
+                held,
+                Event::Arrive {
+                    conn,
+                    id,
+                    batch,
+                    reload,
+                },
+            );
         }
         if let Some(id) = id {
             if !reload && !self.server.knows_scripts {
@@ -276,7 +310,11 @@ impl World {
                 self.saw(Seen::LateExecution);
             }
         }
-        for (_, executed) in self.conns[conn].flights.iter_mut().filter(|(of, _)| Some(*of) == id) {
+        for (_, executed) in self.conns[conn]
+            .flights
+            .iter_mut()
+            .filter(|(of, _)| Some(*of) == id)
+        {
             *executed = true;
         }
         self.watch.twin = id.is_none();
@@ -332,11 +370,24 @@ impl World {
     // Back at the node.
 
     pub(crate) fn reply(&mut self, conn: usize, id: BatchId, reply: Box<Result<BatchReply, Failure>>) {
-        let Conn { slot, life, client, stall, silent, .. } = self.conns[conn];
+        let Conn {
+            slot,
+            life,
+            client,
+            stall,
+            silent,
+            ..
+        } = self.conns[conn];
         if !client {
             if self.is(slot, life) && self.chance(30) {
                 self.saw(Seen::AnsweredTooLate);
-                return self.tell_session(slot, SessionInput::Replied { batch: id, reply: *reply });
+                return self.tell_session(
+                    slot,
+                    SessionInput::Replied {
+                        batch: id,
+                        reply: *reply,
+                    },
+                );
             }
             return self.saw(Seen::AnswerDiscarded);
         }
@@ -351,13 +402,25 @@ impl World {
             return;
         };
         flights.remove(at);
-        self.tell_session(slot, SessionInput::Replied { batch: id, reply: *reply });
+        self.tell_session(
+            slot,
+            SessionInput::Replied {
+                batch: id,
+                reply: *reply,
+            },
+        );
     }
 
     /// The link itself loads the script and sends the batch again, which so overtakes nothing and is overtaken by
     /// whatever was sent meanwhile.
     pub(crate) fn no_script(&mut self, conn: usize, id: BatchId, mut batch: Box<Batch>) {
-        let Conn { client, stall, silent, mute, .. } = self.conns[conn];
+        let Conn {
+            client,
+            stall,
+            silent,
+            mute,
+            ..
+        } = self.conns[conn];
         if !client || silent.is_some() || mute || self.conns[conn].broken {
             return;
         }
@@ -393,7 +456,9 @@ impl World {
 
     /// The client finds out that its connection is broken: when it waits for an answer or writes, not before.
     pub(crate) fn reset_seen(&mut self, conn: usize) {
-        let Conn { slot, client, opened, .. } = self.conns[conn];
+        let Conn {
+            slot, client, opened, ..
+        } = self.conns[conn];
         if !client {
             return;
         }

@@ -248,7 +248,10 @@ impl World {
         let Tag { claim, seq } = outgoing.tag;
         self.log.mix(claim << 8 | u64::from(seq));
         self.note(Some(slot), Some(key), || {
-            format!("   -> {:?} {claim} #{seq} {:?}", outgoing.request.verb, outgoing.class)
+            format!(
+                "   -> {:?} {claim} #{seq} {:?}",
+                outgoing.request.verb, outgoing.class
+            )
         });
         let now = self.now;
         let node = &mut self.nodes[slot];
@@ -303,7 +306,11 @@ impl World {
             }
         }
         let local = self.local(slot);
-        if self.nodes[slot].session.next_due().is_some_and(|due| due <= local) {
+        if self.nodes[slot]
+            .session
+            .next_due()
+            .is_some_and(|due| due <= local)
+        {
             self.wrong(Wrong::Storm, None, || {
                 format!("a timer of node {slot}'s session fires without end")
             });
@@ -372,7 +379,12 @@ impl World {
     /// The timer is late, as timers are.
     fn arm(&mut self, slot: usize) {
         let node = &self.nodes[slot];
-        let due = node.shard.next_due().into_iter().chain(node.session.next_due()).min();
+        let due = node
+            .shard
+            .next_due()
+            .into_iter()
+            .chain(node.session.next_due())
+            .min();
         let Some(due) = due else { return };
         let due = node.clock.truth(due).max(self.now);
         if node.wake_at.is_none_or(|at| at > due + 2 * MS) {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tenure::protocol::message::LeaseTimes;
-use tenure::protocol::step::Rules;
 use crate::Setup;
 use crate::world::{MS, SETTLE};
+use tenure::protocol::message::LeaseTimes;
+use tenure::protocol::step::Rules;
 
 /// What kind of world it is. Drawn from the seed, then fixed.
 #[derive(Debug)]

@@ -2,18 +2,18 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{
-    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Reply, Request, Verb,
-};
-use tenure::protocol::session_step::SILENCE;
-use tenure::protocol::step::Ticket;
 use crate::Wrong;
 use crate::callers::State;
 use crate::coverage::Seen;
 use crate::jobs::Ticks;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{
+    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Reply, Request, Verb,
+};
+use tenure::protocol::session_step::SILENCE;
+use tenure::protocol::step::Ticket;
 
 /// What the watchers remember.
 #[derive(Debug)]

@@ -25,4 +25,5 @@ mod outages;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
+mod session;
 mod told;
