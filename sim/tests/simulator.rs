@@ -119,22 +119,22 @@ fn with(flaw: Flaw) -> Setup {
 
 #[test]
 fn finds_a_deadline_counted_from_the_answer() {
-    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 1);
+    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 25);
 }
 
 #[test]
 fn finds_a_late_renewal_that_revives() {
-    finds(with(Flaw::LateRenewalRevives), Wrong::Revived, 1);
+    finds(with(Flaw::LateRenewalRevives), Wrong::Revived, 44);
 }
 
 #[test]
 fn finds_a_claim_number_used_twice() {
-    finds(with(Flaw::NumberTwice), Wrong::Unbacked, 1);
+    finds(with(Flaw::NumberTwice), Wrong::Unbacked, 39);
 }
 
 #[test]
 fn finds_t0_of_an_unanswered_refresh() {
-    finds(with(Flaw::UnansweredRefresh), Wrong::TwoHolders, 300);
+    finds(with(Flaw::UnansweredRefresh), Wrong::TwoHolders, 12);
 }
 
 #[test]
@@ -250,12 +250,12 @@ fn finds_two_claims_of_one_node_that_run_a_job_at_once() {
 
 #[test]
 fn finds_a_not_after_by_an_old_reading_of_the_clock() {
-    finds(with(Flaw::NotAfterFromOldReading), Wrong::DeniedInCalm, 1);
+    finds(with(Flaw::NotAfterFromOldReading), Wrong::DeniedInCalm, 10);
 }
 
 #[test]
 fn finds_a_claim_that_counts_as_late_too_early() {
-    finds(with(Flaw::LateAfterTooEarly), Wrong::Orphan, 1);
+    finds(with(Flaw::LateAfterTooEarly), Wrong::Orphan, 104);
 }
 
 #[test]
@@ -265,12 +265,12 @@ fn finds_a_connection_used_beside_its_successor() {
 
 #[test]
 fn finds_a_reply_credited_to_another_batch() {
-    finds(with(Flaw::ReplyToAnotherBatch), Wrong::TwoHolders, 1);
+    finds(with(Flaw::ReplyToAnotherBatch), Wrong::TwoHolders, 12);
 }
 
 #[test]
 fn finds_a_renewal_behind_a_full_queue() {
-    finds(with(Flaw::RenewalBehindQueue), Wrong::LostInCalm, 1);
+    finds(with(Flaw::RenewalBehindQueue), Wrong::LostInCalm, 5);
 }
 
 #[test]
@@ -280,5 +280,5 @@ fn finds_a_request_that_is_forgotten_with_its_connection() {
 
 #[test]
 fn finds_a_reload_without_a_bound() {
-    finds(with(Flaw::ReloadWithoutBound), Wrong::Orphan, 1);
+    finds(with(Flaw::ReloadWithoutBound), Wrong::Orphan, 950);
 }
