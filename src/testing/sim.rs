@@ -9,7 +9,7 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
-use crate::protocol::ledger;
+use crate::protocol::flaw;
 use crate::protocol::step::Flaw;
 
 mod callers;
@@ -18,6 +18,7 @@ mod faults;
 mod jobs;
 mod log;
 mod network;
+pub mod planted;
 mod profile;
 mod watch;
 mod world;
@@ -32,7 +33,7 @@ pub struct Setup {
     /// A mistake planted in the engine.
     pub flaw: Option<Flaw>,
     /// A mistake planted in the ledger.
-    pub ledger_flaw: Option<ledger::Flaw>,
+    pub ledger_flaw: Option<flaw::Flaw>,
     /// The store adds nothing to a lease: what the margin pays for is paid by nobody.
     pub no_margin: bool,
     /// The scheduler gives back a job whose future goes on.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure::protocol::ledger;
+use tenure::protocol::flaw;
 use tenure::protocol::step::Flaw;
 use tenure::testing::sim::{Coverage, Run, Setup, Wrong, run};
 
@@ -164,7 +164,7 @@ fn engine_flaw(flaw: Flaw) -> Setup {
     }
 }
 
-fn ledger_flaw(flaw: ledger::Flaw) -> Setup {
+fn ledger_flaw(flaw: flaw::Flaw) -> Setup {
     Setup {
         ledger_flaw: Some(flaw),
         ..Setup::default()
@@ -213,27 +213,27 @@ fn finds_a_cancelled_waiter_that_is_forgotten() {
 
 #[test]
 fn finds_a_hand_off_under_the_old_number() {
-    finds(ledger_flaw(ledger::Flaw::NumberKeptOnHandOff), Wrong::Fence, 1);
+    finds(ledger_flaw(flaw::Flaw::NumberKeptOnHandOff), Wrong::Fence, 1);
 }
 
 #[test]
 fn finds_a_dead_head_that_is_granted() {
-    finds(ledger_flaw(ledger::Flaw::DeadHeadGranted), Wrong::DeadGranted, 1);
+    finds(ledger_flaw(flaw::Flaw::DeadHeadGranted), Wrong::DeadGranted, 1);
 }
 
 #[test]
 fn finds_a_free_key_with_a_queue_left_alone() {
-    finds(ledger_flaw(ledger::Flaw::NeverSettled), Wrong::LeftOver, 1);
+    finds(ledger_flaw(flaw::Flaw::NeverSettled), Wrong::LeftOver, 1);
 }
 
 #[test]
 fn finds_a_leave_by_anyone() {
-    finds(ledger_flaw(ledger::Flaw::LeaveByAnyone), Wrong::TwoHolders, 1);
+    finds(ledger_flaw(flaw::Flaw::LeaveByAnyone), Wrong::TwoHolders, 1);
 }
 
 #[test]
 fn finds_a_late_claim_that_is_executed() {
-    finds(ledger_flaw(ledger::Flaw::LateClaimExecuted), Wrong::Orphan, 1);
+    finds(ledger_flaw(flaw::Flaw::LateClaimExecuted), Wrong::Orphan, 1);
 }
 
 #[test]
@@ -250,18 +250,18 @@ fn finds_a_margin_of_nothing() {
 
 #[test]
 fn finds_a_job_without_a_mark() {
-    finds(ledger_flaw(ledger::Flaw::NoMark), Wrong::TickAgain, 1);
+    finds(ledger_flaw(flaw::Flaw::NoMark), Wrong::TickAgain, 1);
 }
 
 #[test]
 fn finds_a_mark_by_the_nodes_clock() {
-    finds(ledger_flaw(ledger::Flaw::EarlyTickGranted), Wrong::TickEarly, 1);
+    finds(ledger_flaw(flaw::Flaw::EarlyTickGranted), Wrong::TickEarly, 1);
 }
 
 #[test]
 fn finds_a_finished_tick_handed_to_its_standby() {
     finds(
-        ledger_flaw(ledger::Flaw::FinishedTickHandedOver),
+        ledger_flaw(flaw::Flaw::FinishedTickHandedOver),
         Wrong::TickAgain,
         1,
     );
@@ -281,29 +281,25 @@ fn finds_a_release_before_the_jobs_future_ended() {
 
 #[test]
 fn finds_a_tick_that_nobody_stands_by_for() {
-    finds(ledger_flaw(ledger::Flaw::NoStandby), Wrong::TickDropped, 1);
+    finds(ledger_flaw(flaw::Flaw::NoStandby), Wrong::TickDropped, 1);
 }
 
 #[test]
 fn finds_a_standby_that_is_never_granted() {
-    finds(
-        ledger_flaw(ledger::Flaw::StandbyNeverGranted),
-        Wrong::TickAsleep,
-        1,
-    );
+    finds(ledger_flaw(flaw::Flaw::StandbyNeverGranted), Wrong::TickAsleep, 1);
 }
 
 #[test]
 fn finds_a_standby_that_is_never_told() {
-    finds(ledger_flaw(ledger::Flaw::StandbyNeverTold), Wrong::TickUntold, 1);
+    finds(ledger_flaw(flaw::Flaw::StandbyNeverTold), Wrong::TickUntold, 1);
 }
 
 #[test]
 fn finds_a_tick_run_twice_by_two_claims_of_one_node() {
-    finds(ledger_flaw(ledger::Flaw::JobByNode), Wrong::TickAgain, 1);
+    finds(ledger_flaw(flaw::Flaw::JobByNode), Wrong::TickAgain, 1);
 }
 
 #[test]
 fn finds_two_claims_of_one_node_that_run_a_job_at_once() {
-    finds(ledger_flaw(ledger::Flaw::JobByNode), Wrong::TwoHolders, 1);
+    finds(ledger_flaw(flaw::Flaw::JobByNode), Wrong::TwoHolders, 1);
 }

@@ -4,11 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::ledger::{Branch, Flaw, Ledger};
+use crate::protocol::flaw::Flaw;
+use crate::protocol::ledger::{Branch, Ledger};
 use crate::protocol::message::{Batch, BatchReply, Executed, Grant, NodeId, Reply, Verb};
 use crate::protocol::step::{Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 use crate::testing::sim::coverage::Seen;
+use crate::testing::sim::planted::Planted;
 use crate::testing::sim::world::{Event, MS, Sample, World};
 
 /// One of a node's two ways to the server: what waits for it, and its connection.
@@ -61,7 +63,7 @@ pub(super) struct Inbox {
 /// The server's process and its wall clock.
 #[derive(Debug)]
 pub(super) struct Server {
-    pub(super) ledger: Ledger,
+    pub(super) ledger: Ledger<Planted>,
     /// What the wall clock shows beyond true time, in µs.
     pub(super) offset: i64,
     pub(super) stall: u64,
@@ -78,7 +80,7 @@ pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
 impl Server {
     pub(super) fn new(flaw: Option<Flaw>) -> Self {
         Server {
-            ledger: Ledger::with_flaw(flaw),
+            ledger: Ledger::with_plant(Planted(flaw)),
             offset: 0,
             stall: 0,
             down: false,
