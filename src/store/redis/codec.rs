@@ -1,125 +1,36 @@
-//! The scripts: one text for every verb, one for locks and one for jobs, the words they are called with, and what
-//! they answer.
+//! What the script is called with and what it answers: words out, replies in. Also what it publishes.
 
 use std::fmt::Display;
-use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, Grant, Holder, Kind, LeaseTimes, NodeId, Reply, Request, TickTime,
-    Verb, append_number,
+    Batch, BatchReply, Executed, Failure, Grant, Holder, Kind, NodeId, Reply, Request, TickTime, Verb,
+    append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
+use crate::store::redis::script::SCRIPT;
 
-/// What every text below uses. Locals are sooner found than globals.
-const LOCALS: &str = "local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall\n";
-const LONE: &str = include_str!("lua/lone.lua");
-const OPEN: &str = include_str!("lua/open.lua");
-const PLAIN: &str = include_str!("lua/plain.lua");
-/// Reached only when a request is not one of the two plain cases.
-const RULES: [&str; 5] = [
-    include_str!("lua/queue.lua"),
-    include_str!("lua/claim.lua"),
-    include_str!("lua/renew.lua"),
-    include_str!("lua/leave.lua"),
-    include_str!("lua/yield.lua"),
-];
-const BATCH: &str = include_str!("lua/batch.lua");
-/// What jobs have of their own. They share the rest.
-const JOB: [&str; 4] = [
-    include_str!("lua/job.lua"),
-    include_str!("lua/job_claim.lua"),
-    include_str!("lua/job_finish.lua"),
-    include_str!("lua/job_batch.lua"),
-];
-
-/// A script and the name by which a server knows it.
-#[derive(Debug)]
-pub(super) struct Script {
-    /// The whole text.
-    pub(super) text: String,
-    /// Its SHA-1, in hexadecimal.
-    pub(super) sha: String,
-}
-
-impl Script {
-    fn new(source: &str) -> Self {
-        let mut text = String::with_capacity(source.len());
-        // Redis hangs up on whoever sends more than 16 kB in one word before it has said who it is.
-        for line in source.lines().map(str::trim_start) {
-            if !line.is_empty() && !line.starts_with("--") {
-                text.push_str(line);
-                text.push('\n');
-            }
-        }
-        let sha = redis::Script::new(&text).get_hash().to_owned();
-        Script { text, sha }
-    }
-}
-
-/// The script for locks.
-static LOCKS: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(&format!(
-        "{LOCALS}{LONE}local n = (#KEYS - 1) / 2\n{OPEN}{PLAIN}{}{BATCH}",
-        RULES.concat()
-    ))
-});
-
-/// The script for jobs. They are few, and it is only loaded with the other so that no tick waits for it.
-static JOBS: LazyLock<Script> = LazyLock::new(|| {
-    let [queue, _, rest @ ..] = RULES;
-    let [job, verbs @ ..] = JOB;
-    Script::new(&format!(
-        "{LOCALS}local n = (#KEYS - 1) / 3\n{OPEN}{queue}{job}{}{}",
-        rest.concat(),
-        verbs.concat()
-    ))
-});
-
-/// Every script that a server is to know.
-pub(super) fn scripts() -> [&'static Script; 2] {
-    [&LOCKS, &JOBS]
-}
-
-/// The script that applies a batch, which is all of one kind.
-pub(super) fn script(batch: &Batch) -> &'static Script {
-    match kind(batch) {
-        Kind::Lock => &LOCKS,
-        Kind::Job => &JOBS,
-    }
-}
-
-fn kind(batch: &Batch) -> Kind {
-    batch
-        .requests
-        .first()
-        .map_or(Kind::Lock, |request| request.name.kind)
-}
+/// How many words a request has, as `lua/open.lua` lists them.
+const WORDS: usize = 6;
 
 /// Up to here Lua counts in ones.
 const EXACT: TickTime = 1 << 53;
 
-/// The call that applies a batch.
+/// The call that applies a batch, which is all of one kind.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
-    let kind = kind(batch);
-    debug_assert!(requests.iter().all(|request| request.name.kind == kind));
-    if let ([request], Kind::Lock) = (&**requests, kind)
-        && matches!(request.verb, Verb::Claim { .. } | Verb::Leave | Verb::Finish)
-    {
-        return encode_lone(batch, request, names, probe);
-    }
-    let keys = if kind == Kind::Job { 3 } else { 2 };
+    let is_jobs = requests.iter().any(|request| request.name.kind == Kind::Job);
+    debug_assert!(requests.iter().all(|r| (r.name.kind == Kind::Job) == is_jobs));
+    let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
     let bytes: usize = requests.iter().map(|r| 2 * names.length(&r.name) + 160).sum();
-    let mut call = Call::new(
-        script(batch),
-        keys * requests.len() + 1,
-        4 * requests.len(),
-        bytes,
-    );
+    let mut call = Call {
+        cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
+        word: Vec::with_capacity(128),
+    };
+    call.cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(keys);
     for request in requests {
         call.put(|word| names.push_record(&request.name, word));
     }
@@ -130,118 +41,41 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         names.push_record(&request.name, &mut record);
         call.put(|word| names.push_queue(&record, word));
     }
-    if kind == Kind::Job {
+    if is_jobs {
         for request in requests {
             call.put(|word| names.push_memory(&request.name, word));
         }
     }
-    let counts = requests.iter().any(|request| request.verb != Verb::Renew);
-    let flags = match (probe, counts) {
-        (false, false) => "",
-        (false, true) => "q",
-        (true, false) => "p",
-        (true, true) => "pq",
-    };
-    call.cmd.arg(batch.highest).arg(not_after(batch)).arg(flags);
-    // Nearly always all have the same terms, which are then written once.
-    let common = requests.first().map(|request| request.term);
-    let letter = |request: &Request| {
-        let letter = match request.verb {
-            Verb::Claim { wait: false } => b'c',
-            Verb::Claim { wait: true } => b'w',
-            Verb::Renew => b'r',
-            Verb::Finish if kind == Kind::Job => b'f',
-            Verb::Leave | Verb::Finish => b'l',
-            Verb::Yield { .. } => b'y',
-        };
-        if Some(request.term) == common {
-            letter
-        } else {
-            letter.to_ascii_uppercase()
-        }
-    };
-    call.put(|word| word.extend(requests.iter().map(letter)));
-    call.cmd
-        .arg(common.map_or(0, |term| term.lease_ms))
-        .arg(common.map_or(0, LeaseTimes::hold_ms));
-    for request in requests {
-        call.put_holder(&request.holder);
-    }
-    for request in requests {
-        if kind == Kind::Job {
-            call.cmd.arg(request.mark.min(EXACT));
-        }
-        if Some(request.term) != common {
-            call.cmd.arg(request.term.lease_ms).arg(request.term.hold_ms());
-        }
-        if let Verb::Yield { to } = &request.verb {
-            call.put_holder(to);
-        }
-    }
-    call.cmd
-}
-
-/// As the scripts have it: 0 for none.
-fn not_after(batch: &Batch) -> u64 {
-    match batch.not_after {
+    // 0 for none.
+    let not_after = match batch.not_after {
         u64::MAX => 0,
         not_after => not_after.max(1),
-    }
-}
-
-/// A claim or a leave that travels alone, as lone.lua has it: every word costs on both sides.
-fn encode_lone(batch: &Batch, request: &Request, names: &Names, probe: bool) -> Cmd {
-    let bytes = 2 * names.length(&request.name) + 160;
-    let mut call = Call::new(&LOCKS, 3, 6, bytes);
-    let mut record = Vec::with_capacity(64);
-    names.push_record(&request.name, &mut record);
-    call.cmd.arg(&record).arg(CLOCK);
-    call.put(|word| names.push_queue(&record, word));
-    call.put_holder(&request.holder);
-    let (lease, hold) = (request.term.lease_ms, request.term.hold_ms());
-    let flags: &[u8] = if probe { b"pq" } else { b"q" };
-    if let Verb::Claim { wait } = request.verb {
-        call.cmd.arg(hold).arg(not_after(batch)).arg(batch.highest);
-        call.put(|word| {
-            word.push(if wait { b'w' } else { b'c' });
-            word.extend_from_slice(flags);
-            append_number(word, lease);
-        });
-    } else {
-        call.put(|word| {
-            append_number(word, batch.highest);
-            word.push(b' ');
-            word.extend_from_slice(flags);
-            for ms in [lease, hold] {
-                word.push(b' ');
-                append_number(word, ms);
-            }
-        });
+    };
+    call.put_number(batch.highest);
+    call.put_number(not_after);
+    call.cmd.arg(if probe { "p" } else { "" });
+    for request in requests {
+        call.put_request(request);
     }
     call.cmd
 }
 
-/// A call of a script, on its way to be written.
+/// A call of the script, on its way to be written.
 struct Call {
     cmd: Cmd,
     word: Vec<u8>,
 }
 
 impl Call {
-    fn new(script: &Script, keys: usize, words: usize, bytes: usize) -> Self {
-        let mut cmd = Cmd::with_capacity(words + 11, bytes + 160);
-        cmd.arg("EVALSHA").arg(&*script.sha).arg(keys);
-        Call {
-            cmd,
-            word: Vec::with_capacity(128),
-        }
-    }
-
     /// One word more, as `push` makes it.
     fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
         self.word.clear();
         push(&mut self.word);
         self.cmd.arg(&self.word);
+    }
+
+    fn put_number(&mut self, number: u64) {
+        self.put(|word| append_number(word, number));
     }
 
     fn put_holder(&mut self, holder: &Holder) {
@@ -250,29 +84,33 @@ impl Call {
             word.push(b':');
         });
     }
+
+    /// As many words as [`WORDS`] says. A new field is one more here, there and in `lua/open.lua`.
+    fn put_request(&mut self, request: &Request) {
+        let is_job = request.name.kind == Kind::Job;
+        self.cmd.arg(match request.verb {
+            Verb::Claim { wait: false } => "c",
+            Verb::Claim { wait: true } => "w",
+            Verb::Renew => "r",
+            Verb::Finish if is_job => "f",
+            Verb::Leave | Verb::Finish => "l",
+            Verb::Yield { .. } => "y",
+        });
+        self.put_holder(&request.holder);
+        self.put_number(request.term.lease_ms);
+        self.put_number(request.term.hold_ms());
+        self.put_number(if is_job { request.mark.min(EXACT) } else { 0 });
+        match &request.verb {
+            Verb::Yield { to } => self.put_holder(to),
+            _ => drop(self.cmd.arg("")),
+        }
+    }
 }
 
 /// What the script answered.
 pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failure> {
-    let values = match value {
-        Value::Array(values) => values,
-        Value::Int(number) if number >= 0 && requests == 1 => {
-            let time = number.unsigned_abs();
-            let reply = if time == 0 {
-                Reply::Done
-            } else {
-                Reply::Granted(time)
-            };
-            return Ok(BatchReply {
-                time,
-                replies: vec![reply],
-            });
-        }
-        _ => {
-            return Err(malformed(
-                "the script's answer is neither a list nor a number for one",
-            ));
-        }
+    let Value::Array(values) = value else {
+        return Err(malformed("the script's answer is no list"));
     };
     let mut values = values.into_iter();
     let Some(Value::Int(time)) = values.next() else {
@@ -412,80 +250,70 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::Name;
+    use crate::protocol::message::{LeaseTimes, Name};
 
-    /// `KEYS[…]` and `ARGV[…]` as they are written in a text.
-    fn used<'a>(text: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-        let mut found = BTreeSet::new();
-        for line in text {
-            for (at, word) in line.match_indices("KEYS[").chain(line.match_indices("ARGV[")) {
-                if let Some(length) = line[at..].find(']') {
-                    let index: String = line[at + word.len()..at + length].split_whitespace().collect();
-                    found.insert(format!("{word}{index}]"));
-                }
-            }
-        }
-        found
-    }
-
-    #[test]
-    fn headers_name_what_the_bodies_use() {
-        let files = RULES.into_iter().chain(JOB).chain([OPEN, PLAIN, BATCH, LONE]);
-        for (file, name) in files.zip([
-            "queue",
-            "claim",
-            "renew",
-            "leave",
-            "yield",
-            "job",
-            "job_claim",
-            "job_finish",
-            "job_batch",
-            "open",
-            "plain",
-            "batch",
-            "lone",
-        ]) {
-            let is_header = |line: &&str| line.starts_with("--");
-            assert!(
-                file.starts_with(&format!("-- {name}: ")),
-                "{name}: the header starts with the name"
-            );
-            let header: Vec<_> = file.lines().take_while(is_header).collect();
-            assert!(
-                header.iter().any(|line| line.starts_with("-- returns")),
-                "{name}: says what it returns"
-            );
-            let body = used(file.lines().skip(header.len()));
-            let told = used(header.iter().copied());
-            // Verbs hand the reading of some of their words to the helpers in queue.lua, so a header may name more
-            // than its body, except for the words of the request.
-            for word in &body {
-                assert!(
-                    told.contains(word),
-                    "{name}: the body uses {word}, the header does not say so"
-                );
-            }
-            let words = told.iter().filter(|word| word.starts_with("ARGV["));
-            for word in words {
-                assert!(
-                    body.contains(word),
-                    "{name}: the header names {word}, the body does not use it"
-                );
-            }
+    fn request(name: Name, verb: Verb) -> Request {
+        Request {
+            name,
+            holder: Holder {
+                node: NodeId::numbered(1),
+                claim: 2,
+                nonce: 3,
+            },
+            term: LeaseTimes {
+                lease_ms: 1000,
+                margin_ms: 250,
+            },
+            mode: Default::default(),
+            mark: 7,
+            verb,
         }
     }
 
+    /// The words of a call, without those of the protocol.
+    fn words(requests: Vec<Request>) -> Vec<String> {
+        let batch = Batch {
+            highest: 17,
+            not_after: u64::MAX,
+            requests,
+        };
+        let packed = encode(&batch, &Names::new(b"lock:"), true).get_packed_command();
+        let text = String::from_utf8(packed).unwrap();
+        text.split("\r\n").skip(2).step_by(2).map(str::to_owned).collect()
+    }
+
     #[test]
-    fn a_server_takes_the_scripts_from_whoever_comes() {
-        for script in scripts() {
-            assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
-        }
-        assert_ne!(LOCKS.sha, JOBS.sha);
+    fn one_request_and_many_are_the_same_call() {
+        let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
+        let one = words(vec![lock("a", Verb::Leave)]);
+        let holder = "00000000000000000000000000000001:2:0000000000000003:";
+        assert_eq!(one[2..4], ["3", "lock:a"]);
+        assert_eq!(
+            one[6..],
+            ["17", "0", "p", "l", holder, "1000", "1250", "0", ""],
+            "{one:?}"
+        );
+        let to = Holder {
+            node: NodeId::numbered(1),
+            claim: 4,
+            nonce: 5,
+        };
+        let two = words(vec![lock("a", Verb::Leave), lock("b", Verb::Yield { to })]);
+        assert_eq!(two[2], "5");
+        assert_eq!(two[8..17], one[6..]);
+        assert_eq!(two.len(), one.len() + 2 + WORDS);
+        assert_eq!(two.last().unwrap(), &format!("{to}:"));
+        let job = words(vec![request(Name::job(Key::from("a")), Verb::Finish)]);
+        assert_eq!(job[2], "4");
+        assert_eq!(job[10], "f");
+        assert_eq!(job[14], "7");
+    }
+
+    #[test]
+    fn lua_has_as_many_words() {
+        assert!(SCRIPT.text.contains(&format!("local words, at = {WORDS}, 3\n")));
     }
 
     #[test]

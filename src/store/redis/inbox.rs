@@ -14,7 +14,7 @@ use crate::observe;
 use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::Sink;
 use crate::store::redis::link::{cannot_open, said};
-use crate::store::redis::{Inner, names, script};
+use crate::store::redis::{Inner, codec, names};
 
 /// How often the connection is asked whether it is there. Found dead after one of these and the deadline: until
 /// then waiters have their timers.
@@ -52,7 +52,7 @@ pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreE
 
 async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
-        match script::decode_push(message.get_payload_bytes(), node, &store.names) {
+        match codec::decode_push(message.get_payload_bytes(), node, &store.names) {
             Some(grant) => sink(InboxEvent::Granted(grant)),
             None => observe::server_warning(&format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"

@@ -11,7 +11,8 @@ use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult,
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
-use crate::store::redis::script::{self, Script};
+use crate::store::redis::codec;
+use crate::store::redis::script::SCRIPT;
 use crate::store::redis::{Inner, Pool};
 use crate::store::{BoxFuture, Link};
 
@@ -83,25 +84,21 @@ impl RedisLink {
         let answers = connection.send_packed_commands(&greeting, 0, 2).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
         let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
         check_role(store, role)?;
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        for script in script::scripts() {
-            load(&mut questions, script);
-        }
+        load(&mut questions);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 4).await;
+        let answers = connection.send_packed_commands(&questions, 0, 3).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([locks, jobs, server, memory]) = <[Value; 4]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
-        for loaded in [locks, jobs] {
-            result(loaded).map_err(|error| cannot_open(store, error))?;
-        }
+        result(loaded).map_err(|error| cannot_open(store, error))?;
         check_info(store, server, memory)?;
         Ok(RedisLink {
             connection,
@@ -119,15 +116,14 @@ async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
     Ok(connection)
 }
 
-fn load(pipeline: &mut Pipeline, script: &Script) {
-    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
+fn load(pipeline: &mut Pipeline) {
+    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
 }
 
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
-        let call = script::encode(&batch, &self.store.names, self.store.probe);
-        let script = script::script(&batch);
+        let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
         Box::pin(async move {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
@@ -138,14 +134,14 @@ impl Link for RedisLink {
                 .is_err_and(|error| error.code() == Some("NOSCRIPT"))
             {
                 let mut again = Pipeline::with_capacity(2);
-                load(&mut again, script);
+                load(&mut again);
                 again.add_command(call);
                 answer = match connection.send_packed_commands(&again, 0, 2).await {
                     Ok(mut answers) => result(answers.pop().unwrap_or_default()),
                     Err(error) => Err(error),
                 };
             }
-            script::decode(answer.map_err(failure)?, requests)
+            codec::decode(answer.map_err(failure)?, requests)
         })
     }
 
@@ -197,7 +193,7 @@ fn failure(error: RedisError) -> Failure {
         };
         return Failure {
             executed,
-            error: StoreError::refused(script::refusal(&text)).with_source(error),
+            error: StoreError::refused(codec::refusal(&text)).with_source(error),
         };
     }
     let (executed, kind) = if error.is_connection_refusal() {
@@ -216,7 +212,7 @@ fn failure(error: RedisError) -> Failure {
 /// Why a connection could not be opened. Nothing was asked of it yet.
 pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
     if let Some(text) = said(&error) {
-        return StoreError::refused(script::refusal(&text)).with_source(error);
+        return StoreError::refused(codec::refusal(&text)).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
@@ -248,7 +244,7 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
         Err(error) => return Err(cannot_open(store, error)),
     };
     let Value::Array(parts) = role else {
-        return Err(script::malformed("the answer to ROLE is not a list").error);
+        return Err(codec::malformed("the answer to ROLE is not a list").error);
     };
     match parts.into_iter().next().and_then(text).as_deref() {
         Some("master") => Ok(()),
@@ -299,7 +295,7 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
 }
 
 fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
-    said(error).map(|text| script::refusal(&text))
+    said(error).map(|text| codec::refusal(&text))
 }
 
 fn text(value: Value) -> Option<String> {

@@ -1,6 +1,6 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::protocol::ledger) gives.
+//! All rules are in one Lua script (`lua/`), which gives the replies that the [ledger](crate::protocol::ledger) gives.
 //! Here is what surrounds it: names, connections, the inbox.
 
 use std::fmt;
@@ -16,6 +16,7 @@ use crate::store::redis::link::{RedisLink, Said};
 use crate::store::redis::names::Names;
 use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
 
+mod codec;
 mod inbox;
 mod link;
 mod names;
