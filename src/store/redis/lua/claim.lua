@@ -5,7 +5,7 @@
 --          B<ms> or B = busy
 if t.c or t.w then
   function t.claim(i, job, waits, holder, entry, lease, hold, tick)
-    if not t.records[i] and t.queues ~= 0 then t.hand_over(i, job, entry) end
+    if not t.records[i] then t.settle(i, job, entry) end
     local number = t.owned_by(i, holder)
     if number then
       t.extend(i, hold)

@@ -12,9 +12,9 @@ function t.withdraw(i, entry)
   return redis.call('ZREM', KEYS[t.n + 1 + i], 'a' .. entry, 'b' .. entry) > 0
 end
 
--- The queue lives at least as long as who was heard of just now. Answers whether there is a queue.
+-- The queue lives as long as who was heard of just now, and as it would have lived without that: `left` ms.
 function t.bound(queue, lease, left)
-  return redis.call('PEXPIRE', queue, left > lease + 0 and string.format('%d', left) or lease)
+  redis.call('PEXPIRE', queue, left > lease + 0 and string.format('%d', left) or lease)
 end
 
 if t.r then
@@ -105,5 +105,9 @@ if t.frees then
       from = to + 1 - out
       to = from + 31
     end
+  end
+  -- A free key goes to the first live waiter, whoever asks.
+  function t.settle(i, job, caller)
+    if t.queues ~= 0 then t.hand_over(i, job, caller) end
   end
 end

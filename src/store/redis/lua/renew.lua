@@ -10,7 +10,7 @@ if t.r then
     end
     local waits = t.touch(i, job, entry, lease, tick)
     if not t.records[i] then
-      t.hand_over(i, job, entry)
+      t.settle(i, job, entry)
       number = t.owned_by(i, holder)
       if number then return number end
     end

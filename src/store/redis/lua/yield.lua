@@ -5,7 +5,7 @@
 -- returns      integer = granted to the fresh number; Q<ms> = the fresh number is queued; X = gone
 if t.y then
   function t.yield(i, job, holder, entry, lease, hold, tick, to)
-    if not t.records[i] then t.hand_over(i, job, entry) end
+    if not t.records[i] then t.settle(i, job, entry) end
     if not t.owned_by(i, holder) then
       -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY.
       redis.call('ZREM', KEYS[t.n + 1 + i], 'b')
