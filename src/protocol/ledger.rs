@@ -4,8 +4,12 @@
 //! differential test it is what the Lua scripts are compared with, reply by reply. A rule of the protocol is first a
 //! rule here.
 //!
-//! Every verb first **settles** the key: dead entries leave the queue; a free lock with a live waiter is granted to
-//! it, with a push; then the caller is treated. Without that, an expiry with everybody queued would grant nobody.
+//! Every verb first **settles** the key: a free lock with a live waiter is granted to it, with a push; then the caller is
+//! treated. Without that, an expiry with everybody queued would grant nobody.
+//!
+//! An entry is **dead** when its node was not heard of for a whole lease. Nobody grants to it and no heartbeat revives
+//! it. It goes out when a search for the next owner walks over it, when its own node asks, and when somebody joins the
+//! queue; until then it may stand there, behind a living one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -20,7 +24,7 @@ use crate::protocol::message::{
 
 /// All keys of one server.
 #[derive(Debug, Default)]
-pub struct Ledger<P = Sound> {
+pub struct Ledger<P: Plant = Sound> {
     states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
     jobs: HashMap<Name, Job, RandomState>,
@@ -150,7 +154,7 @@ pub enum Branch {
 }
 
 /// What one request sees and leaves behind.
-struct Transaction<'a, P> {
+struct Transaction<'a, P: Plant> {
     name: &'a Name,
     state: &'a mut State,
     job: Option<&'a mut Job>,
@@ -174,7 +178,8 @@ impl Ledger {
 }
 
 impl<P: Plant> Ledger<P> {
-    /// With a mistake planted.
+    /// An empty one with a mistake planted.
+    #[doc(hidden)]
     pub fn with_plant(plant: P) -> Self {
         Ledger {
             plant,
@@ -340,14 +345,14 @@ impl<P: Plant> Transaction<'_, P> {
         self.now_us / 1000
     }
 
-    fn has(&self, flaw: Flaw) -> bool {
+    fn planted(&self, flaw: Flaw) -> bool {
         self.plant.planted(flaw)
     }
 
     fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
         if matches!(request.verb, Verb::Claim { .. } | Verb::Yield { .. })
             && self.now_us > not_after
-            && !self.has(Flaw::LateClaimExecuted)
+            && !self.planted(Flaw::LateClaimExecuted)
         {
             self.branches.push(if self.job.is_some() {
                 Branch::TickLate
@@ -376,7 +381,6 @@ impl<P: Plant> Transaction<'_, P> {
         let Request {
             holder, term, verb, ..
         } = *request;
-        self.settle(holder, term, verb);
         match verb {
             Verb::Claim { wait } => self.claim(holder, term, wait),
             Verb::Renew => self.renew(holder, term),
@@ -387,6 +391,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     fn claim(&mut self, holder: Holder, term: LeaseTimes, wait: bool) -> Reply {
+        self.settle(holder);
         if let Some(number) = self.owned_by(holder) {
             self.extend(term);
             return self.granted(number);
@@ -407,13 +412,10 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::TickSkipped);
             return Reply::Busy(left);
         }
-        if !wait || self.has(Flaw::NoStandby) && self.job.is_some() {
+        if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
             return Reply::Busy(left);
         }
-        if !self.state.queue.iter().any(|entry| entry.holder == holder) {
-            let entry = Entry::heard(holder, term, self.mark, self.now());
-            self.state.queue.push_back(entry);
-        }
+        self.enqueue(holder, term);
         Reply::Queued(left)
     }
 
@@ -421,13 +423,13 @@ impl<P: Plant> Transaction<'_, P> {
     fn judge(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
-        if self.has(Flaw::NoMark) {
+        if self.planted(Flaw::NoMark) {
             return None;
         }
         if !job.is_open(self.mark) {
             self.branches.push(Branch::TickOver);
             Some(Reply::Over)
-        } else if self.mark > now && !self.has(Flaw::EarlyTickGranted) {
+        } else if self.mark > now && !self.planted(Flaw::EarlyTickGranted) {
             self.branches.push(Branch::TickEarly);
             Some(Reply::Early(self.mark - now))
         } else {
@@ -445,7 +447,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     fn finish(&mut self, holder: Holder) -> Reply {
         let is_owner = self.owned_by(holder).is_some();
-        let by_node = self.has(Flaw::JobByNode);
+        let by_node = self.planted(Flaw::JobByNode);
         let mut finished = false;
         if let Some(job) = &mut self.job {
             let is_winner = |winner: Holder| winner == holder || (by_node && winner.node == holder.node);
@@ -469,8 +471,14 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some(number) = self.owned_by(holder) {
             self.branches.push(Branch::AskedAgain);
             self.extend(term);
+            return self.granted(number);
+        }
+        let waits = self.touch(holder, term);
+        self.settle(holder);
+        if let Some(number) = self.owned_by(holder) {
+            self.branches.push(Branch::AskedAgain);
             self.granted(number)
-        } else if self.state.queue.iter().any(|entry| entry.holder == holder) {
+        } else if waits {
             Reply::Queued(self.left())
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
             self.branches.push(Branch::StandbyTold);
@@ -481,19 +489,23 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     fn leave(&mut self, holder: Holder) -> Reply {
-        if self.owned_by(holder).is_some() || (self.has(Flaw::LeaveByAnyone) && self.state.record.is_some()) {
+        if self.owned_by(holder).is_some()
+            || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
+        {
             self.state.record = None;
             self.hand_over(None);
             return Reply::Done;
         }
-        let was_queued = self.withdraw(holder);
-        if self.state.record.is_none() && !self.has(Flaw::NeverSettled) {
+        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
+        let waited = self.withdraw(holder);
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.hand_over(None);
         }
-        if was_queued { Reply::Done } else { Reply::NotThere }
+        if waited { Reply::Done } else { Reply::NotThere }
     }
 
     fn yield_(&mut self, holder: Holder, to: Holder, term: LeaseTimes) -> Reply {
+        self.settle(holder);
         if self.owned_by(holder).is_none() {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
@@ -503,47 +515,44 @@ impl<P: Plant> Transaction<'_, P> {
             let number = self.grant(to, term, self.mark);
             return self.granted(number);
         }
-        let entry = Entry::heard(to, term, self.mark, self.now());
-        self.state.queue.push_back(entry);
+        self.enqueue(to, term);
         Reply::Queued(self.left())
     }
 
-    /// Dead entries out, the caller's heartbeat in, and a free lock to the first live waiter.
-    fn settle(&mut self, caller: Holder, term: LeaseTimes, verb: Verb) {
-        let now = self.now();
-        let before = self.state.queue.len();
-        if !self.has(Flaw::NeverSettled) {
-            self.state.queue.retain(|entry| now <= entry.dies);
-        }
-        if self.state.queue.len() < before {
-            self.branches.push(Branch::DeadRemoved);
-        }
-        if verb == Verb::Renew
-            && let Some(entry) = self.state.queue.iter_mut().find(|entry| entry.holder == caller)
-        {
-            *entry = Entry::heard(caller, term, entry.mark, now);
-        }
-        self.drop_over();
-        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        if self.state.record.is_none()
-            && !matches!(verb, Verb::Leave | Verb::Finish)
-            && !self.has(Flaw::NeverSettled)
-        {
+    /// A free key goes to the first live waiter, whoever asks.
+    fn settle(&mut self, caller: Holder) {
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.hand_over(Some(caller));
         }
     }
 
-    /// Nobody waits for a tick that is over, or a finished one would be handed to its standby.
-    fn drop_over(&mut self) {
-        let before = self.state.queue.len();
-        if let Some(job) = &self.job
-            && !self.has(Flaw::FinishedTickHandedOver)
-            && !self.has(Flaw::StandbyNeverTold)
-        {
-            self.state.queue.retain(|entry| job.is_open(entry.mark));
+    /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
+    /// over.
+    fn touch(&mut self, holder: Holder, term: LeaseTimes) -> bool {
+        let now = self.now();
+        let Some(at) = self.state.queue.iter().position(|entry| entry.holder == holder) else {
+            return false;
+        };
+        let mark = self.state.queue[at].mark;
+        if self.drop_dead_or_over(at) {
+            return false;
         }
+        self.state.queue[at] = Entry::heard(holder, term, mark, now);
+        true
+    }
+
+    /// Stands at the end, unless it stands there already. The dead make room, so a queue is never longer than all who
+    /// lived when somebody last joined it.
+    fn enqueue(&mut self, holder: Holder, term: LeaseTimes) {
+        let now = self.now();
+        let before = self.state.queue.len();
+        self.state.queue.retain(|entry| now <= entry.dies);
         if self.state.queue.len() < before {
-            self.branches.push(Branch::StandbyDropped);
+            self.branches.push(Branch::DeadRemoved);
+        }
+        if !self.state.queue.iter().any(|entry| entry.holder == holder) {
+            let entry = Entry::heard(holder, term, self.mark, now);
+            self.state.queue.push_back(entry);
         }
     }
 
@@ -553,35 +562,62 @@ impl<P: Plant> Transaction<'_, P> {
         self.state.queue.len() < before
     }
 
-    /// Gives a free lock to the first live waiter. The caller learns of it by the answer, everybody else by a push.
-    /// What PUBLISH would count decides nothing: the choice is made before, and is final.
+    /// Removes an entry that is dead, or waits for a tick that is over: a finished one must not be handed to its standby.
+    fn drop_dead_or_over(&mut self, at: usize) -> bool {
+        let entry = &self.state.queue[at];
+        let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
+        let branch = if self.now() > entry.dies {
+            Branch::DeadRemoved
+        } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
+            Branch::StandbyDropped
+        } else {
+            return false;
+        };
+        self.branches.push(branch);
+        self.state.queue.remove(at);
+        true
+    }
+
+    /// Whether a free key goes to this living entry. If not, it keeps its place.
+    fn is_next(&mut self, at: usize, caller: Option<Holder>) -> bool {
+        let entry = &self.state.queue[at];
+        let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
+            self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
+                || self.planted(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
+        });
+        if is_kept_waiting {
+            return false;
+        }
+        if caller == Some(entry.holder) {
+            return true;
+        }
+        if !entry.is_fresh(self.now()) && !self.planted(Flaw::DeadHeadGranted) {
+            self.branches.push(Branch::StalePassedOver);
+            return false;
+        }
+        let is_heard = self
+            .listening
+            .is_none_or(|listening| listening.contains(&entry.holder.node));
+        if !is_heard {
+            self.branches.push(Branch::DeafPassedOver);
+        }
+        is_heard
+    }
+
+    /// Gives a free key to the first live waiter. The caller learns of it by the answer, everybody else by a push. The
+    /// dead that it walks over go out. What PUBLISH would count decides nothing: the choice is made before, and is final.
     fn hand_over(&mut self, caller: Option<Holder>) -> bool {
-        let now = self.now();
-        self.drop_over();
-        let mut chosen = None;
-        for (at, entry) in self.state.queue.iter().enumerate() {
-            let is_caller = caller == Some(entry.holder);
-            let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
-                self.has(Flaw::StandbyNeverGranted) && job.mark == entry.mark
-                    || self.has(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
-            });
-            if is_kept_waiting {
+        let mut at = 0;
+        while at < self.state.queue.len() {
+            if self.drop_dead_or_over(at) {
                 continue;
             }
-            if !is_caller && !entry.is_fresh(now) && !self.has(Flaw::DeadHeadGranted) {
-                self.branches.push(Branch::StalePassedOver);
-            } else if !is_caller
-                && self
-                    .listening
-                    .is_some_and(|listening| !listening.contains(&entry.holder.node))
-            {
-                self.branches.push(Branch::DeafPassedOver);
-            } else {
-                chosen = Some(at);
+            if self.is_next(at, caller) {
                 break;
             }
+            at += 1;
         }
-        let Some(entry) = chosen.and_then(|at| self.state.queue.remove(at)) else {
+        let Some(entry) = self.state.queue.remove(at) else {
             return false;
         };
         let number = self.grant(entry.holder, entry.term, entry.mark);
@@ -612,7 +648,7 @@ impl<P: Plant> Transaction<'_, P> {
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(holder));
         }
-        let keep = self.has(Flaw::NumberKeptOnHandOff) && *self.last > 0;
+        let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > 0;
         if !keep {
             *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
         }
@@ -624,11 +660,12 @@ impl<P: Plant> Transaction<'_, P> {
         *self.last
     }
 
-    /// To the full lease, and never to less than there was.
+    /// To the full lease, whatever is left of it: a claim has one length for life, and a server's clock that went back
+    /// would otherwise leave more than that.
     fn extend(&mut self, term: LeaseTimes) {
         let until = self.now() + term.hold_ms();
         if let Some(record) = &mut self.state.record {
-            record.expires = Some(record.expires.map_or(until, |at| at.max(until)));
+            record.expires = Some(until);
         }
     }
 
@@ -641,7 +678,7 @@ impl<P: Plant> Transaction<'_, P> {
             Some(Record {
                 owner: RecordOwner::Claim(owner, number),
                 ..
-            }) if self.has(Flaw::JobByNode) && self.job.is_some() => {
+            }) if self.planted(Flaw::JobByNode) && self.job.is_some() => {
                 (owner.node == holder.node).then_some(number)
             }
             _ => None,

@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::inbox::Inbox;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered};
+use crate::protocol::message::{
+    Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered,
+};
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session_step::{

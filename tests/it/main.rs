@@ -31,7 +31,7 @@ mod paused;
 mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
-mod shown;
 mod session;
+mod shown;
 mod told;
 mod waiters;

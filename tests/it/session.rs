@@ -81,7 +81,10 @@ impl Bench {
             request: Request {
                 name: Name::lock(Key::from(key)),
                 holder: Holder { node, claim, nonce },
-                term: LeaseTimes { lease_ms, margin_ms: 250 },
+                term: LeaseTimes {
+                    lease_ms,
+                    margin_ms: 250,
+                },
                 mode: Mode::Exclusive,
                 mark: NO_TICK,
                 verb: Verb::Renew,
@@ -117,7 +120,11 @@ impl Bench {
     fn sent(&mut self) -> Vec<(Attempt, BatchId, Batch)> {
         let mut sent = Vec::new();
         self.effects.retain(|effect| match effect {
-            SessionEffect::Send { connection, id, batch } => {
+            SessionEffect::Send {
+                connection,
+                id,
+                batch,
+            } => {
                 sent.push((*connection, *id, batch.clone()));
                 false
             }
@@ -156,7 +163,11 @@ fn interrupted() -> Failure {
 }
 
 fn claims(batch: &Batch) -> Vec<u64> {
-    batch.requests.iter().map(|request| request.holder.claim).collect()
+    batch
+        .requests
+        .iter()
+        .map(|request| request.holder.claim)
+        .collect()
 }
 
 #[test]
@@ -167,7 +178,11 @@ fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
     }
     bench.step();
     let sent = bench.sent();
-    assert_eq!(sent.len(), 16, "a batch names a key once, and no more are under way");
+    assert_eq!(
+        sent.len(),
+        16,
+        "a batch names a key once, and no more are under way"
+    );
     bench.ask("cool", 30, 10_000, Class::WaiterRenewal);
     bench.ask("cold", 31, 10_000, Class::OwnerRenewal);
     bench.ask("hot", 32, 10_000, Class::Leave);
@@ -209,7 +224,10 @@ fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
     bench.ask("b", 3, 8_000, Class::OwnerRenewal);
     bench.step();
     bench.pass(ms(200));
-    assert_eq!(bench.failed(), [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]);
+    assert_eq!(
+        bench.failed(),
+        [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]
+    );
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
     // One that never answered excuses nobody.
     bench.effects.clear();
@@ -219,7 +237,10 @@ fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
     let sent = bench.sent();
     assert_eq!(sent[0].0, attempt);
     let reply = Err(interrupted());
-    bench.tell(SessionInput::Replied { batch: sent[0].1, reply });
+    bench.tell(SessionInput::Replied {
+        batch: sent[0].1,
+        reply,
+    });
     assert_eq!(bench.failed(), [(4, Unanswered::Unknown)]);
 }
 
@@ -255,7 +276,10 @@ fn a_wrong_password_needs_no_second_opinion_and_a_full_server_does() {
     for (refusal, is_down) in [
         (StoreRefusal::WrongPassword, true),
         (StoreRefusal::Loading, false),
-        (StoreRefusal::Other("ERR max number of clients reached".into()), false),
+        (
+            StoreRefusal::Other("ERR max number of clients reached".into()),
+            false,
+        ),
     ] {
         let (mut bench, _) = Bench::proven();
         bench.ask("a", 2, 10_000, Class::Claim);
@@ -301,10 +325,16 @@ fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
     bench.pass(ms(100));
     let new = bench.attempts()[0];
     bench.effects.clear();
-    bench.tell(SessionInput::Connected { attempt: old, time: 5 });
+    bench.tell(SessionInput::Connected {
+        attempt: old,
+        time: 5,
+    });
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
     assert!(bench.sent().is_empty());
-    bench.tell(SessionInput::Connected { attempt: new, time: 5 });
+    bench.tell(SessionInput::Connected {
+        attempt: new,
+        time: 5,
+    });
     let sent = bench.sent();
     assert_eq!((sent.len(), sent[0].0), (1, new));
     let error = StoreError::new(StoreErrorKind::Unreachable, "late");
@@ -325,19 +355,30 @@ fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
     bench.effects.clear();
     bench.pass(SILENCE);
-    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox)));
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
+    );
     let sent = bench.sent();
-    assert!(sent.len() == 1 && sent[0].2.requests.is_empty(), "an empty batch is a ping");
+    assert!(
+        sent.len() == 1 && sent[0].2.requests.is_empty(),
+        "an empty batch is a ping"
+    );
     bench.tell(SessionInput::InboxHeard(inbox));
     bench.effects.clear();
     // Nothing comes back: the connection is given up, and the inbox has to answer within the same time.
     bench.pass(TIMEOUT);
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == connection)));
-    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox)));
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
+    );
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
     bench.pass(TIMEOUT);
-    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Close(of)) if *of == inbox)));
-    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Open(of)) if *of != inbox)));
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Close(of)) if *of == inbox))
+    );
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Open(of)) if *of != inbox))
+    );
 }
 
 #[test]
@@ -361,7 +402,10 @@ fn what_opens_and_breaks_at_once_is_opened_a_few_times_a_second() {
                     bench.tell(SessionInput::InboxFailed(attempt, error));
                 }
                 SessionEffect::Send { id, .. } => {
-                    bench.tell(SessionInput::Replied { batch: id, reply: Err(interrupted()) });
+                    bench.tell(SessionInput::Replied {
+                        batch: id,
+                        reply: Err(interrupted()),
+                    });
                     bench.ask("a", opened + 10, 10_000, Class::Claim);
                 }
                 _ => {}

@@ -13,6 +13,7 @@
 mod support;
 
 mod bad_input;
+mod before;
 mod cancellation;
 mod child;
 mod clocks;

@@ -10,12 +10,13 @@ use redis::aio::{PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
+use crate::store::redis::config::Config;
 use crate::store::redis::link::{cannot_open, said};
-use crate::store::redis::{Inner, names, script, tls};
+use crate::store::redis::{codec, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
 /// Subscribes to the node's channel.
-pub(super) async fn open(store: Arc<Inner>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
+pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
     tls::provide(store.address());
     let mut inbox = store
         .client
@@ -35,9 +36,9 @@ pub(super) async fn open(store: Arc<Inner>, node: NodeId, sink: Sink) -> Result<
     })
 }
 
-async fn listen(store: Arc<Inner>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
+async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
-        match script::decode_push(message.get_payload_bytes(), node, &store.names) {
+        match codec::decode_push(message.get_payload_bytes(), node, &store.names) {
             Some(grant) => sink(InboxEvent::Granted(grant)),
             None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"

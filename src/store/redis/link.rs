@@ -1,33 +1,20 @@
 //! One connection for commands: what is checked when it opens, and how a batch travels.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
-use crate::store::redis::script::{self, Script};
-use crate::store::redis::{Inner, tls};
+use crate::store::redis::config::Config;
+use crate::store::redis::script::SCRIPT;
+use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
-
-/// What was said once and needs no repeating on every new connection.
-#[derive(Debug, Default)]
-pub(super) struct Said(Mutex<HashSet<String>>);
-
-impl Said {
-    /// What is new of it.
-    fn unsaid(&self, mut warnings: Vec<String>) -> Vec<String> {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        warnings.retain(|warning| said.insert(warning.clone()));
-        warnings
-    }
-}
 
 /// A connection to a master.
 ///
@@ -35,7 +22,7 @@ impl Said {
 /// that this link answers from now on means anything, so it is to be dropped.
 pub(super) struct RedisLink {
     connection: MultiplexedConnection,
-    store: Arc<Inner>,
+    store: Arc<Config>,
     time: u64,
     warnings: Vec<String>,
 }
@@ -50,7 +37,7 @@ impl fmt::Debug for RedisLink {
 
 impl RedisLink {
     /// Connects and checks the server, all within the store's deadline.
-    pub(super) async fn open(store: Arc<Inner>) -> Result<Self, StoreError> {
+    pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
         // A little before the session gives it up, which cannot say what TLS may have to do with it.
         let patience = store.timeout - store.timeout / 10;
         match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
@@ -59,7 +46,7 @@ impl RedisLink {
         }
     }
 
-    async fn open_unbounded(store: &Arc<Inner>) -> Result<Self, StoreError> {
+    async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
         tls::provide(store.address());
         // The session has deadlines of its own. One in here would report a batch as failed and leave it under way.
         let config = AsyncConnectionConfig::new()
@@ -74,26 +61,22 @@ impl RedisLink {
         let answers = connection.send_packed_commands(&greeting, 0, 2).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
         let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
         let mut warnings = Vec::new();
         check_role(store, role, &mut warnings)?;
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        for script in script::scripts() {
-            load(&mut questions, script);
-        }
+        load(&mut questions);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 4).await;
+        let answers = connection.send_packed_commands(&questions, 0, 3).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([locks, jobs, server, memory]) = <[Value; 4]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
-        for loaded in [locks, jobs] {
-            result(loaded).map_err(|error| cannot_open(store, error))?;
-        }
+        result(loaded).map_err(|error| cannot_open(store, error))?;
         check_info(store, server, memory, &mut warnings)?;
         Ok(RedisLink {
             connection,
@@ -104,15 +87,14 @@ impl RedisLink {
     }
 }
 
-fn load(pipeline: &mut Pipeline, script: &Script) {
-    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
+fn load(pipeline: &mut Pipeline) {
+    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
 }
 
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
-        let call = script::encode(&batch, &self.store.names, self.store.probe);
-        let script = script::script(&batch);
+        let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
         Box::pin(async move {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
@@ -123,12 +105,12 @@ impl Link for RedisLink {
                 .is_err_and(|error| error.code() == Some("NOSCRIPT"))
             {
                 let mut again = Pipeline::with_capacity(2);
-                load(&mut again, script);
+                load(&mut again);
                 again.add_command(call);
                 let answers = connection.send_packed_commands(&again, 0, 2).await;
                 answer = second_answer(answers.map_err(failure)?);
             }
-            script::decode(answer.map_err(failure)?, requests)
+            codec::decode(answer.map_err(failure)?, requests)
         })
     }
 
@@ -201,7 +183,7 @@ fn failure(error: RedisError) -> Failure {
         };
         return Failure {
             executed,
-            error: StoreError::refused(script::refusal(&text)).with_source(error),
+            error: StoreError::refused(codec::refusal(&text)).with_source(error),
         };
     }
     let (executed, kind) = if error.is_connection_refusal() {
@@ -218,9 +200,9 @@ fn failure(error: RedisError) -> Failure {
 }
 
 /// Why a connection could not be opened. Nothing was asked of it yet.
-pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
+pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     if let Some(text) = said(&error) {
-        return StoreError::refused(script::refusal(&text)).with_source(error);
+        return StoreError::refused(codec::refusal(&text)).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
@@ -234,7 +216,7 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
 }
 
 /// A connection took too long to open.
-pub(super) fn too_slow(store: &Inner) -> StoreError {
+pub(super) fn too_slow(store: &Config) -> StoreError {
     let deadline = store.timeout;
     let hint = tls::hint(store.address(), None);
     StoreError::new(
@@ -244,7 +226,7 @@ pub(super) fn too_slow(store: &Inner) -> StoreError {
 }
 
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
-fn check_role(store: &Inner, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
+fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
         Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
@@ -257,7 +239,7 @@ fn check_role(store: &Inner, role: Value, warnings: &mut Vec<String>) -> Result<
         Err(error) => return Err(cannot_open(store, error)),
     };
     let Value::Array(parts) = role else {
-        return Err(script::malformed("the answer to ROLE is not a list").error);
+        return Err(codec::malformed("the answer to ROLE is not a list").error);
     };
     match parts.into_iter().next().and_then(text).as_deref() {
         Some("master") => Ok(()),
@@ -274,7 +256,7 @@ fn check_role(store: &Inner, role: Value, warnings: &mut Vec<String>) -> Result<
 }
 
 fn check_info(
-    store: &Inner,
+    store: &Config,
     server: Value,
     memory: Value,
     warnings: &mut Vec<String>,
@@ -310,7 +292,7 @@ fn check_info(
 }
 
 fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
-    said(error).map(|text| script::refusal(&text))
+    said(error).map(|text| codec::refusal(&text))
 }
 
 pub(super) fn text(value: Value) -> Option<String> {

@@ -1,22 +1,25 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::protocol::ledger) gives.
+//! All rules are in one Lua script (`lua/`), which gives the replies that the [ledger](crate::protocol::ledger) gives.
 //! Here is what surrounds it: names, connections, the inbox.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr};
+use redis::Client;
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
-use crate::store::redis::link::{RedisLink, Said};
+use crate::store::redis::config::Config;
+use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
 pub(crate) use crate::store::redis::pool::Pool;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
+mod codec;
+mod config;
 mod inbox;
 mod link;
 mod names;
@@ -34,17 +37,7 @@ mod tls;
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    inner: Arc<Inner>,
-}
-
-#[derive(Clone)]
-struct Inner {
-    client: Client,
-    names: Names,
-    prefix: Box<[u8]>,
-    probe: bool,
-    timeout: Duration,
-    said: Arc<Said>,
+    inner: Arc<Config>,
 }
 
 impl RedisStore {
@@ -97,7 +90,7 @@ impl RedisStore {
             .map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
         let prefix = b"lock:";
         Ok(RedisStore {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Config {
                 client,
                 names: Names::new(prefix),
                 prefix: prefix[..].into(),
@@ -152,15 +145,8 @@ impl RedisStore {
         }
     }
 
-    fn edit(&mut self) -> &mut Inner {
+    fn edit(&mut self) -> &mut Config {
         Arc::make_mut(&mut self.inner)
-    }
-}
-
-impl Inner {
-    /// Where the server is, without user and password.
-    fn address(&self) -> &ConnectionAddr {
-        self.client.get_connection_info().addr()
     }
 }
 
