@@ -45,7 +45,7 @@ pub(crate) fn error(kind: StoreErrorKind) -> StoreError {
 impl World {
     /// The connection that a node's session uses, if one is open.
     pub(crate) fn open_conn(&self, slot: usize) -> Option<usize> {
-        let mut conns = self.nodes[slot].conns.iter().rev();
+        let conns = self.nodes[slot].conns.iter().rev();
         conns.map(|(_, conn)| *conn).find(|conn| self.conns[*conn].opened)
     }
 

@@ -144,7 +144,7 @@ fn finds_a_yield_without_a_fresh_number() {
 
 #[test]
 fn finds_a_leave_that_does_not_kill_its_number() {
-    finds(with(Flaw::LeaveKeepsNumber), Wrong::TwoHolders, 1);
+    finds(with(Flaw::LeaveKeepsNumber), Wrong::Asleep, 1);
 }
 
 #[test]
