@@ -58,6 +58,14 @@ pub enum Error {
         /// What the store said.
         source: StoreError,
     },
+    /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
+    #[error("cannot use the store {store}: {source}")]
+    Connect {
+        /// Which store.
+        store: String,
+        /// What it said.
+        source: StoreError,
+    },
     /// The key cannot be the name of a lock. A fault of the program.
     #[error("a lock's key has 1 to {limit} bytes, this one has {length}: `{key}`")]
     Key {
@@ -97,7 +105,11 @@ impl Error {
 
     /// The store could not be reached, or did not answer in time.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Error::Store { source, .. } if !matches!(source.kind(), StoreErrorKind::Refused(_)))
+        matches!(
+            self,
+            Error::Store { source, .. } | Error::Connect { source, .. }
+                if !matches!(source.kind(), StoreErrorKind::Refused(_))
+        )
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::driver::clock::Clock;
 use crate::driver::driver;
 use crate::driver::handle::Handle;
-use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
@@ -16,6 +16,8 @@ use crate::protocol::message::NodeId;
 use crate::protocol::step::InboxState;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisStore;
 
 /// How long `redis` and `pool` wait for the inbox; without it waiting goes by timers.
 #[cfg(feature = "redis")]
@@ -54,11 +56,23 @@ impl Locks {
         Locks::builder().redis(url).await
     }
 
-    /// Locks on the Redis behind a pool of yours. Its manager supplies dedicated connections: nothing is checked out
-    /// of the pool, and no socket is shared with its users. The client subscribes.
+    /// Locks on the server that a client knows, with the client's options: what a URL cannot say, such as an authority
+    /// of your own and a certificate (`redis::Client::build_with_tls`), or settings of its sockets. TCP_NODELAY is set.
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn client(client: redis::Client) -> Result<Locks, ConnectError> {
+        Locks::builder().client(client).await
+    }
+
+    /// Locks on the Redis behind a pool of yours. All connections come from `client`, as those of
+    /// [`client`](Self::client) do: a pool's connections are shared with your own commands, and those of a pool that was
+    /// made from a URL have Nagle's algorithm on. The pool is asked once whether it leads to the client's server and
+    /// database, so that nobody locks elsewhere than where the rest of the service works; nothing is checked out of it.
+    ///
+    /// # Errors
+    /// As [`redis`](Self::redis), and when pool and client lead to different places.
     #[cfg(feature = "redis")]
     pub async fn pool(
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
@@ -178,6 +192,16 @@ pub enum ConnectError {
     },
 }
 
+/// So that the first `?` of a service, and the next, need one type of error.
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Error {
+        match error {
+            ConnectError::Options(error) => Error::Options(error),
+            ConnectError::Store { store, source } => Error::Connect { store, source },
+        }
+    }
+}
+
 /// Makes [`Locks`].
 ///
 /// ```
@@ -205,7 +229,7 @@ impl Builder {
         self
     }
 
-    /// How long a lease lasts without renewal; default 10 s, 50 ms at least. A dead process's locks are free after a
+    /// How long a lease lasts without renewal; default 10 s, 400 ms at least. A dead process's locks are free after a
     /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
@@ -253,8 +277,8 @@ impl Builder {
         self
     }
 
-    /// How long a request may take at most before its connection is given up; default 2 s. A quarter of what is at
-    /// lease_left is the bound when that is shorter.
+    /// How long a request may take at most before its connection is given up; default 2 s, 100 ms to one day. A request
+    /// of a shorter lease waits for a quarter of what is left of it.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self
@@ -270,6 +294,14 @@ impl Builder {
     /// Makes nonces and jitter repeatable, for tests.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
+        self
+    }
+
+    /// Allows leases down to 50 ms, which a machine that stands still for a moment loses. For tests that wait for it.
+    #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
+    pub fn short_leases(mut self) -> Self {
+        self.options.short_leases = true;
         self
     }
 
@@ -303,13 +335,23 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        self.connected(crate::store::redis::RedisStore::open(url)?).await
+        self.connected(RedisStore::open(url)?).await
     }
 
-    /// Locks on the Redis behind a pool; see [`Locks::pool`].
+    /// Locks on the server that a client knows; see [`Locks::client`].
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn client(self, client: redis::Client) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.connected(RedisStore::new(client)?).await
+    }
+
+    /// Locks on the Redis behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
+    ///
+    /// # Errors
+    /// As [`Locks::pool`].
     #[cfg(feature = "redis")]
     pub async fn pool(
         self,
@@ -317,12 +359,24 @@ impl Builder {
         client: redis::Client,
     ) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        self.connected(crate::store::redis::RedisStore::new(client)?.with_pool(pool))
-            .await
+        let store = RedisStore::new(client)?.with_connect_timeout(self.options.request_timeout);
+        if !self.options.lazy {
+            let is_behind = store.is_behind(&pool).await;
+            let failed = |source| ConnectError::Store {
+                store: format!("{store:?}"),
+                source,
+            };
+            if !is_behind.map_err(failed)? {
+                return Err(ConnectError::Options(OptionsError(format!(
+                    "the pool leads to another server or database than {store:?}: give it a client of the same"
+                ))));
+            }
+        }
+        self.connected(store).await
     }
 
     #[cfg(feature = "redis")]
-    async fn connected(self, store: crate::store::redis::RedisStore) -> Result<Locks, ConnectError> {
+    async fn connected(self, store: RedisStore) -> Result<Locks, ConnectError> {
         let timeout = self.options.request_timeout;
         let store = store
             .with_prefix(&self.options.prefix)?

@@ -14,7 +14,7 @@
 //! | `taken_over` | trace | the lease came to this process from another one, after waiting in the store's queue |
 //! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | warn | a renewal failed and is tried again while something is left |
-//! | `lost` | error | a lease ended while it was held |
+//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | warn | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | warn | a waiter's heartbeat failed and is tried again |
@@ -63,7 +63,7 @@
 //! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
 //! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
 //! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
-//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble, and so is `unfetched` (a granted `lock()` that nobody polled); `ended` (a fixed lease) and `shutdown` are not | leases that ended before their guard did |
+//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble; `unfetched` (nobody polled the future that it was granted to) is a fault of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
 //! | `tenure_renewal_slack_seconds` | histogram | seconds | | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests | | requests that travelled to the store together |
 //! | `tenure_store_errors_total` | counter | errors | `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `wrong_type`, `out_of_memory`, `read_only`, `loading`, `busy`, `misconfigured`, `no_replicas`, `no_auth`, `wrong_password`, `no_permission`, `unsupported`, `other` | errors of the store |
@@ -161,11 +161,11 @@ pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {
     match cause {
-        LostCause::Unfetched => {
-            warn!(target: "tenure", event = "lost", key = %name.key, %cause, "a granted lock was never fetched");
-        }
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
+        }
+        LostCause::Unfetched => {
+            warn!(target: "tenure", event = "lost", key = %name.key, %cause, "nobody took up the lease, it is given back");
         }
         LostCause::Deadline | LostCause::Gone => {
             error!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease was lost while it was held");
@@ -250,7 +250,7 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
     use crate::error::Error;
     let text = error.map(tracing::field::display);
     match error {
-        Some(Error::Store { .. }) => {
+        Some(Error::Store { .. } | Error::Connect { .. }) => {
             warn!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
         }
         Some(Error::Options(_)) => {

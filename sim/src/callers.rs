@@ -70,12 +70,14 @@ impl World {
             self.probe(slot);
         }
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
+        // In a crowd the first holds for long, and all others wait with claims of their own.
+        let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
         let want = AcquireOptions {
             term,
-            wait: self.rng.u8(0..10) > 0,
-            fixed: self.rng.u8(0..10) == 0,
+            wait: crowd || self.rng.u8(0..10) > 0,
+            fixed: if crowd { !is_first } else { self.chance(10) },
             mark: NO_TICK,
-            limit: if self.rng.u8(0..50) == 0 { 1 } else { 64 },
+            limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
         };
         let node = &mut self.nodes[slot];
@@ -92,7 +94,7 @@ impl World {
         });
         node.live.push(caller);
         node.asked += 1;
-        if self.chance(25) {
+        if !crowd && self.chance(25) {
             let patience = self.rng.u64(0..term.lease_ms * MS);
             self.after(
                 patience,
@@ -279,6 +281,7 @@ impl World {
         let Caller { want, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
+            _ if self.profile.crowd => 1_800 * MS,
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
             4..30 => 0,
             _ => self.rng.u64(0..self.profile.hold),
@@ -360,7 +363,19 @@ impl World {
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;
-        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key,
+            want,
+            state,
+            claim,
+            ..
+        } = self.nodes[slot].callers[caller];
+        let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
+        if is_promised && self.is_calm() && !self.is_tainted_claim(claim) {
+            self.wrong(Wrong::LostInCalm, Some(key), || {
+                format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
+            });
+        }
         let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
         if never && want.mark == NO_TICK {
             self.over(slot, caller);

@@ -7,7 +7,7 @@ use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::session_step::SessionInput;
 
 use crate::Wrong;
-use crate::callers::State;
+use crate::callers::{Act, State};
 use crate::coverage::Seen;
 use crate::network::error;
 use crate::world::{Event, MS, World};
@@ -301,13 +301,14 @@ impl World {
     /// forgets the scripts.
     fn refuse_all(&mut self) {
         let until = self.now + self.rng.u64(0..1_500 * MS);
-        match self.rng.u8(0..6) {
+        match self.rng.u8(0..8) {
             0 => self.server.loading = until,
             1 => self.server.read_only = until,
             2 => {
                 self.server.locked = until;
                 self.saw(Seen::Locked);
             }
+            3 | 4 => self.server.kills = until,
             _ => {
                 self.note(None, None, || "server forgets the scripts".into());
                 self.server.knows_scripts = false;
@@ -436,7 +437,7 @@ impl World {
         self.server.stall = self.now;
         let server = &mut self.server;
         (server.refuses, server.loading) = (self.now, self.now);
-        (server.read_only, server.locked) = (self.now, self.now);
+        (server.read_only, server.locked, server.kills) = (self.now, self.now, self.now);
         self.server.down = false;
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;
@@ -468,5 +469,13 @@ impl World {
             }
         }
         self.note(None, None, || "drain".into());
+        if !self.profile.crowd {
+            return;
+        }
+        for slot in 0..self.nodes.len() {
+            for caller in self.nodes[slot].live.clone() {
+                self.act(slot, caller, Act::GiveUp);
+            }
+        }
     }
 }

@@ -25,6 +25,7 @@ impl World {
         let life = self.nodes[slot].life;
         let inbox = &mut self.nodes[slot].inbox;
         (inbox.sub, inbox.open) = (Some(sub), false);
+        self.nodes[slot].opened += 1;
         let way = self.delay();
         self.after(way, Event::Subscribe { slot, life, sub });
     }
@@ -96,6 +97,20 @@ impl World {
         inbox.open = true;
         if std::mem::replace(&mut inbox.had_one, true) {
             self.saw(Seen::Resubscribed);
+        }
+        if self.server.kills > self.now {
+            self.saw(Seen::Killed);
+            let (life, soon) = (self.nodes[slot].life, self.rng.u64(0..5 * MS));
+            let error = error(StoreErrorKind::Interrupted);
+            self.after(
+                soon,
+                Event::InboxFailed {
+                    slot,
+                    life,
+                    sub,
+                    error,
+                },
+            );
         }
         self.tell_session(slot, SessionInput::InboxOpened(sub));
     }

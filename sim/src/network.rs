@@ -72,6 +72,7 @@ impl World {
             flights: VecDeque::new(),
         });
         self.nodes[slot].conns.push((attempt, conn));
+        self.nodes[slot].opened += 1;
         if self.nodes[slot].closing {
             self.saw(Seen::ConnectClosing);
         }
@@ -100,10 +101,12 @@ impl World {
         let back = self.delay();
         let refusal = if self.server.loading > self.now {
             Some(StoreErrorKind::Refused(StoreRefusal::Loading))
-        } else if self.server.read_only > self.now {
+        } else if self.server.read_only > self.now && self.rng.bool() {
             Some(StoreErrorKind::Refused(StoreRefusal::ReadOnly))
         } else if self.server.locked > self.now {
-            Some(StoreErrorKind::Refused(StoreRefusal::WrongPassword))
+            let full = StoreRefusal::Other("ERR max number of clients reached".into());
+            let refusal = [StoreRefusal::WrongPassword, full][self.rng.usize(0..2)].clone();
+            Some(StoreErrorKind::Refused(refusal))
         } else {
             self.server.down.then_some(StoreErrorKind::Unreachable)
         };
@@ -121,13 +124,25 @@ impl World {
     pub(crate) fn connected(&mut self, conn: usize, time: u64) {
         let Conn {
             slot,
+            life,
             attempt,
             client,
             silent,
             ..
         } = self.conns[conn];
+        if !client && self.is(slot, life) && self.chance(30) {
+            // Its news was on its way when it was given up.
+            self.saw(Seen::OpenedTooLate);
+            return self.tell_session(slot, SessionInput::Connected { attempt, time });
+        }
         if !client || silent.is_some() {
             return;
+        }
+        if self.server.kills > self.now {
+            self.saw(Seen::Killed);
+            self.conns[conn].server = false;
+            let soon = self.rng.u64(0..5 * MS);
+            self.after(soon, Event::ResetSeen { conn });
         }
         let cut = self.nodes[slot].cut_until;
         if cut > self.now {
@@ -357,12 +372,23 @@ impl World {
     pub(crate) fn reply(&mut self, conn: usize, id: BatchId, reply: Box<Result<BatchReply, Failure>>) {
         let Conn {
             slot,
+            life,
             client,
             stall,
             silent,
             ..
         } = self.conns[conn];
         if !client {
+            if self.is(slot, life) && self.chance(30) {
+                self.saw(Seen::AnsweredTooLate);
+                return self.tell_session(
+                    slot,
+                    SessionInput::Replied {
+                        batch: id,
+                        reply: *reply,
+                    },
+                );
+            }
             return self.saw(Seen::AnswerDiscarded);
         }
         if silent.is_some() {

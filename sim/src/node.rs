@@ -48,6 +48,8 @@ pub(crate) struct Node {
     pub(crate) probes: BTreeMap<Probe, u64>,
     pub(crate) probed: u64,
     pub(crate) sends: u32,
+    /// Connections and inboxes that it wanted opened.
+    pub(crate) opened: u32,
     pub(crate) asked: u32,
     /// Its wall clock beyond the truth.
     pub(crate) skew_ms: i64,
@@ -123,6 +125,7 @@ impl World {
             probes: BTreeMap::new(),
             probed: 0,
             sends: 0,
+            opened: 0,
             asked: 0,
             skew_ms,
             newest: 0,

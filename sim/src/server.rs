@@ -26,6 +26,8 @@ pub(crate) struct Server {
     pub(crate) read_only: u64,
     /// Refuses connections.
     pub(crate) locked: u64,
+    /// Ends whatever was opened, soon after.
+    pub(crate) kills: u64,
     pub(crate) knows_scripts: bool,
     /// Who listens: which life, by which subscription, and whether anything gets there.
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
@@ -46,6 +48,7 @@ impl Server {
             loading: 0,
             read_only: 0,
             locked: 0,
+            kills: 0,
             knows_scripts: false,
             listening: HashMap::new(),
             pushes: Vec::new(),

@@ -472,6 +472,12 @@ impl World {
         for slot in 0..self.nodes.len() {
             let node = &mut self.nodes[slot];
             let (sends, asked) = (std::mem::take(&mut node.sends), std::mem::take(&mut node.asked));
+            let opened = std::mem::take(&mut node.opened);
+            if opened > 80 {
+                self.wrong(Wrong::Storm, None, || {
+                    format!("node {slot} opened {opened} connections and inboxes in a second")
+                });
+            }
             let bound = if calm {
                 timers + 6 * asked
             } else {

@@ -188,13 +188,13 @@ impl World {
     pub(crate) fn new(setup: Setup) -> Self {
         let mut rng = fastrand::Rng::with_seed(setup.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let profile = Profile::draw(&mut rng, &setup);
-        let most = if profile.sleepy { 1 } else { 3 };
+        let most = if profile.sleepy || profile.crowd { 1 } else { 3 };
         let keys = (0..rng.usize(1..=most))
             .map(|k| Name::lock(Key::from(format!("k{k}"))))
             .collect::<Vec<_>>();
         let locks = keys.len();
         let mut keys = keys;
-        if setup.seed.is_multiple_of(3) {
+        if setup.seed.is_multiple_of(3) && !profile.crowd {
             keys.push(Name::job(Key::from("job")));
         }
         let mut world = World {

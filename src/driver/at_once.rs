@@ -8,14 +8,13 @@ use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use crate::driver::node::Node;
-use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::protocol::message::InboxEvent;
 use crate::protocol::session::Session;
 use crate::protocol::session_step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
-use crate::store::{AtOnce, Sink};
+use crate::store::{AtOnce, ServerId, Sink};
 
 /// So many rounds a caller makes for others; then their drivers take over.
 const ROUNDS: usize = 16;
@@ -27,7 +26,15 @@ struct Work {
     nodes: Vec<Arc<Node>>,
 }
 
+/// What an exchange leads to. A thread keeps one for its next, so that exchanges need not allocate.
+#[derive(Default)]
+struct Scratch {
+    effects: Vec<SessionEffect>,
+    told: Vec<SessionEffect>,
+}
+
 thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
     static WORK: RefCell<Work> = RefCell::default();
 }
 
@@ -75,25 +82,21 @@ impl Node {
             let name = grant.name.clone();
             self.drive(&name, Input::Pushed(grant));
         }
-        for server in self.servers.all() {
-            let mut effects = Vec::new();
-            let now = self.clock.now();
-            self.ask(store, &mut lock(&server.session), now, &mut effects);
-            self.perform_all(&server, effects);
+        let server = self.servers.get(ServerId(0));
+        let mut scratch = SCRATCH.try_with(RefCell::take).unwrap_or_default();
+        let now = self.clock.now();
+        self.ask(store, &mut lock(&server.session), now, &mut scratch);
+        for effect in scratch.told.drain(..) {
+            self.perform(&server, effect);
         }
+        let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
     }
 
     /// Has the store do everything that the session wants done, which leaves what is to be told.
-    fn ask(
-        self: &Arc<Self>,
-        store: &dyn AtOnce,
-        session: &mut Session,
-        now: Instant,
-        told: &mut Vec<SessionEffect>,
-    ) {
-        let mut effects = Vec::new();
+    fn ask(self: &Arc<Self>, store: &dyn AtOnce, session: &mut Session, now: Instant, scratch: &mut Scratch) {
+        let Scratch { effects, told } = scratch;
         loop {
-            session.step(now, &mut effects);
+            session.step(now, effects);
             if effects.is_empty() {
                 return;
             }
@@ -107,10 +110,12 @@ impl Node {
                         store.listen(self.id, Some(self.sink()));
                         SessionInput::InboxOpened(attempt)
                     }
-                    SessionEffect::Send { id, batch, .. } => SessionInput::Replied {
-                        batch: id,
-                        reply: Ok(store.apply(&batch)),
-                    },
+                    SessionEffect::Send { id, batch, .. } => {
+                        let reply = Ok(store.apply(&batch));
+                        session.handle(now, SessionInput::Replied { batch: id, reply }, told);
+                        session.recycle(batch);
+                        continue;
+                    }
                     other => {
                         told.push(other);
                         continue;
@@ -139,12 +144,6 @@ impl Node {
                 }
             }
         })
-    }
-
-    fn perform_all(self: &Arc<Self>, server: &Arc<Server>, effects: Vec<SessionEffect>) {
-        for effect in effects {
-            self.perform(server, effect);
-        }
     }
 }
 

@@ -327,7 +327,7 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
         Err(None) => "not_due",
         Err(Some(Error::Busy { .. })) => "busy",
         Err(Some(Error::QueueFull { .. } | Error::NodeFull { .. })) => "queue_full",
-        Err(Some(Error::Store { .. })) => "store",
+        Err(Some(Error::Store { .. } | Error::Connect { .. })) => "store",
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
     };

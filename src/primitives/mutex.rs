@@ -169,7 +169,6 @@ impl Mutex {
 }
 
 /// The future of [`Mutex::lock`].
-#[derive(Debug)]
 #[must_use = "futures do nothing until they are awaited"]
 pub struct Lock(Acquire);
 
@@ -179,6 +178,14 @@ impl Future for Lock {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = Pin::new(&mut self.0).poll(cx);
         polled.map_err(|refused| refused.into_error(self.0.key()))
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", self.0.key())
+            .finish_non_exhaustive()
     }
 }
 

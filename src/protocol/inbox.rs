@@ -31,6 +31,7 @@ pub(crate) struct Inbox {
 enum State {
     Unwanted,
     Closed {
+        since: Instant,
         until: Instant,
     },
     Opening {
@@ -39,6 +40,7 @@ enum State {
     },
     Open {
         attempt: Attempt,
+        since: Instant,
         heard: Instant,
         /// Since when a sign of life is waited for.
         asked: Option<Instant>,
@@ -59,7 +61,10 @@ impl Inbox {
 
     pub(crate) fn want(&mut self, now: Instant) {
         if let State::Unwanted = self.state {
-            self.state = State::Closed { until: now };
+            self.state = State::Closed {
+                since: now,
+                until: now,
+            };
         }
     }
 
@@ -79,10 +84,10 @@ impl Inbox {
         }
         self.state = State::Open {
             attempt,
+            since: now,
             heard: now,
             asked: None,
         };
-        self.pause = PAUSE.0;
         self.lost = false;
         effects.push(SessionEffect::Event(SessionEvent::InboxOpen));
         // News each time: grants may have been missed.
@@ -96,6 +101,7 @@ impl Inbox {
             attempt: ours,
             heard,
             asked,
+            ..
         } = &mut self.state
             && *ours == attempt
         {
@@ -113,22 +119,30 @@ impl Inbox {
         jitter: f64,
         effects: &mut Vec<SessionEffect>,
     ) -> bool {
-        let was_open = match self.state {
-            State::Opening { attempt: ours, .. } if ours == attempt => false,
-            State::Open { attempt: ours, .. } if ours == attempt => true,
+        let was_open_since = match self.state {
+            State::Opening { attempt: ours, .. } if ours == attempt => None,
+            State::Open {
+                attempt: ours, since, ..
+            } if ours == attempt => Some(since),
             _ => return false,
         };
+        // One that breaks as soon as it is open is opened no sooner for it.
+        let lasted = was_open_since.is_some_and(|since| now.since(since) >= PAUSE.1);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        let pause = match (was_open, refused) {
-            (_, true) => REFUSED,
-            (true, _) => Duration::ZERO,
-            (false, _) => {
-                let pause = self.pause;
-                self.pause = (2 * pause).min(PAUSE.1);
-                pause.mul_f64(jitter)
-            }
+        let pause = if refused {
+            REFUSED
+        } else if lasted {
+            self.pause = PAUSE.0;
+            Duration::ZERO
+        } else {
+            let pause = self.pause;
+            self.pause = (2 * pause).min(PAUSE.1);
+            pause.mul_f64(jitter)
         };
-        self.state = State::Closed { until: now + pause };
+        self.state = State::Closed {
+            since: now,
+            until: now + pause,
+        };
         effects.push(SessionEffect::Event(SessionEvent::InboxLost {
             error,
             first: !std::mem::replace(&mut self.lost, true),
@@ -139,7 +153,7 @@ impl Inbox {
             InboxState::Unconfirmed
         };
         self.tell(state, effects);
-        was_open
+        was_open_since.is_some()
     }
 
     /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
@@ -155,13 +169,12 @@ impl Inbox {
         }
     }
 
-    /// The connection opened, so this can be tried, too.
+    /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     pub(crate) fn retry_now(&mut self, now: Instant) {
-        self.pause = PAUSE.0;
-        if let State::Closed { until } = &mut self.state
+        if let State::Closed { since, until } = &mut self.state
             && self.told != InboxState::Refused
         {
-            *until = now;
+            *until = (*until).min(now.max(*since + PAUSE.0));
         }
     }
 
@@ -174,7 +187,7 @@ impl Inbox {
         effects: &mut Vec<SessionEffect>,
     ) -> bool {
         match self.state {
-            State::Closed { until } if until <= now => {
+            State::Closed { until, .. } if until <= now => {
                 let attempt = next_attempt();
                 self.state = State::Opening { attempt, began: now };
                 effects.push(SessionEffect::Inbox(InboxEffect::Open(attempt)));
@@ -192,11 +205,13 @@ impl Inbox {
             }
             State::Open {
                 attempt,
+                since,
                 heard,
                 asked: None,
             } if self.remote && now.since(heard) >= SILENCE => {
                 self.state = State::Open {
                     attempt,
+                    since,
                     heard,
                     asked: Some(now),
                 };
@@ -224,7 +239,7 @@ impl Inbox {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         match self.state {
             State::Unwanted => None,
-            State::Closed { until } => Some(until),
+            State::Closed { until, .. } => Some(until),
             State::Opening { began, .. } => Some(began + self.timeout),
             State::Open {
                 asked: Some(asked), ..

@@ -1,6 +1,6 @@
 //! The rules, as pure state machines: no runtime, no clock, no input or output. Time is an argument.
 //!
-//! Two machines run in every process. The *key machine* ([`shard`], `key_state` and the files that it names) knows one key: who
+//! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
 //! third: the rules of a store, which the Lua scripts follow.

@@ -52,21 +52,15 @@ impl Queue {
         self.kinds[outgoing.request.name.kind as usize][class].push(outgoing);
     }
 
-    /// The next batch, of at most `most` requests.
-    pub(crate) fn take(&mut self, most: usize) -> Vec<Outgoing> {
-        let Some(kind) = self.most_urgent() else {
-            return Vec::new();
-        };
+    /// The next batch, of at most `most` requests, into an empty `taken`.
+    pub(crate) fn take(&mut self, most: usize, taken: &mut Vec<Outgoing>) {
+        let Some(kind) = self.most_urgent() else { return };
         self.last = kind;
-        let lines = &mut self.kinds[kind];
-        let waiting = lines.iter().map(|line| line.first.len()).sum::<usize>();
-        let mut taken = Vec::with_capacity(waiting.min(most));
         let mut names = Names::default();
-        for line in lines {
-            line.take(most, &mut taken, &mut names);
+        for line in &mut self.kinds[kind] {
+            line.take(most, taken, &mut names);
         }
         self.len -= taken.len();
-        taken
     }
 
     /// Everything, when there is no server to send it to.
@@ -189,6 +183,12 @@ mod tests {
         Name::lock(Key::from(key))
     }
 
+    fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
+        let mut taken = Vec::new();
+        queue.take(most, &mut taken);
+        claims(&taken)
+    }
+
     fn claims(taken: &[Outgoing]) -> Vec<u64> {
         taken.iter().map(|outgoing| outgoing.tag.claim).collect()
     }
@@ -202,9 +202,9 @@ mod tests {
         queue.push(outgoing(lock("a"), 2000, Class::WaiterRenewal));
         queue.push(outgoing(lock("b"), 2001, Class::Leave));
         queue.push(outgoing(lock("hot"), 2002, Class::OwnerRenewal));
-        assert_eq!(claims(&queue.take(128)), [2002, 2001, 2000]);
-        assert_eq!(claims(&queue.take(128)), [0]);
-        assert_eq!(claims(&queue.take(128)), [1]);
+        assert_eq!(take(&mut queue, 128), [2002, 2001, 2000]);
+        assert_eq!(take(&mut queue, 128), [0]);
+        assert_eq!(take(&mut queue, 128), [1]);
     }
 
     #[test]
@@ -218,10 +218,10 @@ mod tests {
             queue.push(outgoing(lock(key), 100 + n as u64, Class::Claim));
         }
         queue.push(outgoing(lock("z"), 200, Class::Claim));
-        assert_eq!(claims(&queue.take(128)), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 200]);
-        assert_eq!(claims(&queue.take(4)), [100, 101, 102, 103]);
-        assert_eq!(claims(&queue.take(128)), [104, 105, 106, 107, 108, 109]);
-        assert!(queue.is_empty() && queue.take(128).is_empty());
+        assert_eq!(take(&mut queue, 128), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 200]);
+        assert_eq!(take(&mut queue, 4), [100, 101, 102, 103]);
+        assert_eq!(take(&mut queue, 128), [104, 105, 106, 107, 108, 109]);
+        assert!(queue.is_empty() && take(&mut queue, 128).is_empty());
     }
 
     #[test]
@@ -233,9 +233,9 @@ mod tests {
         for claim in [10, 11] {
             queue.push(outgoing(lock("cool"), claim, Class::Claim));
         }
-        assert_eq!(claims(&queue.take(1)), [1]);
-        assert_eq!(claims(&queue.take(2)), [10, 2]);
-        assert_eq!(claims(&queue.take(9)), [11, 3]);
+        assert_eq!(take(&mut queue, 1), [1]);
+        assert_eq!(take(&mut queue, 2), [10, 2]);
+        assert_eq!(take(&mut queue, 9), [11, 3]);
     }
 
     #[test]
@@ -246,10 +246,10 @@ mod tests {
         queue.push(job(2));
         queue.push(outgoing(lock("b"), 3, Class::Claim));
         queue.push(job(4));
-        assert_eq!(claims(&queue.take(1)), [2]);
-        assert_eq!(claims(&queue.take(1)), [1]);
-        assert_eq!(claims(&queue.take(9)), [4]);
-        assert_eq!(claims(&queue.take(9)), [3]);
+        assert_eq!(take(&mut queue, 1), [2]);
+        assert_eq!(take(&mut queue, 1), [1]);
+        assert_eq!(take(&mut queue, 9), [4]);
+        assert_eq!(take(&mut queue, 9), [3]);
     }
 
     #[test]
@@ -262,6 +262,6 @@ mod tests {
         assert_eq!(claims(&queue.take_all()), [4, 1, 2, 3]);
         assert!(queue.is_empty());
         queue.push(outgoing(lock("hot"), 5, Class::Claim));
-        assert_eq!(claims(&queue.take(9)), [5]);
+        assert_eq!(take(&mut queue, 9), [5]);
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::inbox::Inbox;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Unanswered};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered};
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session_step::{
@@ -55,6 +55,9 @@ pub struct Session<P: Plant = Sound> {
     ids: u64,
     jitter: fastrand::Rng,
     plant: P,
+    /// Empty, with room, for the next batches.
+    taken: Vec<Outgoing>,
+    spare: Vec<(Vec<Pending>, Vec<Request>)>,
     /// Only for planted mistakes: a connection that was to be given up.
     predecessor: Option<Attempt>,
 }
@@ -62,6 +65,7 @@ pub struct Session<P: Plant = Sound> {
 #[derive(Debug, Clone, Copy)]
 enum Connection {
     Closed {
+        since: Instant,
         /// Not to be opened again before.
         until: Instant,
     },
@@ -121,6 +125,7 @@ impl<P: Plant> Session<P> {
             queue: Queue::with_plant(plant.planted(Flaw::RenewalBehindQueue)),
             probes: Vec::new(),
             connection: Connection::Closed {
+                since: Instant::default(),
                 until: Instant::default(),
             },
             in_flight: VecDeque::new(),
@@ -133,6 +138,8 @@ impl<P: Plant> Session<P> {
             ids: 0,
             jitter,
             plant,
+            taken: Vec::new(),
+            spare: Vec::new(),
             predecessor: None,
             options,
         }
@@ -153,6 +160,16 @@ impl<P: Plant> Session<P> {
         self.queue.is_empty()
             && self.probes.is_empty()
             && self.in_flight.iter().all(|batch| batch.requests.is_empty())
+    }
+
+    /// Takes a batch back whose store is done with it, so that the next one need not allocate.
+    pub fn recycle(&mut self, batch: Batch) {
+        let Batch { mut requests, .. } = batch;
+        requests.clear();
+        match self.spare.last_mut() {
+            Some((_, spare)) if spare.capacity() == 0 => *spare = requests,
+            _ => {}
+        }
     }
 
     /// Takes in what happened.
@@ -189,7 +206,7 @@ impl<P: Plant> Session<P> {
             self.ask_for_a_sign(now, effects);
         }
         match self.connection {
-            Connection::Closed { until } if self.is_wanted() => {
+            Connection::Closed { until, .. } if self.is_wanted() => {
                 if until <= now {
                     self.connect(now, effects);
                 } else if self.is_down(now) {
@@ -209,7 +226,7 @@ impl<P: Plant> Session<P> {
     /// When [`step`](Self::step) has something to do next, if nothing happens.
     pub fn next_due(&self) -> Option<Instant> {
         let connection = match self.connection {
-            Connection::Closed { until } if self.is_wanted() => {
+            Connection::Closed { until, .. } if self.is_wanted() => {
                 let heard = self.heard.filter(|_| self.unreachable);
                 let down = heard.map(|heard| heard + self.options.request_timeout);
                 Some(down.map_or(until, |down| until.min(down)))
@@ -237,8 +254,7 @@ impl<P: Plant> Session<P> {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
         };
-        let for_good = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        for_good
+        is_for_good(error)
             || self
                 .heard
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
@@ -292,7 +308,10 @@ impl<P: Plant> Session<P> {
     fn close(&mut self, now: Instant, error: StoreError, effects: &mut Vec<SessionEffect>) {
         let pause = self.pause.mul_f64(0.5 + self.jitter.f64() / 2.0);
         self.pause = (2 * self.pause).min(PAUSE.1);
-        self.connection = Connection::Closed { until: now + pause };
+        self.connection = Connection::Closed {
+            since: now,
+            until: now + pause,
+        };
         effects.push(SessionEffect::Event(SessionEvent::ConnectionLost {
             error: error.clone(),
             first: self.lost.is_none(),
@@ -300,11 +319,10 @@ impl<P: Plant> Session<P> {
         self.lost = Some(error);
     }
 
-    /// What opened says that the other can be opened, too.
+    /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     fn retry_now(&mut self, now: Instant) {
-        self.pause = PAUSE.0;
-        if let Connection::Closed { until } = &mut self.connection {
-            *until = now;
+        if let Connection::Closed { since, until } = &mut self.connection {
+            *until = (*until).min(now.max(*since + PAUSE.0));
         }
     }
 
@@ -351,7 +369,7 @@ impl<P: Plant> Session<P> {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
-            self.send(now, attempt, Vec::new(), Vec::new(), effects);
+            self.send(now, attempt, &mut Vec::new(), Vec::new(), effects);
         }
     }
 
@@ -370,9 +388,11 @@ impl<P: Plant> Session<P> {
                 Some(old) if self.ids.is_multiple_of(2) => old,
                 _ => attempt,
             };
-            let requests = self.queue.take(REQUESTS);
+            let mut taken = std::mem::take(&mut self.taken);
+            self.queue.take(REQUESTS, &mut taken);
             let probes = std::mem::take(&mut self.probes);
-            self.send(now, connection, requests, probes, effects);
+            self.send(now, connection, &mut taken, probes, effects);
+            self.taken = taken;
         }
     }
 
@@ -380,7 +400,7 @@ impl<P: Plant> Session<P> {
         &mut self,
         now: Instant,
         connection: Attempt,
-        outgoing: Vec<Outgoing>,
+        outgoing: &mut Vec<Outgoing>,
         probes: Vec<Probe>,
         effects: &mut Vec<SessionEffect>,
     ) {
@@ -390,11 +410,12 @@ impl<P: Plant> Session<P> {
         let mut gives_up = now + timeout;
         let mut latest = now + SHORTEST;
         let mut deadline: Option<Instant> = None;
-        let mut pending = Vec::with_capacity(outgoing.len());
-        let mut requests = Vec::with_capacity(outgoing.len());
+        let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
+        pending.reserve(outgoing.len());
+        requests.reserve(outgoing.len());
         for Outgoing {
             tag, request, lease, ..
-        } in outgoing
+        } in outgoing.drain(..)
         {
             let at = now + (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
             if lease >= LONG {
@@ -495,7 +516,11 @@ impl<P: Plant> Session<P> {
             self.hear_time(reply.time, batch.sent, now);
         }
         let demoted = reply.replies.contains(&Reply::Refused(StoreRefusal::ReadOnly));
-        for (request, reply) in batch.requests.into_iter().zip(reply.replies) {
+        if !demoted {
+            self.pause = PAUSE.0;
+        }
+        let mut requests = batch.requests;
+        for (request, reply) in requests.drain(..).zip(reply.replies) {
             if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.saw(number);
             }
@@ -506,6 +531,9 @@ impl<P: Plant> Session<P> {
                     Input::Answered { tag, sent, reply },
                 ));
             }
+        }
+        if self.spare.len() < BATCHES {
+            self.spare.push((requests, Vec::new()));
         }
         effects.extend(
             batch
@@ -567,8 +595,12 @@ impl<P: Plant> Session<P> {
             effects.push(SessionEffect::Close(connection));
         }
         self.close(now, error.clone(), effects);
-        if excused {
-            self.retry_now(now);
+        // It did its work until now. One that refuses everything did not.
+        if excused
+            && !matches!(error.kind(), StoreErrorKind::Refused(_))
+            && let Connection::Closed { until, .. } = &mut self.connection
+        {
+            *until = now;
         }
         let under_way = std::mem::take(&mut self.in_flight);
         if self.plant.planted(Flaw::ForgottenWithConnection) {
@@ -628,7 +660,6 @@ impl<P: Plant> Session<P> {
 
     fn hear(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
-        self.pause = PAUSE.0;
         if let Connection::Open {
             attempt,
             proven,
@@ -700,6 +731,17 @@ impl InFlight {
 pub(crate) fn next_attempt(ids: &mut u64) -> Attempt {
     *ids += 1;
     Attempt(*ids)
+}
+
+/// No other connection will fare better. What the server calls by no name that is known here may pass.
+fn is_for_good(error: &StoreError) -> bool {
+    use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => {
+            matches!(refusal, NoAuth | NoPermission | Unsupported | WrongPassword)
+        }
+        _ => false,
+    }
 }
 
 /// After this a connection is of no more use.

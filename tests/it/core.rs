@@ -103,7 +103,7 @@ async fn renews_while_held() {
 async fn a_fixed_lease_ends() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
-    let guard = locks.mutex("a").fixed(ms(100)).lock().await.unwrap();
+    let guard = locks.mutex("a").fixed(ms(400)).lock().await.unwrap();
     assert_eq!(soon(guard.lost()).await, LostCause::Ended);
     assert!(!guard.is_held());
     soon(other.mutex("a").lock())

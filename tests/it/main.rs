@@ -33,5 +33,6 @@ mod scenarios;
 #[cfg(feature = "scheduler")]
 mod scheduler;
 mod shown;
+mod session;
 mod told;
 mod waiters;

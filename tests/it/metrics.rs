@@ -28,7 +28,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
     ])]),
     ("tenure_hold_seconds", "histogram", "seconds", &[KINDS, ("outcome", &["released", "lost"])]),
     ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote"])]),
-    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown"])]),
+    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown", "unfetched"])]),
     ("tenure_renewal_slack_seconds", "histogram", "seconds", &[]),
     ("tenure_batch_requests", "histogram", "requests", &[]),
     ("tenure_store_errors_total", "counter", "errors", &[
@@ -368,7 +368,7 @@ async fn losses_are_counted_by_cause() {
         .clock(clock.clone())
         .memory_shared(&MemoryStore::new())
         .unwrap();
-    let (fixed, renewed) = (locks.mutex("fixed").fixed(ms(300)), locks.mutex("renewed"));
+    let (fixed, renewed) = (locks.mutex("fixed").fixed(ms(400)), locks.mutex("renewed"));
     let guard = soon(fixed.lock()).await.unwrap();
     soon(guard.lost()).await;
     meter.until("tenure_losses_total{kind=lock,cause=ended}").await;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tenure::Locks;
+use tenure::locks::ConnectError;
 use tokio::task::JoinSet;
 
 use crate::help::{addr, ms, now, url};
@@ -62,4 +63,26 @@ async fn a_pool_from_a_url_costs_no_second_trip() {
         "{by_pool} cycles by a pool and {by_url} by a URL: {:.2}",
         by_pool / by_url
     );
+}
+
+/// Nothing is checked out of it, and what the pool's users see is where the locks are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_and_its_client_lead_to_one_place() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).build(manager).await.unwrap();
+    let _taken = pool.get().await.unwrap();
+    let client = |url: String| redis::Client::open(url).unwrap();
+    let locks = Locks::pool(pool.clone(), client(server.url())).await.unwrap();
+    locks.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let elsewhere = [other.url(), format!("redis://127.0.0.1:{}/3", server.port())];
+    for url in elsewhere {
+        let error = Locks::pool(pool.clone(), client(url)).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Options(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("another server or database"), "{text}");
+    }
+    // Nobody is asked.
+    let lazy = Locks::builder().lazy().pool(pool.clone(), client(other.url()));
+    lazy.await.unwrap();
 }

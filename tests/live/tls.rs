@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenure::Locks;
+use tenure::locks::ConnectError;
 
-use crate::help::{Eyes, Other, ms, soon, until};
+use crate::help::{Eyes, Other, held, ms, now, soon, until};
 use crate::server::RedisServer;
 
 /// An authority that nobody knows, and what it certified: `ca.pem`, and key and certificate of `server` and `client`.
@@ -99,6 +100,20 @@ impl TlsServer {
     fn url(&self) -> String {
         format!("rediss://127.0.0.1:{}/", self.port)
     }
+
+    /// One that trusts the authority, and nobody else. With a certificate of its own or without.
+    fn client(&self, certified: bool) -> redis::Client {
+        let read = |file: &str| std::fs::read(self.authority.path(file)).unwrap();
+        let client_tls = certified.then(|| redis::ClientTlsConfig {
+            client_cert: read("client.pem"),
+            client_key: read("client.key"),
+        });
+        let certificates = redis::TlsCertificates {
+            client_tls,
+            root_cert: Some(read("ca.pem")),
+        };
+        redis::Client::build_with_tls(self.url(), certificates).unwrap()
+    }
 }
 
 /// A process that trusts the authority as it trusts those of its system needs nothing but the URL.
@@ -146,4 +161,35 @@ async fn plain_words_to_a_tls_port_are_told() {
     let url = format!("redis://127.0.0.1:{}/", server.port);
     let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
+}
+
+/// What a URL cannot say a client brings: here an authority of its own. Commands travel so, and pushed grants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_brings_an_authority() {
+    let server = TlsServer::start(false);
+    let mut eyes = Eyes::on(&server.plain);
+    let one = Locks::client(server.client(false)).await.unwrap();
+    let other = Locks::builder().lease(ms(60_000)).client(server.client(false));
+    let other = other.await.unwrap();
+    let guard = held(&one, "a").await;
+    let waiter = tokio::spawn(other.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    let released = now();
+    soon(guard.release()).await.unwrap();
+    let guard = soon(waiter).await.unwrap().unwrap();
+    // Not by a timer, which takes 20 s.
+    assert!(now() - released < ms(10_000), "{:?}", now() - released);
+    soon(guard.release()).await.unwrap();
+    soon(other.idle()).await;
+    eyes.until_empty().await;
+}
+
+/// And a certificate, where the server asks for one: without it there is an error, and no hanging.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_brings_a_certificate() {
+    let server = TlsServer::start(true);
+    let locks = Locks::client(server.client(true)).await.unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    let error = soon(Locks::client(server.client(false))).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Store { .. }), "{error}");
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
-    Batch, BatchReply, Grant, Holder, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request, TickTime, Verb,
+    Batch, BatchReply, Grant, Holder, InboxEvent, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request,
+    TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
@@ -87,7 +88,11 @@ pub struct Inbox {
 impl Inbox {
     pub async fn open(store: &RedisStore, node: NodeId) -> Result<Self, StoreError> {
         let (sender, notes) = mpsc::unbounded_channel();
-        let sink = Arc::new(move |grant| drop(sender.send(grant)));
+        let sink = Arc::new(move |event| {
+            if let InboxEvent::Granted(grant) = event {
+                let _ = sender.send(grant);
+            }
+        });
         let open = store.inbox(ServerId(0), node, sink).await?;
         // Whoever drops its pings closes it.
         let (pings, ended) = (open.pings, open.ended);

@@ -11,11 +11,12 @@ use redis::aio::{PubSubSink, PubSubStream};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::redis::link::{cannot_open, said};
-use crate::store::redis::{Inner, names, script};
+use crate::store::redis::{Inner, names, script, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
 /// Subscribes to the node's channel.
 pub(super) async fn open(store: Arc<Inner>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
+    tls::provide(store.address());
     let mut inbox = store
         .client
         .get_async_pubsub()

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
@@ -11,14 +10,11 @@ use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult,
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::store::redis::script::{self, Script};
-use crate::store::redis::{Inner, Pool};
+use crate::store::redis::{Inner, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
-
-/// For what has no way to say "none": a pool's connection.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What was said once and needs no repeating on every new connection.
 #[derive(Debug, Default)]
@@ -55,32 +51,22 @@ impl fmt::Debug for RedisLink {
 impl RedisLink {
     /// Connects and checks the server, all within the store's deadline.
     pub(super) async fn open(store: Arc<Inner>) -> Result<Self, StoreError> {
-        let deadline = store.timeout;
-        match tokio::time::timeout(deadline, Self::open_unbounded(&store)).await {
+        // A little before the session gives it up, which cannot say what TLS may have to do with it.
+        let patience = store.timeout - store.timeout / 10;
+        match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
             Ok(opened) => opened,
-            Err(_) => Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!("no connection to {} within {deadline:?}", store.address()),
-            )),
+            Err(_) => Err(too_slow(&store)),
         }
     }
 
     async fn open_unbounded(store: &Arc<Inner>) -> Result<Self, StoreError> {
-        let mut connection = match &store.pool {
-            Some(pool) => dedicated(pool).await,
-            None => {
-                // The courier has deadlines of its own. One in here would report a batch as failed and leave it
-                // under way.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(None)
-                    .set_response_timeout(None);
-                store
-                    .client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-            }
-        }
-        .map_err(|error| cannot_open(store, error))?;
+        tls::provide(store.address());
+        // The session has deadlines of its own. One in here would report a batch as failed and leave it under way.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let opening = store.client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(|error| cannot_open(store, error))?;
 
         // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
         let mut greeting = redis::pipe();
@@ -118,14 +104,6 @@ impl RedisLink {
     }
 }
 
-/// A connection of the user's pool that nobody else has. The pool's manager leaves no say in its options, so
-/// TCP_NODELAY is off unless the pool was built with it.
-async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
-    let mut connection = pool.dedicated_connection().await?;
-    connection.set_response_timeout(FOR_EVER);
-    Ok(connection)
-}
-
 fn load(pipeline: &mut Pipeline, script: &Script) {
     pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
 }
@@ -147,10 +125,8 @@ impl Link for RedisLink {
                 let mut again = Pipeline::with_capacity(2);
                 load(&mut again, script);
                 again.add_command(call);
-                answer = match connection.send_packed_commands(&again, 0, 2).await {
-                    Ok(mut answers) => result(answers.pop().unwrap_or_default()),
-                    Err(error) => Err(error),
-                };
+                let answers = connection.send_packed_commands(&again, 0, 2).await;
+                answer = second_answer(answers.map_err(failure)?);
             }
             script::decode(answer.map_err(failure)?, requests)
         })
@@ -179,8 +155,26 @@ pub(super) fn said(error: &RedisError) -> Option<String> {
     Some(format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
+/// The answer to a batch that was sent after its script. A script that was not taken is why the batch was not, either.
+fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
+    let [loaded, answer] = <[Value; 2]>::try_from(answers).unwrap_or_default();
+    match (result(loaded), result(answer)) {
+        (Err(refused), Err(error)) if error.code() == Some("NOSCRIPT") => Err(refused),
+        (_, answer) => answer,
+    }
+}
+
 /// What a failed call means.
 fn failure(error: RedisError) -> Failure {
+    if error.code() == Some("NOSCRIPT") {
+        // It was told the script a moment ago: another server answers now, or it forgets as fast as it is told. That
+        // passes, and opening a connection tells it again.
+        let text = "the server forgot the script that it was just told";
+        return Failure {
+            executed: Executed::No,
+            error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
+        };
+    }
     if let Some(text) = said(&error) {
         let known = [
             "READONLY",
@@ -192,7 +186,6 @@ fn failure(error: RedisError) -> Failure {
             "NOAUTH",
             "WRONGPASS",
             "NOPERM",
-            "NOSCRIPT",
             "TRYAGAIN",
             "CLUSTERDOWN",
             "MOVED",
@@ -232,11 +225,22 @@ pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
     }
+    let hint = tls::hint(store.address(), Some(&error));
     StoreError::new(
         StoreErrorKind::Unreachable,
-        format_args!("{}: {error}", store.address()),
+        format_args!("{}: {error}{hint}", store.address()),
     )
     .with_source(error)
+}
+
+/// A connection took too long to open.
+pub(super) fn too_slow(store: &Inner) -> StoreError {
+    let deadline = store.timeout;
+    let hint = tls::hint(store.address(), None);
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
+    )
 }
 
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
@@ -309,7 +313,7 @@ fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
     said(error).map(|text| script::refusal(&text))
 }
 
-fn text(value: Value) -> Option<String> {
+pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
@@ -317,7 +321,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .map(str::trim)
@@ -331,4 +335,39 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answers to a script and to the batch behind it.
+    fn answers(texts: [&str; 2]) -> Vec<Value> {
+        let parse = |text: &str| redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+        texts.map(parse).into()
+    }
+
+    #[test]
+    fn a_script_that_is_forgotten_at_once_is_no_refusal() {
+        let error = second_answer(answers(["+loaded", "-NOSCRIPT No matching script."])).unwrap_err();
+        let failure = failure(error);
+        assert_eq!(failure.executed, Executed::No);
+        assert_eq!(failure.error.kind(), &StoreErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_script_that_is_not_taken_says_why() {
+        let missing = "-NOSCRIPT No matching script.";
+        for (said, refusal) in [
+            ("-NOPERM no permission", StoreRefusal::NoPermission),
+            ("-OOM command not allowed", StoreRefusal::OutOfMemory),
+        ] {
+            let failure = failure(second_answer(answers([said, missing])).unwrap_err());
+            assert_eq!(failure.executed, Executed::No);
+            assert_eq!(failure.error.kind(), &StoreErrorKind::Refused(refusal));
+        }
+        // Another connection loaded it.
+        let answer = second_answer(answers(["-NOPERM no permission", ":1"]));
+        assert_eq!(answer.unwrap(), Value::Int(1));
+    }
 }

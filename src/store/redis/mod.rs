@@ -14,15 +14,15 @@ use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::link::{RedisLink, Said};
 use crate::store::redis::names::Names;
+pub(crate) use crate::store::redis::pool::Pool;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 mod inbox;
 mod link;
 mod names;
+mod pool;
 mod script;
-
-/// A pool of the user's that connections are drawn from.
-pub(super) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
+mod tls;
 
 /// Leases on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
 ///
@@ -40,7 +40,6 @@ pub struct RedisStore {
 #[derive(Clone)]
 struct Inner {
     client: Client,
-    pool: Option<Pool>,
     names: Names,
     prefix: Box<[u8]>,
     probe: bool,
@@ -83,7 +82,8 @@ impl RedisStore {
         RedisStore::new(client)
     }
 
-    /// A store on the server that a client knows, with the client's options, TLS included. TCP_NODELAY is set.
+    /// A store on the server that a client knows, with the client's options: an authority and a certificate
+    /// (`Client::build_with_tls`), settings of its sockets. TCP_NODELAY is set.
     ///
     /// # Errors
     ///
@@ -99,7 +99,6 @@ impl RedisStore {
         Ok(RedisStore {
             inner: Arc::new(Inner {
                 client,
-                pool: None,
                 names: Names::new(prefix),
                 prefix: prefix[..].into(),
                 probe: true,
@@ -107,16 +106,6 @@ impl RedisStore {
                 said: Arc::default(),
             }),
         })
-    }
-
-    /// Draws command connections from `pool`, each by `dedicated_connection`: never one that others use, and none
-    /// that counts against the pool's size. The client still subscribes, as a pool keeps its own client private.
-    ///
-    /// A pool's manager leaves no say in the options: TCP_NODELAY is on only when the manager was built from a
-    /// `ConnectionInfo` that sets it.
-    pub fn with_pool(mut self, pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {
-        self.edit().pool = Some(pool);
-        self
     }
 
     /// What the record of every lock begins with in Redis; `lock:` unless set. Services with the same prefix share
@@ -152,6 +141,15 @@ impl RedisStore {
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
         self
+    }
+
+    /// Whether a pool leads to this store's server and database, as far as its users may ask.
+    pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
+        let inner = &self.inner;
+        match tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await {
+            Ok(asked) => asked.map_err(|error| link::cannot_open(inner, error)),
+            Err(_) => Err(link::too_slow(inner)),
+        }
     }
 
     fn edit(&mut self) -> &mut Inner {
