@@ -26,7 +26,10 @@ const INBOX_WAIT: Duration = Duration::from_millis(500);
 /// Locks on one store. Make one per process and clone it: clones share connections, renewals and lines.
 ///
 /// Works from any tokio runtime, from several, and from several in a row. Dropping the last clone, and the last guard
-/// and mutex made from it, lets the background thread give back what is still under way, and end.
+/// and mutex made from it, lets the background thread give back what is still under way, and end. It waits for nothing:
+/// a program that must leave nothing behind calls [`shutdown`](Self::shutdown).
+///
+/// Wakers of yours run on the background thread, which renews. One that panics does no harm; one that blocks stops it.
 #[derive(Clone)]
 pub struct Locks {
     handle: Handle,

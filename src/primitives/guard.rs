@@ -228,7 +228,7 @@ impl Guard {
         let lost = held.waiter.over();
         let node = held.handle.node();
         if node.is_forked() {
-            // The parent holds it, and its keeper is not here.
+            // The parent holds it, and its driver is not here.
             self.done = true;
             let why = ClosedCause::Forked;
             return Err(Error::Closed {

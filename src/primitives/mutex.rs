@@ -114,6 +114,11 @@ impl Mutex {
     ///
     /// # Panics
     /// Outside of a tokio runtime with time enabled.
+    ///
+    /// # Under a paused clock
+    /// The wait goes by tokio's clock, the store by its own. Where tokio's is paused (`start_paused`) it jumps to the
+    /// end of the wait as soon as nothing else is to be done, which is at once on Redis. Use
+    /// [`Locks::memory`](crate::Locks::memory) in such tests: it answers in the caller's own thread.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         if wait.is_zero() {
             return self.enter(false).await;

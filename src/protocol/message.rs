@@ -1,4 +1,4 @@
-//! The vocabulary between engine and store: what is asked, what is answered, what is pushed.
+//! The vocabulary between key machine and store: what is asked, what is answered, what is pushed.
 //!
 //! Plain values. Nothing here knows a connection, a clock or a task. A [`Request`] names kind, key and
 //! holder in full; nothing is implied by the connection it travels on.
@@ -103,7 +103,7 @@ pub type GrantNumber = u64;
 /// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
-    /// Owner claim it is.
+    /// Whose claim it is.
     pub node: NodeId,
     /// Which of the node's claims.
     pub claim: ClaimNumber,
@@ -266,7 +266,7 @@ pub const NO_TICK: TickTime = 0;
 pub struct Request {
     /// What it is about.
     pub name: Name,
-    /// Owner claim it is about.
+    /// Whose claim it is about.
     pub holder: Holder,
     /// The claim's lengths.
     pub term: LeaseTimes,

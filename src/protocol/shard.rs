@@ -13,7 +13,7 @@ use crate::protocol::message::{Fence, Holder, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 
-/// The engine for the keys owner hash falls here. Shards know nothing of each other, so that no lock is global.
+/// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard<P = Sound> {
     plant: P,

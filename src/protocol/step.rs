@@ -247,7 +247,7 @@ pub enum KeyEvent {
     },
 }
 
-/// The numbers that the engine goes by. They do not change.
+/// The numbers that the key machine goes by. They do not change.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// So many times in a row a lease is handed on locally, then other nodes get their turn.

@@ -110,8 +110,8 @@ impl Gate {
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
         loop {
-            // The engine may fire one tick again and again, every 500 ms when its own store cannot be written: whoever is
-            // after it here already will do.
+            // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
+            // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
                 return TickOutcome::Elsewhere;
             };

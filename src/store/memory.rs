@@ -1,4 +1,4 @@
-//! A store in this process's memory: the [ledger](crate::protocol::ledger) behind a mutex.
+//! A store in this process's memory: the ledger of `protocol/` behind a mutex.
 //!
 //! Exclusive between everybody who shares the handle, and between nobody else: the embedded default, for tests,
 //! examples and services of one process.
@@ -55,6 +55,7 @@ impl MemoryStore {
 
     /// Reaches under the store, as a foreign client of a Redis would.
     #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn with_ledger<T>(&self, f: impl FnOnce(&mut Ledger, u64) -> T) -> T {
         f(&mut self.lock().ledger, now_us())
     }

@@ -17,6 +17,7 @@ mod faults;
 mod help;
 mod lengths;
 mod machine;
+mod map;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "axum")]
