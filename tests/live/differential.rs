@@ -266,12 +266,15 @@ impl Run {
         {
             (holder, term) = *claim;
         }
-        // Also who is dead: nobody else asks for those.
-        let waiter = self.rng.choice(self.ledger.waiters(&self.names[at]));
-        let is_heartbeat = self.rng.u8(..8) == 0;
-        if let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == waiter)
-            && is_heartbeat
-        {
+        // The dead are to ask, too: else hardly one does before somebody walks over it.
+        let now = self.now();
+        let dead = self
+            .ledger
+            .entries()
+            .find(|(name, _, dies)| **name == self.names[at] && *dies < now)
+            .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
+        let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
+        if let (Some(claim), true) = (dead, is_heartbeat) {
             (holder, term) = *claim;
         }
         let verb = match self.rng.u8(..10) {
