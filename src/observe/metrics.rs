@@ -101,7 +101,7 @@ static LOSSES: Series = Series::of(Metric {
     unit: "leases",
     labels: &[
         KINDS,
-        ("cause", &["deadline", "gone", "ended", "shutdown", "unfetched"]),
+        ("cause", &["deadline", "gone", "unfetched", "ended", "shutdown"]),
     ],
     text: "Leases that ended before their guard did",
 });

@@ -12,7 +12,7 @@ use crate::error::{ClosedCause, Error, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::guard::Guard;
-use crate::protocol::message::{Fence, Name, TickTime};
+use crate::protocol::message::{Fence, NO_TICK, Name, TickTime};
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -134,7 +134,8 @@ impl Acquire {
             wait: self.wanted.wait,
             fixed: self.wanted.fixed,
             limit: self.wanted.limit,
-            node_is_full: node.waiting() >= options.waiters_per_node,
+            // The store alone knows what becomes of a tick.
+            node_is_full: self.wanted.tick == NO_TICK && node.waiting() >= options.waiters_per_node,
             mark: self.wanted.tick,
         })
     }

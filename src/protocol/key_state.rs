@@ -115,7 +115,13 @@ impl<P: Plant> KeyState<P> {
     /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
     pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
         let held = self.claims.get(self.held).and_then(Claim::held);
-        self.taken.is_some_and(|at| at >= since) || held.is_some_and(|held| now < held.deadline)
+        // What the store said of a place in its queue holds until it is asked again.
+        let is_queued = |claim: &Claim| {
+            matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
+        };
+        self.taken.is_some_and(|at| at >= since)
+            || held.is_some_and(|held| now < held.deadline)
+            || self.claims.iter().any(is_queued)
     }
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
@@ -131,7 +137,9 @@ impl<P: Plant> KeyState<P> {
 
     // What callers do.
 
-    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions) {
+    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: AcquireOptions) {
+        // Who may not wait tries, and is told why it may not when it would have to.
+        options.node_is_full &= options.wait;
         let caller = Caller {
             ticket,
             options,
@@ -147,6 +155,8 @@ impl<P: Plant> KeyState<P> {
         if let Some(denial) = self.refuses(options) {
             return cx.effects.push(Effect::Denied(ticket, denial));
         }
+        let mut caller = caller;
+        caller.options.wait &= !options.node_is_full;
         // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         if options.fixed {
@@ -367,7 +377,11 @@ impl<P: Plant> KeyState<P> {
         claim.look_again = false;
         let (verb, class) = match what {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
-            RequestKind::Renew if claim.held().is_some() => (Verb::Renew, Class::OwnerRenewal),
+            RequestKind::Renew
+                if claim.held().is_some() || matches!(claim.phase, Phase::Confirming { .. }) =>
+            {
+                (Verb::Renew, Class::OwnerRenewal)
+            }
             RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
             RequestKind::Leave if claim.finished => (Verb::Finish, Class::Leave),
             RequestKind::Leave => (Verb::Leave, Class::Leave),
@@ -456,7 +470,8 @@ impl<P: Plant> KeyState<P> {
             self.line.retain(
                 |caller| caller.options.wait,
                 |caller| {
-                    cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy));
+                    let why = caller.options.busy();
+                    cx.effects.push(Effect::Denied(caller.ticket, why));
                 },
             );
         }

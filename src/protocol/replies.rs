@@ -169,7 +169,9 @@ impl<P: Plant> KeyState<P> {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
             Owner::Solo(caller) if !waited || claim.is_tick() && cx.source.rules.queues => {
-                return cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy));
+                return cx
+                    .effects
+                    .push(Effect::Denied(caller.ticket, caller.options.busy()));
             }
             Owner::Solo(caller) => {
                 self.solos.insert(caller.ticket, Caller { strikes: 0, ..caller });

@@ -41,6 +41,17 @@ pub struct AcquireOptions {
     pub node_is_full: bool,
 }
 
+impl AcquireOptions {
+    /// What a caller is told that would have to wait and does not.
+    pub(crate) fn busy(&self) -> AcquireError {
+        if self.node_is_full {
+            AcquireError::NodeFull
+        } else {
+            AcquireError::Busy
+        }
+    }
+}
+
 /// Which request an answer belongs to: a claim, and the how-manieth request of that claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag {

@@ -62,9 +62,9 @@ async fn who_would_wait_on_a_full_node_is_told_the_truth() {
         assert!(poll_once(waiting).await.is_none());
     }
     let full = soon(locks.mutex("line").lock()).await.unwrap_err();
-    assert!(matches!(full, Error::QueueFull { limit: LIMIT, .. }), "{full:?}");
+    assert!(matches!(full, Error::NodeFull { limit: LIMIT, .. }), "{full:?}");
     let full = soon(locks.mutex("no line").lock()).await.unwrap_err();
-    assert!(matches!(full, Error::QueueFull { limit: LIMIT, .. }), "{full:?}");
+    assert!(matches!(full, Error::NodeFull { limit: LIMIT, .. }), "{full:?}");
     let text = full.to_string();
     assert!(
         !text.contains("5 callers already wait for `no line`"),

@@ -23,6 +23,8 @@ const NODES: u128 = 5;
 const LEASES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
 const TOLERANCE_MS: u64 = 5_000;
+/// Longer than any lease.
+const LONG_MS: u64 = 10_000_000;
 const CLOCK: &str = "tenure1:clock";
 
 fn var(name: &str, default: u64) -> u64 {
@@ -266,16 +268,33 @@ impl Run {
         {
             (holder, term) = *claim;
         }
-        // Also who is dead: nobody else asks for those.
-        let waiter = self.rng.choice(self.ledger.waiters(&self.names[at]));
-        let is_heartbeat = self.rng.u8(..8) == 0;
-        if let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == waiter)
-            && is_heartbeat
-        {
+        // The dead are to ask, too: else hardly one does before somebody walks over it.
+        let now = self.now();
+        let dead = self
+            .ledger
+            .entries()
+            .find(|(name, _, dies)| **name == self.names[at] && *dies < now)
+            .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
+        let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
+        if let (Some(claim), true) = (dead, is_heartbeat) {
+            (holder, term) = *claim;
+        }
+        // And the owner of a record that lasts longer than any lease.
+        let is_long = self
+            .ledger
+            .record(&self.names[at], 0)
+            .filter(|record| record.expires.is_some_and(|expires| expires > now + LONG_MS / 2))
+            .and_then(|record| {
+                self.claims[at]
+                    .iter()
+                    .find(|claim| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == claim.0))
+            });
+        let is_renewal = is_long.is_some() && self.rng.bool();
+        if let (Some(claim), true) = (is_long, is_renewal) {
             (holder, term) = *claim;
         }
         let verb = match self.rng.u8(..10) {
-            _ if is_heartbeat => Verb::Renew,
+            _ if is_heartbeat || is_renewal => Verb::Renew,
             0..4 => {
                 if self.rng.u8(..8) > 0 {
                     (holder, term) = self.fresh(at);
@@ -793,16 +812,15 @@ impl Run {
                 let Some(mut owned) = self.ledger.record(&self.names[at], 0).cloned() else {
                     return;
                 };
-                let ms = 10_000_000;
                 let there: bool = redis::cmd("PEXPIRE")
                     .arg(&record)
-                    .arg(ms)
+                    .arg(LONG_MS)
                     .query(&mut self.client)
                     .unwrap();
                 if !there {
                     return;
                 }
-                owned.expires = Some(self.now() + ms);
+                owned.expires = Some(self.now() + LONG_MS);
                 Some(owned)
             }
         };

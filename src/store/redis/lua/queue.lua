@@ -106,6 +106,7 @@ if t.frees then
       to = from + 31
     end
   end
+
   -- A free key goes to the first live waiter, whoever asks.
   function t.settle(i, job, caller)
     if t.queues ~= 0 then t.hand_over(i, job, caller) end
