@@ -166,9 +166,11 @@ impl Acquire {
         let answer = match decision {
             Ok(fence) => {
                 self.handle.node().fetched(name, waiting.ticket);
+                let handle = self.handle.clone();
+                // First the guard: a subscriber that panics does not keep the lock.
+                let guard = Guard::new(handle, name.clone(), waiting.ticket, waiting.waiter, fence);
                 observe::granted(name, fence);
-                let (handle, name) = (self.handle.clone(), name.clone());
-                Ok(Guard::new(handle, name, waiting.ticket, waiting.waiter, fence))
+                Ok(guard)
             }
             Err(AcquireError::Over) => Err(Unacquired::Over),
             Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),

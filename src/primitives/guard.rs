@@ -186,16 +186,11 @@ impl Guard {
         self.lease.run(work).await
     }
 
-    /// The holding ends here, however its release goes on.
-    fn end(&mut self) {
-        self.done = true;
+    /// Told after the store: a recorder that panics does not keep the lock.
+    fn tell_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
-        observe::held(
-            &held.name,
-            held.began,
-            || held.handle.node().clock.now().as_nanos(),
-            || held.waiter.over(),
-        );
+        let now = || held.handle.node().clock.now().as_nanos();
+        observe::held(&held.name, held.began, now, || over);
     }
 
     /// Gives the lock back, and says whether exclusivity held to this call.
@@ -236,8 +231,9 @@ impl Guard {
                 why,
             });
         }
-        self.end();
+        self.done = true;
         node.release(&held.name, held.ticket, finished);
+        self.tell_end(lost);
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = held.name.key.clone();
         match outcome {
@@ -264,9 +260,10 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.done && !self.lease.held.handle.node().is_forked() {
-            self.end();
             let held = &self.lease.held;
+            let over = held.waiter.over();
             held.handle.node().cancel(&held.name, held.ticket);
+            self.tell_end(over);
         }
     }
 }
