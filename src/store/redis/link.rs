@@ -207,7 +207,7 @@ pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
     }
-    let hint = tls::hint(store.address(), Some(&error));
+    let hint = store.hint(Some(&error));
     StoreError::new(
         StoreErrorKind::Unreachable,
         format_args!("{}: {error}{hint}", store.address()),
@@ -218,7 +218,7 @@ pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
 /// A connection took too long to open.
 pub(super) fn too_slow(store: &Config) -> StoreError {
     let deadline = store.timeout;
-    let hint = tls::hint(store.address(), None);
+    let hint = store.hint(None);
     StoreError::new(
         StoreErrorKind::Unreachable,
         format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
