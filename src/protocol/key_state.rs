@@ -119,9 +119,9 @@ impl<P: Plant> KeyState<P> {
         let is_queued = |claim: &Claim| {
             matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
         };
-        self.taken.is_some_and(|at| at >= since)
-            || held.is_some_and(|held| now < held.deadline)
-            || self.claims.iter().any(is_queued)
+        let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
+        // Nor does it hold through an outage.
+        held.is_some_and(|held| now < held.deadline) || was_told && self.error.is_none()
     }
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.

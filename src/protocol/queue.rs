@@ -63,19 +63,24 @@ impl Queue {
         self.len -= taken.len();
     }
 
-    /// Everything, when there is no server to send it to.
-    pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
-        let mut all = Vec::with_capacity(self.len);
-        for line in self.kinds.iter_mut().flatten() {
-            let mut behind = std::mem::take(&mut line.behind);
-            for outgoing in line.first.drain(..) {
-                let rest = behind.remove(&outgoing.request.name);
-                all.push(outgoing);
-                all.extend(rest.into_iter().flatten());
+    /// All renewals: whoever sent them tries again by itself.
+    pub(crate) fn take_renewals(&mut self) -> Vec<Outgoing> {
+        let classes = [Class::OwnerRenewal, Class::WaiterRenewal];
+        let mut taken = Vec::new();
+        for lines in &mut self.kinds {
+            for class in classes {
+                taken.extend(std::mem::take(&mut lines[class as usize]).into_requests());
             }
         }
+        self.len -= taken.len();
+        taken
+    }
+
+    /// Everything, when there is no server to send it to.
+    pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         self.len = 0;
-        all
+        let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
+        lines.flat_map(Line::into_requests).collect()
     }
 
     fn most_urgent(&self) -> Option<usize> {
@@ -89,6 +94,17 @@ impl Queue {
 }
 
 impl Line {
+    /// All of it, in order per name.
+    fn into_requests(mut self) -> Vec<Outgoing> {
+        let mut all = Vec::with_capacity(self.first.len());
+        for outgoing in self.first {
+            let rest = self.behind.remove(&outgoing.request.name);
+            all.push(outgoing);
+            all.extend(rest.into_iter().flatten());
+        }
+        all
+    }
+
     fn push(&mut self, outgoing: Outgoing) {
         match self.behind.get_mut(&outgoing.request.name) {
             Some(behind) => behind.push_back(outgoing),

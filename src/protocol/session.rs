@@ -302,6 +302,12 @@ impl<P: Plant> Session<P> {
         self.close(now, error, effects);
         if self.is_down(now) {
             self.tell_down(now, effects);
+        } else {
+            // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
+            for outgoing in self.queue.take_renewals() {
+                let input = self.unanswered(outgoing.tag, Unanswered::No, now, self.lost_error());
+                effects.push(SessionEffect::Tell(outgoing.request.name, input));
+            }
         }
         self.fail_probes(effects);
     }

@@ -64,7 +64,7 @@ fn files(dir: &Path, module: &[String], found: &mut BTreeMap<Vec<String>, Paths>
         let inner = [module, std::slice::from_ref(&stem)].concat();
         if file.is_dir() {
             files(&file, &inner, found);
-        } else if stem != "tests" {
+        } else if stem != "tests" && file.extension().is_some_and(|ext| ext == "rs") {
             let mut paths = Paths::new();
             walk(fs::read_to_string(&file).unwrap().parse().unwrap(), &mut paths);
             found.insert(if stem == "mod" { module.to_vec() } else { inner }, paths);
