@@ -111,7 +111,7 @@ impl Node {
                         SessionInput::InboxOpened(attempt)
                     }
                     SessionEffect::Send { id, batch, .. } => {
-                        let reply = Ok(store.apply(&batch));
+                        let reply = Ok(store.apply(&batch, session.room()));
                         session.handle(now, SessionInput::Replied { batch: id, reply }, told);
                         session.recycle(batch);
                         continue;

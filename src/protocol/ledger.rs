@@ -192,6 +192,17 @@ impl<P: Plant> Ledger<P> {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
     }
 
+    /// The same into replies that are empty and have room.
+    pub fn apply_into(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        replies: Vec<Reply>,
+        pushes: &mut Vec<Grant>,
+    ) -> BatchReply {
+        self.apply_all(now_us, batch, replies, pushes, &mut Vec::new())
+    }
+
     /// The same, telling which rare branches were taken.
     #[doc(hidden)]
     pub fn apply_traced(
@@ -201,8 +212,19 @@ impl<P: Plant> Ledger<P> {
         pushes: &mut Vec<Grant>,
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
+        let replies = Vec::with_capacity(batch.requests.len());
+        self.apply_all(now_us, batch, replies, pushes, branches)
+    }
+
+    fn apply_all(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        mut replies: Vec<Reply>,
+        pushes: &mut Vec<Grant>,
+        branches: &mut Vec<Branch>,
+    ) -> BatchReply {
         self.sweep(now_us / 1000);
-        let mut replies = Vec::with_capacity(batch.requests.len());
         for request in &batch.requests {
             // The common case, a lock that is taken and left by one node, must not pay for a copy of the name.
             if !self.states.contains_key(&request.name) {

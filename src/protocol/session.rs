@@ -60,6 +60,7 @@ pub struct Session<P: Plant = Sound> {
     /// Empty, with room, for the next batches.
     taken: Vec<Outgoing>,
     spare: Vec<(Vec<Pending>, Vec<Request>)>,
+    replies: Vec<Reply>,
     /// Only for planted mistakes: a connection that was to be given up.
     predecessor: Option<Attempt>,
 }
@@ -142,6 +143,7 @@ impl<P: Plant> Session<P> {
             plant,
             taken: Vec::new(),
             spare: Vec::new(),
+            replies: Vec::new(),
             predecessor: None,
             options,
         }
@@ -162,6 +164,11 @@ impl<P: Plant> Session<P> {
         self.queue.is_empty()
             && self.probes.is_empty()
             && self.in_flight.iter().all(|batch| batch.requests.is_empty())
+    }
+
+    /// Room for the replies to a batch.
+    pub fn room(&mut self) -> Vec<Reply> {
+        std::mem::take(&mut self.replies)
     }
 
     /// Takes a batch back whose store is done with it, so that the next one need not allocate.
@@ -528,7 +535,8 @@ impl<P: Plant> Session<P> {
             self.pause = PAUSE.0;
         }
         let mut requests = batch.requests;
-        for (request, reply) in requests.drain(..).zip(reply.replies) {
+        let mut replies = reply.replies;
+        for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Reply::Granted(number) | Reply::Won(number, _) = reply {
                 self.saw(number);
             }
@@ -543,6 +551,7 @@ impl<P: Plant> Session<P> {
         if self.spare.len() < BATCHES {
             self.spare.push((requests, Vec::new()));
         }
+        self.replies = replies;
         effects.extend(
             batch
                 .probes

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, InboxEvent, Name, NodeId};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Name, NodeId, Reply};
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -124,11 +124,11 @@ fn needs_no(what: &str) -> StoreError {
 }
 
 impl AtOnce for MemoryStore {
-    fn apply(&self, batch: &Batch) -> BatchReply {
+    fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let mut pushes = Vec::new();
         let mut shared = self.lock();
         shared.ledger.set_date(date_ms());
-        let reply = shared.ledger.apply(now_us(), batch, &mut pushes);
+        let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);
         for grant in pushes {
             // A sink takes a note of it and no more.
             if let Some(sink) = shared.inboxes.get(&grant.holder.node) {

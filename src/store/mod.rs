@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 
 pub mod memory;
 #[cfg(feature = "redis")]
@@ -70,8 +70,8 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 
 /// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.
 pub trait AtOnce {
-    /// Applies a batch. Grants for others are pushed to their inboxes.
-    fn apply(&self, batch: &Batch) -> BatchReply;
+    /// Applies a batch. Grants for others are pushed to their inboxes. `replies` is empty and has room for them.
+    fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply;
 
     /// The store's clock in microseconds.
     fn time(&self) -> u64;

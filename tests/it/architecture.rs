@@ -90,7 +90,7 @@ fn imports_run_downwards_and_in_no_circle() {
         }
         let target = match path[0].as_str() {
             "crate" if path.len() > 1 => path[1..].to_vec(),
-            "super" => [&file[..file.len() - 1], &path[1..]].concat(),
+            "super" if path.len() > 1 => [&file[..file.len() - 1], &path[1..]].concat(),
             "self" if path.len() > 1 => [&file[..], &path[1..]].concat(),
             _ => continue,
         };

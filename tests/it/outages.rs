@@ -396,7 +396,13 @@ fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
     machine.answer(Reply::Queued(None));
     assert!(told(&machine) && machine.shard.last_error(&machine.name).is_none());
     machine.later(ms(1));
+    // What was said of a place in the queue holds until it is asked again.
+    assert!(machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    machine.inbox(InboxState::Confirmed);
     assert!(!machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    assert!(told(&machine));
+    machine.fail(Unanswered::Unknown, Some(begin));
+    assert!(!told(&machine), "nor does it hold through an outage");
     let mut holding = Machine::new(Rules::default());
     holding.holder(1000);
     holding.later(ms(1));
