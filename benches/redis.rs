@@ -4,6 +4,7 @@
 //!
 //! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- memory`, `-- hand-off` or `-- server` for a part of
 //! it. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+#![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;

@@ -5,6 +5,7 @@
 //! Leases of 10 s are the default of a lock, those of 30 s of a job. A lease keeps the phase in which it was taken, so
 //! both are measured: taken all at once they are renewed in bursts, taken evenly they are renewed evenly. CPU times
 //! and threads are read from `/proc`, as Linux has it.
+#![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;

@@ -124,7 +124,6 @@ impl Node {
             burst_time: options.burst_time,
             queues: abilities.queues,
             final_push: abilities.final_push,
-            ..Rules::default()
         };
         let id = NodeId::random();
         // From the operating system: a nonce that can be guessed lets others forge a grant.

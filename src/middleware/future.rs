@@ -121,6 +121,10 @@ where
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
+    #[allow(
+        clippy::too_many_lines,
+        reason = "its states one after the other, in the order of a request"
+    )]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (mut state, refusals) = (this.state, &*this.refusals);

@@ -66,6 +66,7 @@ const fn row(
 
 impl Refused {
     /// The one table of what a client is told.
+    #[allow(clippy::too_many_lines, reason = "a table")]
     fn row(self) -> Row {
         use StatusCode as S;
         match self {

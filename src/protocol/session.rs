@@ -17,7 +17,7 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::inbox::Inbox;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered,
+    Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered, Verb,
 };
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
@@ -149,8 +149,11 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Leaves a request to be sent with the next [`step`](Self::step).
+    /// Leaves a request to be sent with the next [`step`](Self::step). Whoever would wait wants to be told by a push.
     pub fn queue(&mut self, outgoing: Outgoing) {
+        if let Verb::Claim { wait: true } = outgoing.request.verb {
+            self.inbox.want(Instant::default());
+        }
         self.queue.push(outgoing);
     }
 
@@ -469,9 +472,7 @@ impl<P: Plant> Session<P> {
             requests: pending,
             probes,
         });
-        if let Connection::Open { used, .. } = &mut self.connection {
-            *used = now;
-        }
+        self.used(now);
         effects.push(SessionEffect::Send {
             connection,
             id,
@@ -481,6 +482,12 @@ impl<P: Plant> Session<P> {
                 requests,
             },
         });
+    }
+
+    fn used(&mut self, now: Instant) {
+        if let Connection::Open { used, .. } = &mut self.connection {
+            *used = now;
+        }
     }
 
     // What is answered.

@@ -165,6 +165,7 @@ impl Gate {
         is_new.then(|| Pursued(self, mark))
     }
 
+    #[allow(clippy::too_many_lines, reason = "one run from its beginning to its end")]
     async fn run<F, Fut>(&self, guard: Guard, mark: TickTime, work: &F) -> Run
     where
         F: Fn(Tick) -> Fut,

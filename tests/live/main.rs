@@ -1,5 +1,6 @@
 //! Tests against a real Redis. They start their own servers: `apt-get install redis-server`.
 
+#![allow(clippy::too_many_lines, reason = "a test tells one story")]
 #![allow(
     clippy::disallowed_methods,
     reason = "waits for processes, and judges no lease"
