@@ -585,8 +585,9 @@ impl<P: Plant> Session<P> {
     ) {
         let Failure { executed, error } = failure;
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
+        // A server that only refuses is there, and of no use: nobody rides that out as if it had answered.
         if refused {
-            self.hear(now, batch.connection);
+            self.used(now);
         }
         // Nobody is excused by a connection that never answered: it may break for what they ask.
         let why = match executed {
