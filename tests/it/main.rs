@@ -13,6 +13,7 @@ mod bounds;
 mod cancellation;
 mod core;
 mod engine;
+mod errors;
 mod events_survive;
 mod faults;
 mod help;
