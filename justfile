@@ -19,6 +19,7 @@ live *args:
 lint:
     cargo fmt --all --check
     cargo clippy --all-targets --all-features --test live -- -D warnings
+    cargo clippy -p tenure-sim --all-targets -- -D warnings
     if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "no cargo-deny: licences not checked"; fi
 
 # The documentation, with every broken link an error
@@ -39,7 +40,7 @@ ci:
 
 # The simulator for so many seconds
 sim seconds="60":
-    TENURE_SIM_SECONDS={{seconds}} cargo test --all-features --test it simulator -- --nocapture
+    cargo run --release -p tenure-sim -- --seconds {{seconds}}
 
 # Real processes, servers and faults for so many seconds
 torture seconds="60":

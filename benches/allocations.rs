@@ -2,6 +2,7 @@
 //! together, beside the same of raw redis-rs. Unlike rates these mean something on a busy machine.
 //!
 //! `cargo bench --bench allocations`
+#![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;

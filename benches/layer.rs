@@ -2,6 +2,7 @@
 //!
 //! `cargo bench --bench layer`. One request at a time, on one key that nobody else wants. Times include what the
 //! counting of allocations costs, some nanoseconds for each; differences of the same round are what is meant.
+#![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;

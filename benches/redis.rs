@@ -1,16 +1,13 @@
-//! Locks on a Redis of the bench's own, against the least that any lock on Redis does: `SET NX PX` and a script that
-//! compares and deletes. Only ratios from interleaved pairs mean anything.
+//! Locks on a Redis of the bench's own, behind a wire with a delay, against the least that any lock on Redis does:
+//! `SET NX PX` and a script that compares and deletes, on one multiplexed connection. TCP_NODELAY is set on both
+//! sides and on the wire. Only ratios from interleaved windows mean anything.
 //!
-//! `cargo bench --bench redis`, or with `-- keys`, `-- busy`, `-- hot`, `-- hand-off` or `-- drives` for a part of it.
-//! `-- profile <tenure|keeper|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- memory`, `-- hand-off` or `-- server` for a part of
+//! it. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+#![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;
-
-#[allow(dead_code)]
-#[allow(unreachable_pub)]
-#[path = "../tests/support/proxy.rs"]
-mod proxy;
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
@@ -21,21 +18,27 @@ use std::sync::{Arc, Mutex as StdMutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use proxy::{Direction, Flow, Proxy};
 use rustix::time::{ClockId, clock_gettime};
+use support::scenes::{self, lock_and_release};
 use support::server::RedisServer;
+use support::wire::{self, Wire};
 use support::{Raw, Report, Target, median, rate};
 use tenure::{Locks, Mutex};
 
 const TOKEN: &str = "5f0c3a52d7e84d0f9a61";
+const TASKS: [usize; 4] = [1, 10, 100, 1000];
+
+/// Each way, and what share of raw's rate is asked for there at 1, 10, 100 and 1,000 tasks.
+const WIRES: [(Duration, [f64; 4]); 2] = [
+    (Duration::from_micros(250), [0.9, 0.85, 0.8, 0.9]),
+    (Duration::from_millis(1), [0.9, 0.9, 0.9, 0.85]),
+];
 
 fn main() {
+    wire::serve_if_asked();
     let words: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["burn"] => loop {
-            std::hint::spin_loop();
-        },
         ["child", url] => return support::runtime().block_on(hand_off_child(url)),
         ["profile", side, tasks, seconds, url @ ..] => {
             let (tasks, seconds) = (tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
@@ -53,47 +56,41 @@ fn main() {
     let server = RedisServer::as_service();
     let mut report = Report::new("redis");
     support::runtime().block_on(async {
-        let bench = Bench::connect(&server.url()).await;
-        if support::asks_for("keys") {
-            report.section("a key per task, lock + release: times the rate of raw");
-            for (tasks, target) in [(1, 0.8), (10, 0.8), (100, 1.2), (1000, 1.2)] {
-                bench.keys(tasks, Target::AtLeast(target), &mut report).await;
+        let wires = WIRES.map(|(delay, bounds)| (Wire::start(server.port(), delay), bounds));
+        if support::asks_for("keys") || support::asks_for("hot") {
+            for (wire, bounds) in &wires {
+                let place = Place::connect(&server, Some(wire), &mut report).await;
+                place.measure(bounds.map(Target::AtLeast), &mut report).await;
             }
+            let loopback = Place::connect(&server, None, &mut report).await;
+            loopback.measure([Target::None; 4], &mut report).await;
         }
-        if support::asks_for("busy") {
-            report.section("the same beside a process that keeps a processor busy");
-            let burner = Burner::start();
-            for tasks in [1, 10, 100, 1000] {
-                bench.keys(tasks, Target::None, &mut report).await;
-            }
-            drop(burner);
-        }
-        if support::asks_for("drives") {
-            bench.drives(&mut report).await;
-        }
-        if support::asks_for("hot") {
-            bench.hot(&mut report).await;
+        if support::asks_for("memory") {
+            memory(&mut report).await;
         }
         if support::asks_for("hand-off") {
-            hand_off(&server.url(), "on loopback", &mut report).await;
+            let (wire, _) = &wires[1];
+            hand_off(&wire.url(), "1 ms each way", Target::AtMost(1.1), &mut report).await;
             // A trip on loopback is mostly the time of three sleepy threads; on a network it is the wire.
-            let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into());
-            proxy.set(Direction::Both, Flow::Delay(WIRE));
-            hand_off(
-                &format!("redis://{}", proxy.addr()),
-                "2 ms from the server",
-                &mut report,
-            )
-            .await;
+            hand_off(&server.url(), "loopback", Target::None, &mut report).await;
+        }
+        if support::asks_for("server") {
+            cycles_on_the_server(&server, &mut report).await;
+            hand_overs_on_the_server(&server, &mut report).await;
         }
     });
     report.write(env!("CARGO_TARGET_TMPDIR"));
 }
 
-struct Bench {
+/// Where the server is, and both sides connected to it.
+struct Place {
+    name: String,
+    /// How many cycles a second one task can do at most: two trips each.
+    limit: Option<f64>,
     raw: Raw,
     locks: Locks,
-    by_keeper: Locks,
+    /// A connection without a wire.
+    stats: Raw,
 }
 
 /// Cycles per second in one window.
@@ -103,35 +100,6 @@ async fn tenure(locks: &Locks, tasks: usize) -> f64 {
         move || lock_and_release(mutex.clone())
     };
     rate(tasks, support::window(), cycle).await
-}
-
-/// A process with something else to do.
-struct Burner(std::process::Child);
-
-impl Burner {
-    fn start() -> Self {
-        let mut burner = Command::new(std::env::current_exe().expect("this program"));
-        Burner(burner.arg("burn").spawn().expect("a second process"))
-    }
-}
-
-impl Drop for Burner {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// What this process has used of its processors.
-fn cpu_micros() -> f64 {
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
-}
-
-async fn lock_and_release(mutex: Mutex) {
-    let guard = mutex.lock().await.expect("a lock that nobody else wants");
-    std::hint::black_box(guard.fence());
-    guard.release().await.expect("a release in time");
 }
 
 async fn raw(raw: &Raw, tasks: usize) -> f64 {
@@ -145,26 +113,63 @@ async fn raw(raw: &Raw, tasks: usize) -> f64 {
     rate(tasks, support::window(), cycle).await
 }
 
-impl Bench {
-    async fn connect(url: &str) -> Self {
-        let bench = Bench {
-            raw: Raw::connect(url).await,
-            locks: Locks::redis(url).await.expect("the server is there"),
-            by_keeper: Locks::builder()
-                .keeper_only()
-                .redis(url)
-                .await
-                .expect("the server is there"),
+/// What this process has used of its processors.
+fn cpu_micros() -> f64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
+}
+
+impl Place {
+    /// Says how exact the wire is.
+    async fn connect(server: &RedisServer, wire: Option<&Wire>, report: &mut Report) -> Self {
+        let url = wire.map_or_else(|| server.url(), Wire::url);
+        let name = wire.map_or_else(
+            || "loopback".to_owned(),
+            |wire| format!("{} ms each way", wire.delay().as_secs_f64() * 1000.0),
+        );
+        let mut place = Place {
+            limit: wire.map(|wire| 1.0 / (4.0 * wire.delay().as_secs_f64())),
+            raw: Raw::connect(&url).await,
+            locks: Locks::redis(&url).await.expect("the server is there"),
+            stats: Raw::connect(&server.url()).await,
+            name,
         };
+        if let Some(wire) = wire {
+            let pings = if support::is_quick() { 20 } else { 500 };
+            let micros = |trip: Duration| trip.as_secs_f64() * 1e6;
+            let (through, beside) = (place.raw.ping(pings).await, place.stats.ping(pings).await);
+            report.section(&format!("{}: the wire", place.name));
+            report.line(
+                "µs too late each way, by a PING through it",
+                micros(through.saturating_sub(beside)) / 2.0 - micros(wire.delay()),
+                Target::AtMost(50.0),
+                &[("PING µs", micros(through)), ("without it", micros(beside))],
+            );
+        }
         // The first windows pay for caches and allocators.
-        raw(&bench.raw, 100).await;
-        tenure(&bench.locks, 100).await;
-        bench
+        raw(&place.raw, 100).await;
+        tenure(&place.locks, 100).await;
+        place
+    }
+
+    async fn measure(&self, targets: [Target; 4], report: &mut Report) {
+        if support::asks_for("keys") {
+            report.section(&format!(
+                "{}: a key per task, lock + release: times the rate of raw",
+                self.name
+            ));
+            for (tasks, target) in TASKS.into_iter().zip(targets) {
+                self.keys(tasks, target, report).await;
+            }
+        }
+        if support::asks_for("hot") {
+            self.hot(report).await;
+        }
     }
 
     /// Each task locks and releases a key of its own.
     async fn keys(&self, tasks: usize, target: Target, report: &mut Report) {
-        let mut stats = self.raw.clone();
+        let mut stats = self.stats.clone();
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let (mut cost, mut their_cost, mut batch) = (Vec::new(), Vec::new(), Vec::new());
         let (mut cpu, mut their_cpu) = (Vec::new(), Vec::new());
@@ -192,66 +197,36 @@ impl Bench {
             }
         }
         let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
-        report.line(
-            &format!("{tasks} tasks"),
-            ratio,
-            target,
-            &[
-                ("cycles/s", median(ours)),
-                ("raw", median(theirs)),
-                ("server µs/cycle", median(cost)),
-                ("raw", median(their_cost)),
-                ("own CPU µs/cycle", median(cpu)),
-                ("raw", median(their_cpu)),
-                ("requests/batch", median(batch)),
-            ],
+        let their_rate = median(theirs);
+        let mut beside = vec![("cycles/s", median(ours)), ("raw", their_rate)];
+        // Far below 1, the processors are the limit and not the wire.
+        beside.extend(
+            self.limit
+                .map(|limit| ("raw of the wire's limit", their_rate / (limit * tasks as f64))),
         );
+        beside.extend([
+            ("server µs/cycle", median(cost)),
+            ("raw", median(their_cost)),
+            ("own CPU µs/cycle", median(cpu)),
+            ("raw", median(their_cpu)),
+            ("requests/batch", median(batch)),
+        ]);
+        report.line(&format!("{tasks} tasks"), ratio, target, &beside);
     }
 
-    /// Who drives the connection: the callers, or the keeper's thread.
-    async fn drives(&self, report: &mut Report) {
-        report.section("the same, sent by the callers: times the rate when the keeper's thread sends");
-        for tasks in [1, 10, 100, 1000] {
-            let (mut callers, mut keeper) = (Vec::new(), Vec::new());
-            for pair in 0..support::pairs() {
-                for turn in 0..2 {
-                    if (pair + turn) % 2 == 0 {
-                        keeper.push(tenure(&self.by_keeper, tasks).await);
-                    } else {
-                        callers.push(tenure(&self.locks, tasks).await);
-                    }
-                }
-            }
-            let ratio = median(
-                callers
-                    .iter()
-                    .zip(&keeper)
-                    .map(|(callers, keeper)| callers / keeper),
-            );
-            report.line(
-                &format!("{tasks} tasks"),
-                ratio,
-                Target::None,
-                &[("callers/s", median(callers)), ("keeper/s", median(keeper))],
-            );
-        }
-    }
-
-    /// 100 tasks that want one key.
+    /// 100 tasks that want one key. For a bound see `bench-compare/versions`.
     async fn hot(&self, report: &mut Report) {
-        report.section("one key, 100 tasks of one process: times the rate of one task of raw");
+        report.section(&format!(
+            "{}: one key, 100 tasks of one process: times the rate of one task of raw",
+            self.name
+        ));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for pair in 0..support::pairs() {
             for turn in 0..2 {
                 if (pair + turn) % 2 == 0 {
                     theirs.push(raw(&self.raw, 1).await);
                 } else {
-                    let mutex = self.locks.mutex("hot");
-                    let cycle = |_| {
-                        let mutex = mutex.clone();
-                        move || lock_and_release(mutex.clone())
-                    };
-                    ours.push(rate(100, support::window(), cycle).await);
+                    ours.push(scenes::hot(&self.locks, 100, support::window()).await);
                 }
             }
         }
@@ -265,6 +240,67 @@ impl Bench {
     }
 }
 
+/// One key in memory, against what the runtime alone needs for a line of tasks that take turns.
+async fn memory(report: &mut Report) {
+    report.section("in memory: one key, 100 tasks of one process: times the rate of tokio::sync::Mutex");
+    let locks = Locks::memory();
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for pair in 0..support::pairs() {
+        for turn in 0..2 {
+            if (pair + turn) % 2 == 0 {
+                theirs.push(scenes::tokio_mutex(100, support::window()).await);
+            } else {
+                ours.push(scenes::hot(&locks, 100, support::window()).await);
+            }
+        }
+    }
+    let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
+    let rates = [("cycles/s", median(ours)), ("tokio's Mutex", median(theirs))];
+    report.line("100 tasks", ratio, Target::AtLeast(0.125), &rates);
+}
+
+/// What a cycle costs the server, by the size of the batches that its requests travelled in.
+async fn cycles_on_the_server(server: &RedisServer, report: &mut Report) {
+    report.section("lock + release of so many keys at once: server µs per cycle, by INFO commandstats");
+    let locks = Locks::redis(&server.url()).await.expect("the server is there");
+    let mut raw = Raw::connect(&server.url()).await;
+    for size in [1, 16, 64] {
+        let (mut cost, mut batch) = (Vec::new(), Vec::new());
+        for _ in 0..support::pairs() {
+            let rounds = if support::is_quick() { 10 } else { 4000 / size };
+            let (micros, requests) = scenes::in_step(&locks, size, rounds, &mut raw).await;
+            cost.push(micros);
+            batch.push(requests);
+        }
+        let batch = [("requests/batch", median(batch))];
+        report.line(&format!("{size} at once"), median(cost), Target::None, &batch);
+    }
+}
+
+/// What it costs the server when a key goes from node to node.
+async fn hand_overs_on_the_server(server: &RedisServer, report: &mut Report) {
+    report
+        .section("a claim that queues and a leave that hands over, two nodes: the server's share of a pair");
+    let mut raw = Raw::connect(&server.url()).await;
+    let mut pairs = Vec::new();
+    for _ in 0..support::pairs() {
+        let rounds = if support::is_quick() { 5 } else { 200 };
+        pairs.push(scenes::hand_overs(&server.url(), rounds, &mut raw).await);
+    }
+    let of = |f: fn(&scenes::HandOver) -> f64| median(pairs.iter().map(f));
+    report.line(
+        "commands, EVALSHA and those called from Lua",
+        of(|pair| pair.commands),
+        Target::AtMost(19.0),
+        &[
+            ("EVALSHA", of(|pair| pair.scripts)),
+            ("grants pushed", of(|pair| pair.pushed)),
+        ],
+    );
+    report.line("server µs", of(|pair| pair.micros), Target::None, &[]);
+    println!("  {}", pairs[0].calls.join(" "));
+}
+
 // Two processes and one key, told by a third what to do. In steady contention each process has two tasks that lock and
 // release, and hands on nothing within itself: somebody always stands in the queue, and each release hands over to the
 // other process. A window divided by the changes of owner is then the time of a hand-off. A round trip is that of the
@@ -276,9 +312,6 @@ impl Bench {
 
 /// Long enough for the other to be back in the queue.
 const HOLD: Duration = Duration::from_millis(1);
-
-/// From a client behind the proxy to the server, or back.
-const WIRE: Duration = Duration::from_millis(2);
 
 fn hand_offs() -> usize {
     if support::is_quick() { 5 } else { 60 }
@@ -432,7 +465,7 @@ fn both(children: &mut [Child; 2], word: &str) -> [Vec<Vec<f64>>; 2] {
     children.each_mut().map(Child::hear)
 }
 
-async fn hand_off(url: &str, place: &str, report: &mut Report) {
+async fn hand_off(url: &str, place: &str, target: Target, report: &mut Report) {
     let mut children = [Child::start(url), Child::start(url)];
     let mut steady = Vec::new();
     let mut alone = Vec::new();
@@ -454,7 +487,7 @@ async fn hand_off(url: &str, place: &str, report: &mut Report) {
     report.line(
         "of one process's round trips",
         of(|s| s.hand_off / s.trip),
-        Target::AtMost(1.3),
+        target,
         &[
             ("µs", of(|s| s.hand_off / 1000.0)),
             ("EVALSHA µs", of(|s| s.trip / 1000.0)),
@@ -565,11 +598,7 @@ async fn profile(url: &str, side: &str, tasks: usize, time: Duration) {
         };
         rate(tasks, time, cycle).await;
     } else {
-        let mut builder = Locks::builder();
-        if side == "keeper" {
-            builder = builder.keeper_only();
-        }
-        let locks = builder.redis(url).await.expect("the server is there");
+        let locks = Locks::redis(url).await.expect("the server is there");
         peer.forget_stats().await;
         let cycle = |task: usize| {
             let mutex = locks.mutex(if side == "hot" {

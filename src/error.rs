@@ -35,7 +35,19 @@ pub enum Error {
         key: Key,
         /// How many wait.
         waiting: usize,
-        /// The limit that was met, per key or per node.
+        /// The limit that was met.
+        limit: usize,
+    },
+    /// Too many callers of this process wait already, whatever for, and this one would have to wait, too. Shed load.
+    #[error(
+        "`{key}` is taken and {waiting} callers of this process wait already, the limit is {limit}: shed load or raise the limit"
+    )]
+    NodeFull {
+        /// What was wanted.
+        key: Key,
+        /// How many wait.
+        waiting: usize,
+        /// The limit that was met.
         limit: usize,
     },
     /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
@@ -44,6 +56,14 @@ pub enum Error {
         /// What was asked for.
         key: Key,
         /// What the store said.
+        source: StoreError,
+    },
+    /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
+    #[error("cannot use the store {store}: {source}")]
+    Connect {
+        /// Which store.
+        store: String,
+        /// What it said.
         source: StoreError,
     },
     /// The key cannot be the name of a lock. A fault of the program.
@@ -72,7 +92,10 @@ pub enum Error {
 impl Error {
     /// Somebody else holds it, or too many wait: the same call may succeed later.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Error::Busy { .. } | Error::QueueFull { .. })
+        matches!(
+            self,
+            Error::Busy { .. } | Error::QueueFull { .. } | Error::NodeFull { .. }
+        )
     }
 
     /// It was held and is no longer.
@@ -82,7 +105,11 @@ impl Error {
 
     /// The store could not be reached, or did not answer in time.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Error::Store { source, .. } if !matches!(source.kind(), StoreErrorKind::Refused(_)))
+        matches!(
+            self,
+            Error::Store { source, .. } | Error::Connect { source, .. }
+                if !matches!(source.kind(), StoreErrorKind::Refused(_))
+        )
     }
 }
 
@@ -117,6 +144,8 @@ pub enum LostCause {
     Ended,
     /// This process gave it up in `shutdown`.
     Shutdown,
+    /// It was granted, and for a whole lease nobody polled the future that waits for it.
+    Unfetched,
     /// It was released before.
     Released,
 }
@@ -128,6 +157,7 @@ impl fmt::Display for LostCause {
             LostCause::Gone => "the store says it is no longer ours",
             LostCause::Ended => "its fixed length came to an end",
             LostCause::Shutdown => "this process gave it up in shutdown",
+            LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
             LostCause::Released => "it was released",
         })
     }
@@ -224,7 +254,8 @@ impl fmt::Display for StoreRefusal {
 
 impl StoreError {
     /// An error of `kind`, in a few words.
-    pub(crate) fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
         StoreError {
             kind,
             message: message.to_string().into(),
@@ -243,7 +274,8 @@ impl StoreError {
     }
 
     /// The store refused.
-    pub(crate) fn refused(refusal: StoreRefusal) -> Self {
+    #[doc(hidden)]
+    pub fn refused(refusal: StoreRefusal) -> Self {
         let message = refusal.to_string();
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }

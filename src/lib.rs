@@ -12,7 +12,7 @@ pub mod observe;
 pub mod options;
 pub mod store;
 
-mod runtime;
+mod driver;
 
 pub mod locks;
 mod primitives;
@@ -26,6 +26,8 @@ pub mod scheduler;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+#[cfg(feature = "testing")]
+pub use driver::clock::Clock;
 pub use error::Error;
 pub use key::Key;
 pub use locks::{Builder, Locks};
@@ -34,8 +36,6 @@ pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::mutex::{Lock, Mutex};
 pub use protocol::message::{Fence, NodeId};
-#[cfg(feature = "testing")]
-pub use runtime::clock::Clock;
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;

@@ -4,18 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
-use crate::error::StoreErrorKind;
-use crate::error::{OptionsError, StoreError};
+use crate::driver::clock::Clock;
+use crate::driver::driver;
+use crate::driver::handle::Handle;
+use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Name, NodeId};
-use crate::runtime::clock::Clock;
-use crate::runtime::handle::Handle;
-use crate::runtime::node::{Node, Side};
+use crate::protocol::message::NodeId;
+#[cfg(feature = "redis")]
+use crate::protocol::step::InboxState;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisStore;
 
 /// How long `redis` and `pool` wait for the inbox; without it waiting goes by timers.
 #[cfg(feature = "redis")]
@@ -24,7 +26,10 @@ const INBOX_WAIT: Duration = Duration::from_millis(500);
 /// Locks on one store. Make one per process and clone it: clones share connections, renewals and lines.
 ///
 /// Works from any tokio runtime, from several, and from several in a row. Dropping the last clone, and the last guard
-/// and mutex made from it, lets the background thread give back what is still under way, and end.
+/// and mutex made from it, lets the background thread give back what is still under way, and end. It waits for nothing:
+/// a program that must leave nothing behind calls [`shutdown`](Self::shutdown).
+///
+/// Wakers of yours run on the background thread, which renews. One that panics does no harm; one that blocks stops it.
 #[derive(Clone)]
 pub struct Locks {
     handle: Handle,
@@ -51,11 +56,23 @@ impl Locks {
         Locks::builder().redis(url).await
     }
 
-    /// Locks on the Redis behind a pool of yours. Its manager supplies dedicated connections: nothing is checked out
-    /// of the pool, and no socket is shared with its users. The client subscribes.
+    /// Locks on the server that a client knows, with the client's options: what a URL cannot say, such as an authority
+    /// of your own and a certificate (`redis::Client::build_with_tls`), or settings of its sockets. TCP_NODELAY is set.
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn client(client: redis::Client) -> Result<Locks, ConnectError> {
+        Locks::builder().client(client).await
+    }
+
+    /// Locks on the Redis behind a pool of yours. All connections come from `client`, as those of
+    /// [`client`](Self::client) do: a pool's connections are shared with your own commands, and those of a pool that was
+    /// made from a URL have Nagle's algorithm on. The pool is asked once whether it leads to the client's server and
+    /// database, so that nobody locks elsewhere than where the rest of the service works; nothing is checked out of it.
+    ///
+    /// # Errors
+    /// As [`redis`](Self::redis), and when pool and client lead to different places.
     #[cfg(feature = "redis")]
     pub async fn pool(
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
@@ -81,13 +98,15 @@ impl Locks {
     ///
     /// # Errors
     /// What keeps the store from answering, or [`StoreErrorKind::TimedOut`] after the request timeout.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime with time enabled.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
-        let courier = node.courier(&Name::lock(Key::from("")), Side::Callers);
-        courier.ping(node).await
+        if node.is_forked() {
+            return Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                "this process is a fork",
+            ));
+        }
+        node.ping().await
     }
 
     /// Resolves when nothing is held, waited for or under way in this process.
@@ -136,19 +155,12 @@ impl Locks {
     #[cfg(feature = "redis")]
     async fn connect(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
-        let name = Name::lock(Key::from(""));
-        let patience = node.options.request_timeout;
-        let connected = tokio::time::timeout(patience, node.courier(&name, Side::Callers).link(node)).await;
-        connected.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!("no connection within {patience:?}"),
-            ))
-        })?;
+        node.ping().await?;
         let mut inbox = node.inbox();
-        node.keeper.want_inbox();
+        node.want_inbox();
         // Not a condition: without an inbox waiting goes by timers, and an event tells.
-        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(|open| *open)).await;
+        let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
+        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
         Ok(())
     }
 }
@@ -157,7 +169,7 @@ impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locks")
             .field("node", &self.node_name())
-            .field("store", &self.handle.node().store)
+            .field("store", &self.handle.node().servers.store)
             .field("keys", &self.keys())
             .finish()
     }
@@ -178,6 +190,16 @@ pub enum ConnectError {
         /// What it said.
         source: StoreError,
     },
+}
+
+/// So that the first `?` of a service, and the next, need one type of error.
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Error {
+        match error {
+            ConnectError::Options(error) => Error::Options(error),
+            ConnectError::Store { store, source } => Error::Connect { store, source },
+        }
+    }
 }
 
 /// Makes [`Locks`].
@@ -207,7 +229,7 @@ impl Builder {
         self
     }
 
-    /// How long a lease lasts without renewal; default 10 s, 50 ms at least. A dead process's locks are free after a
+    /// How long a lease lasts without renewal; default 10 s, 400 ms at least. A dead process's locks are free after a
     /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
@@ -236,7 +258,8 @@ impl Builder {
         self
     }
 
-    /// How many callers of this process may wait in all; default 100,000.
+    /// How many callers of this process may wait in all; default 100,000. Over it whoever would have to wait gets
+    /// [`Error::NodeFull`](crate::Error::NodeFull) at once. Ticks and free keys are not refused for it.
     pub fn waiters_per_node(mut self, limit: usize) -> Self {
         self.options.waiters_per_node = limit;
         self
@@ -254,8 +277,8 @@ impl Builder {
         self
     }
 
-    /// How long a request may take at most before its connection is given up; default 2 s. A quarter of what is at
-    /// lease_left is the bound when that is shorter.
+    /// How long a request may take at most before its connection is given up; default 2 s, 100 ms to one day. A request
+    /// of a shorter lease waits for a quarter of what is left of it.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self
@@ -274,10 +297,11 @@ impl Builder {
         self
     }
 
-    /// Lets the keeper's thread send everything, callers nothing. For the bench that says why it is the other way round.
+    /// Allows leases down to 50 ms, which a machine that stands still for a moment loses. For tests that wait for it.
+    #[cfg(any(test, feature = "testing"))]
     #[doc(hidden)]
-    pub fn keeper_only(mut self) -> Self {
-        self.options.keeper_only = true;
+    pub fn short_leases(mut self) -> Self {
+        self.options.short_leases = true;
         self
     }
 
@@ -301,9 +325,7 @@ impl Builder {
     /// # Errors
     /// An option that makes no sense.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
-        let locks = self.on(Arc::new(store.clone()))?;
-        locks.handle.node().keeper.want_inbox();
-        Ok(locks)
+        self.on(Arc::new(store.clone()))
     }
 
     /// Locks on a Redis; see [`Locks::redis`].
@@ -313,13 +335,23 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        self.connected(crate::store::redis::RedisStore::open(url)?).await
+        self.connected(RedisStore::open(url)?).await
     }
 
-    /// Locks on the Redis behind a pool; see [`Locks::pool`].
+    /// Locks on the server that a client knows; see [`Locks::client`].
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
+    #[cfg(feature = "redis")]
+    pub async fn client(self, client: redis::Client) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.connected(RedisStore::new(client)?).await
+    }
+
+    /// Locks on the Redis behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
+    ///
+    /// # Errors
+    /// As [`Locks::pool`].
     #[cfg(feature = "redis")]
     pub async fn pool(
         self,
@@ -327,12 +359,24 @@ impl Builder {
         client: redis::Client,
     ) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        self.connected(crate::store::redis::RedisStore::new(client)?.with_pool(pool))
-            .await
+        let store = RedisStore::new(client)?.with_connect_timeout(self.options.request_timeout);
+        if !self.options.lazy {
+            let is_behind = store.is_behind(&pool).await;
+            let failed = |source| ConnectError::Store {
+                store: format!("{store:?}"),
+                source,
+            };
+            if !is_behind.map_err(failed)? {
+                return Err(ConnectError::Options(OptionsError(format!(
+                    "the pool leads to another server or database than {store:?}: give it a client of the same"
+                ))));
+            }
+        }
+        self.connected(store).await
     }
 
     #[cfg(feature = "redis")]
-    async fn connected(self, store: crate::store::redis::RedisStore) -> Result<Locks, ConnectError> {
+    async fn connected(self, store: RedisStore) -> Result<Locks, ConnectError> {
         let timeout = self.options.request_timeout;
         let store = store
             .with_prefix(&self.options.prefix)?
@@ -350,7 +394,7 @@ impl Builder {
 
     fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
         Ok(Locks {
-            handle: Handle::new(Node::start(store, self.options, self.clock)?),
+            handle: Handle::new(driver::start(store, self.options, self.clock)?),
         })
     }
 }

@@ -14,7 +14,7 @@
 //! | `taken_over` | trace | the lease came to this process from another one, after waiting in the store's queue |
 //! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | warn | a renewal failed and is tried again while something is left |
-//! | `lost` | error | a lease ended while it was held |
+//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | warn | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | warn | a waiter's heartbeat failed and is tried again |
@@ -29,7 +29,8 @@
 //! | `inbox_open` | debug | grants are pushed to this node |
 //! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again |
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
-//! | `keeper_failed` | error | the thread that renews leases panicked, a fault of this crate, and was started again |
+//! | `driver_failed` | error | the background thread panicked, a fault of this crate, and goes on |
+//! | `events_dropped` | warn | the subscriber was too slow: `count` events of the background were not told |
 //! | `refused` | debug | a request got no lock and was answered by the layer; warn and error when that is no fault of the client's |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
 //! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
@@ -41,10 +42,19 @@
 //! | `tick_untold` | warn | a tick has ended, and the store could not be told |
 //! | `job_refused` | error | a job cannot be run as it is scheduled |
 //!
+//! What a caller sees (`granted`, `denied`, `released`, `release_failed`, and all of layers and jobs) is told on its own
+//! thread, in its span. What happens in the background goes through a bounded queue to one thread of the process,
+//! `tenure-events`: a subscriber that blocks or panics costs no lease and delays no caller. It is told to the subscriber
+//! that was the default, scoped ones included, when the `Locks` were built; if there was none, to the global one of the
+//! moment. A full queue drops what it has no room for and says how much (`events_dropped`); losses have room of their
+//! own.
+//!
 //! # Metrics
 //!
 //! With `features = ["metrics"]`. Whatever recorder you install receives them; install it before `Locks` are built, so
-//! that it also learns units and texts. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with
+//! that it also learns units and texts. What happens in the background is counted at once, and told to the global
+//! recorder within a tenth of a second by the thread `tenure-events`; a recorder that is local to a thread sees what
+//! the callers of that thread see. They are listed in [`METRICS`]. Counters end with `_total`, spans of time with
 //! `_seconds`. The values of labels below are all that there are: neither keys nor nodes are among them.
 //!
 //! | metric | kind | unit | labels | what it says |
@@ -53,7 +63,7 @@
 //! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
 //! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
 //! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
-//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble; `ended` (a fixed lease) and `shutdown` are not | leases that ended before their guard did |
+//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble; `unfetched` (nobody polled the future that it was granted to) is a fault of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
 //! | `tenure_renewal_slack_seconds` | histogram | seconds | | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests | | requests that travelled to the store together |
 //! | `tenure_store_errors_total` | counter | errors | `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `wrong_type`, `out_of_memory`, `read_only`, `loading`, `busy`, `misconfigured`, `no_replicas`, `no_auth`, `wrong_password`, `no_permission`, `unsupported`, `other` | errors of the store |
@@ -75,9 +85,11 @@ use crate::protocol::message::TickTime;
 use crate::protocol::message::{Fence, Name, NodeId};
 
 mod metrics;
+mod shield;
 
-pub(crate) use metrics::{Began, answered, departed, describe, gave_up, held};
+pub(crate) use metrics::{Began, answered, describe, gave_up, held, kept};
 pub use metrics::{METRICS, Metric, MetricKind};
+pub(crate) use shield::shielded;
 
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
@@ -112,7 +124,8 @@ pub const EVENTS: &[&str] = &[
     "tick_waits",
     "tick_untold",
     "job_refused",
-    "keeper_failed",
+    "driver_failed",
+    "events_dropped",
 ];
 
 pub(crate) fn granted(name: &Name, fence: Fence) {
@@ -129,32 +142,30 @@ pub(crate) fn denied_by_store(name: &Name, error: &StoreError) {
 }
 
 pub(crate) fn handed_on(name: &Name) {
-    metrics::handed(name, "local");
     trace!(target: "tenure", event = "handed_on", key = %name.key, "handed on within the process");
 }
 
 pub(crate) fn taken_over(name: &Name) {
-    metrics::handed(name, "remote");
     trace!(target: "tenure", event = "taken_over", key = %name.key, "handed over by another process");
 }
 
 pub(crate) fn renewed(name: &Name, slack: Duration) {
-    metrics::renewed(slack);
     let slack_ms = slack.as_millis() as u64;
     trace!(target: "tenure", event = "renewed", key = %name.key, slack_ms, "renewed");
 }
 
 pub(crate) fn renew_failed(name: &Name, left: Duration, error: &StoreError) {
-    metrics::store_failed("renew", error);
     let left_ms = left.as_millis() as u64;
     warn!(target: "tenure", event = "renew_failed", key = %name.key, left_ms, %error, "renewal failed, trying again");
 }
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {
-    metrics::lost(name, cause);
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease is over");
+        }
+        LostCause::Unfetched => {
+            warn!(target: "tenure", event = "lost", key = %name.key, %cause, "nobody took up the lease, it is given back");
         }
         LostCause::Deadline | LostCause::Gone => {
             error!(target: "tenure", event = "lost", key = %name.key, %cause, "the lease was lost while it was held");
@@ -172,13 +183,11 @@ pub(crate) fn release_failed(name: &Name, error: &StoreError) {
 }
 
 pub(crate) fn leave_failed(name: &Name, error: Option<&StoreError>) {
-    metrics::leave_failed(error);
     let error = error.map(tracing::field::display);
     warn!(target: "tenure", event = "leave_failed", key = %name.key, error, "could not withdraw, the claim ends by itself");
 }
 
 pub(crate) fn wait_failed(name: &Name, error: &StoreError) {
-    metrics::store_failed("wait", error);
     warn!(target: "tenure", event = "wait_failed", key = %name.key, %error, "a waiter's heartbeat failed, trying again");
 }
 
@@ -212,12 +221,15 @@ pub(crate) fn connected(node: NodeId, took: Duration) {
 }
 
 pub(crate) fn connection_lost(node: NodeId, error: &StoreError) {
-    metrics::store_failed("connection", error);
     warn!(target: "tenure", event = "connection_lost", %node, %error, "a connection to the store was given up");
 }
 
-pub(crate) fn keeper_failed(node: NodeId) {
-    error!(target: "tenure", event = "keeper_failed", %node, "the keeper panicked, starting it again");
+pub(crate) fn driver_failed(node: NodeId) {
+    error!(target: "tenure", event = "driver_failed", %node, "the background thread panicked, a fault of this crate");
+}
+
+pub(crate) fn events_dropped(count: u64) {
+    warn!(target: "tenure", event = "events_dropped", count, "the subscriber was too slow, events were not told");
 }
 
 pub(crate) fn inbox_open(node: NodeId) {
@@ -225,13 +237,11 @@ pub(crate) fn inbox_open(node: NodeId) {
 }
 
 pub(crate) fn inbox_lost(node: NodeId, error: &StoreError) {
-    metrics::store_failed("inbox", error);
     warn!(target: "tenure", event = "inbox_lost", %node, %error, "grants are not pushed, waiting goes by timers");
 }
 
-#[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(crate) fn server_warning(text: &str) {
-    warn!(target: "tenure", event = "server_warning", "{text}");
+pub(crate) fn server_warning(node: NodeId, text: &str) {
+    warn!(target: "tenure", event = "server_warning", %node, "{text}");
 }
 
 /// A layer answers a request itself. `why` is the outcome's name; the client is told no more than that.
@@ -240,7 +250,7 @@ pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&cra
     use crate::error::Error;
     let text = error.map(tracing::field::display);
     match error {
-        Some(Error::Store { .. }) => {
+        Some(Error::Store { .. } | Error::Connect { .. }) => {
             warn!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
         }
         Some(Error::Options(_)) => {

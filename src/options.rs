@@ -7,9 +7,15 @@ use crate::key::Key;
 use crate::protocol::message::LeaseTimes;
 
 /// The shortest lease: below it, a round trip and a renewal do not fit in.
-pub const SHORTEST_LEASE: Duration = Duration::from_millis(50);
+pub const SHORTEST_LEASE: Duration = Duration::from_millis(400);
+/// The shortest that tests of ours may ask for.
+const SHORTEST_IN_TESTS: Duration = Duration::from_millis(50);
 /// The longest lease. A lease that is renewed has no need of a long one; this is for fixed ones.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The shortest request timeout.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
+/// The longest request timeout. A connection that is silent for longer has been forgotten by both ends.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// The longest burst: the fence keeps ten bits for the place among local holders.
 pub const LONGEST_BURST: u32 = 1023;
 
@@ -28,8 +34,8 @@ pub(crate) struct Options {
     pub(crate) request_timeout: Duration,
     pub(crate) lazy: bool,
     pub(crate) seed: Option<u64>,
-    /// Callers send nothing themselves, for benches.
-    pub(crate) keeper_only: bool,
+    /// Leases may be shorter than is wise, for tests.
+    pub(crate) short_leases: bool,
 }
 
 impl Default for Options {
@@ -47,7 +53,7 @@ impl Default for Options {
             request_timeout: Duration::from_secs(2),
             lazy: false,
             seed: None,
-            keeper_only: false,
+            short_leases: false,
         }
     }
 }
@@ -76,9 +82,9 @@ impl Options {
         if self.max_key == 0 || self.waiters_per_key == 0 || self.waiters_per_node == 0 {
             return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
         }
-        if self.request_timeout < Duration::from_millis(100) {
+        if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.request_timeout) {
             return refuse(format!(
-                "a request timeout below 100 ms gives up healthy connections: {:?}",
+                "a request timeout is 100 ms to one day, not {:?}: a shorter one gives up healthy connections, a longer one keeps dead ones",
                 self.request_timeout
             ));
         }
@@ -87,9 +93,14 @@ impl Options {
 
     /// The lengths of a claim with this lease: checked once, valid from then on.
     pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
-        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease) {
+        let shortest = if self.short_leases {
+            SHORTEST_IN_TESTS
+        } else {
+            SHORTEST_LEASE
+        };
+        if !(shortest..=LONGEST_LEASE).contains(&lease) {
             return Err(OptionsError(format!(
-                "a lease lasts {SHORTEST_LEASE:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
+                "a lease lasts {shortest:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
             )));
         }
         let margin = self
@@ -104,5 +115,39 @@ impl Options {
             lease_ms: lease.as_millis() as u64,
             margin_ms: margin.as_millis() as u64,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_bounds() {
+        let check = |options: Options| options.check().map_err(|error| error.to_string());
+        let timeout = |request_timeout| Options {
+            request_timeout,
+            ..Options::default()
+        };
+        for bad in [
+            Duration::ZERO,
+            LONGEST_TIMEOUT + Duration::from_nanos(1),
+            Duration::MAX,
+        ] {
+            let error = check(timeout(bad)).unwrap_err();
+            assert!(error.contains("100 ms to one day"), "{error}");
+        }
+        check(timeout(LONGEST_TIMEOUT)).unwrap();
+        let lease = |ms, short_leases| Options {
+            lease: Duration::from_millis(ms),
+            short_leases,
+            ..Options::default()
+        };
+        for (bad, named) in [(lease(399, false), "400ms"), (lease(49, true), "50ms")] {
+            let error = check(bad).unwrap_err();
+            assert!(error.contains(named), "{error}");
+        }
+        check(lease(400, false)).unwrap();
+        check(lease(50, true)).unwrap();
     }
 }

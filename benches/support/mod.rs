@@ -4,8 +4,10 @@
 #![allow(dead_code)]
 #![allow(unreachable_pub)]
 
+pub mod scenes;
 #[path = "../../tests/live/server.rs"]
 pub mod server;
+pub mod wire;
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -156,25 +158,38 @@ impl Raw {
         self.run::<()>(reset.arg("RESETSTAT")).await;
     }
 
+    /// The median round trip of so many PINGs in a row.
+    pub async fn ping(&mut self, times: usize) -> Duration {
+        let mut trips = Vec::new();
+        for _ in 0..times {
+            let start = Instant::now();
+            self.run::<()>(&redis::cmd("PING")).await;
+            trips.push(start.elapsed().as_secs_f64());
+        }
+        Duration::from_secs_f64(median(trips))
+    }
+
     /// Calls and microseconds that the server spent in commands whose name passes, since it was told to forget.
     pub async fn stats(&mut self, wanted: impl Fn(&str) -> bool) -> (f64, f64) {
-        let mut info = redis::cmd("INFO");
-        let text: String = self.run(info.arg("commandstats")).await;
+        let commands = self.commands().await;
+        let wanted = commands.iter().filter(|(name, ..)| wanted(name));
+        wanted.fold((0.0, 0.0), |sum, (_, calls, micros)| {
+            (sum.0 + calls, sum.1 + micros)
+        })
+    }
+
+    /// Each command with its calls and microseconds, those inside scripts included.
+    pub async fn commands(&mut self) -> Vec<(String, f64, f64)> {
+        let text: String = self.run(redis::cmd("INFO").arg("commandstats")).await;
         let field = |line: &str, name: &str| -> f64 {
             let value = line.split([':', ',']).find_map(|field| field.strip_prefix(name));
             value.and_then(|value| value.parse().ok()).unwrap_or_default()
         };
-        let mut sum = (0.0, 0.0);
-        for line in text.lines() {
-            let name = line
-                .strip_prefix("cmdstat_")
-                .and_then(|rest| rest.split(':').next());
-            if name.is_some_and(&wanted) {
-                sum.0 += field(line, "calls=");
-                sum.1 += field(line, "usec=");
-            }
-        }
-        sum
+        let command = |line: &str| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+            Some((name.to_owned(), field(rest, "calls="), field(rest, "usec=")))
+        };
+        text.lines().filter_map(command).collect()
     }
 }
 

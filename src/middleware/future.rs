@@ -12,10 +12,9 @@ use pin_project::pin_project;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
 
-use crate::middleware::body::ResponseBody;
+use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::layer::OnLost;
 use crate::middleware::refusal::{Refusals, Refused};
-use crate::middleware::service::Entered;
 use crate::observe;
 use crate::primitives::guard::Guard;
 
@@ -23,6 +22,14 @@ use crate::primitives::guard::Guard;
 const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What comes of a request at the door.
+pub(super) enum Entered {
+    /// It goes in; with a guard if it has a key.
+    In(Parts, Option<Guard>),
+    /// This is its answer.
+    Refused(Response<RefusalBody>),
+}
 
 /// The answer of a [`LockService`](crate::middleware::LockService).
 ///
@@ -114,6 +121,10 @@ where
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
+    #[allow(
+        clippy::too_many_lines,
+        reason = "its states one after the other, in the order of a request"
+    )]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (mut state, refusals) = (this.state, &*this.refusals);

@@ -1,17 +1,14 @@
 //! What is locked, for whom we wait, and how long.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::request::Parts;
-use tower::Layer;
 
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource};
 use crate::middleware::refusal::{OnRefusal, Problem, Refusals, Refused};
-use crate::middleware::service::LockService;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 
@@ -191,14 +188,6 @@ impl Policy {
             },
         };
         entered.map_err(|error| (Refused::from(&error), Some(error)))
-    }
-}
-
-impl<S, K: KeySource> Layer<S> for LockLayer<K> {
-    type Service = LockService<S, K>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        LockService::new(inner, Arc::new(self.clone()))
     }
 }
 

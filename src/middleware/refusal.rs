@@ -66,6 +66,7 @@ const fn row(
 
 impl Refused {
     /// The one table of what a client is told.
+    #[allow(clippy::too_many_lines, reason = "a table")]
     fn row(self) -> Row {
         use StatusCode as S;
         match self {
@@ -150,8 +151,8 @@ impl From<&Error> for Refused {
     fn from(error: &Error) -> Refused {
         match error {
             Error::Busy { .. } => Refused::WaitedTooLong,
-            Error::QueueFull { .. } => Refused::QueueFull,
-            Error::Store { .. } => Refused::StoreFailed,
+            Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
+            Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
             Error::Lost { .. } => Refused::Lost,
             Error::Key { .. } => Refused::BadKey,
@@ -316,6 +317,15 @@ where
 {
     fn into_answer(self) -> Answer {
         Answer(self.map(boxed))
+    }
+}
+
+/// Handlers may return it: with a [`Problem`], as a layer answers whose request meets it.
+#[cfg(feature = "axum")]
+impl axum_core::response::IntoResponse for Error {
+    fn into_response(self) -> axum_core::response::Response {
+        let request = RefusedRequest::new(Refused::from(&self), None);
+        Problem.answer(&request).map(axum_core::body::Body::from)
     }
 }
 

@@ -6,16 +6,15 @@ use std::task::{Context, Poll};
 
 use http::request::Parts;
 use http::{Method, Request, Response};
-use tower::Service;
+use tower::{Layer, Service};
 
 use crate::error::Error;
 use crate::middleware::body::{RefusalBody, ResponseBody};
-use crate::middleware::future::ResponseFuture;
+use crate::middleware::future::{Entered, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::refusal::{Answer, Refusals, Refused};
 use crate::observe;
-use crate::primitives::guard::Guard;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
 #[derive(Clone)]
@@ -25,10 +24,6 @@ pub struct LockService<S, K> {
 }
 
 impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, layer: Arc<LockLayer<K>>) -> Self {
-        LockService { inner, layer }
-    }
-
     /// The service inside.
     pub fn get_ref(&self) -> &S {
         &self.inner
@@ -42,6 +37,17 @@ impl<S, K> LockService<S, K> {
     /// The service inside, without the lock.
     pub fn into_inner(self) -> S {
         self.inner
+    }
+}
+
+impl<S, K: KeySource> Layer<S> for LockLayer<K> {
+    type Service = LockService<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        LockService {
+            inner,
+            layer: Arc::new(self.clone()),
+        }
     }
 }
 
@@ -71,14 +77,6 @@ where
         let door = Box::pin(enter(self.layer.clone(), parts));
         ResponseFuture::locked(door, inner, body, policy.on_lost, self.layer.refusals.clone())
     }
-}
-
-/// What comes of a request at the door.
-pub(super) enum Entered {
-    /// It goes in; with a guard if it has a key.
-    In(Parts, Option<Guard>),
-    /// This is its answer.
-    Refused(Response<RefusalBody>),
 }
 
 async fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {

@@ -1,10 +1,15 @@
 //! Counters and histograms: their names, labels and texts, and what they are fed with. Without the feature `metrics`
 //! everything here does nothing.
+//!
+//! A recorder is foreign code. What a caller sees is told to it on the caller's thread. What happens in the background
+//! or under a lock is only [`kept`], until the event thread tells it.
 
 use std::time::Duration;
 
 use crate::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::Name;
+
+pub(crate) mod kept;
 
 /// Something that is counted or measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +99,10 @@ static LOSSES: Series = Series::of(Metric {
     name: "tenure_losses_total",
     kind: MetricKind::Counter,
     unit: "leases",
-    labels: &[KINDS, ("cause", &["deadline", "gone", "ended", "shutdown"])],
+    labels: &[
+        KINDS,
+        ("cause", &["deadline", "gone", "unfetched", "ended", "shutdown"]),
+    ],
     text: "Leases that ended before their guard did",
 });
 static SLACK: Series = Series::of(Metric {
@@ -176,7 +184,15 @@ struct Series {
     metric: Metric,
     /// One for each combination of its labels' values. Made once, so that no event allocates one.
     #[cfg(feature = "metrics")]
-    keys: std::sync::OnceLock<Box<[::metrics::Key]>>,
+    rows: std::sync::OnceLock<Box<[Row]>>,
+}
+
+/// A metric with its labels.
+#[cfg(feature = "metrics")]
+struct Row {
+    key: ::metrics::Key,
+    /// Counted, and not yet told to the recorder.
+    kept: std::sync::atomic::AtomicU64,
 }
 
 impl Series {
@@ -184,14 +200,14 @@ impl Series {
         Series {
             metric,
             #[cfg(feature = "metrics")]
-            keys: std::sync::OnceLock::new(),
+            rows: std::sync::OnceLock::new(),
         }
     }
 
     /// `values` has one for each label, in order.
     #[cfg(feature = "metrics")]
-    fn key(&self, values: &[&str]) -> Option<&::metrics::Key> {
-        let keys = self.keys.get_or_init(|| self.metric.keys());
+    fn row(&self, values: &[&str]) -> Option<&Row> {
+        let rows = self.rows.get_or_init(|| self.metric.rows());
         let at = self
             .metric
             .labels
@@ -202,13 +218,13 @@ impl Series {
                 Some(at * all.len() + of_this)
             });
         debug_assert!(at.is_some(), "{values:?} of {}", self.metric.name);
-        keys.get(at?)
+        rows.get(at?)
     }
 }
 
 #[cfg(feature = "metrics")]
 impl Metric {
-    fn keys(&self) -> Box<[::metrics::Key]> {
+    fn rows(&self) -> Box<[Row]> {
         use ::metrics::{Key, Label};
         let mut rows: Vec<Vec<Label>> = vec![Vec::new()];
         for (label, values) in self.labels {
@@ -220,10 +236,11 @@ impl Metric {
             rows = rows.iter().flat_map(longer).collect();
         }
         // They live as long as the program, so a recorder that clones the key allocates nothing either.
-        let keys = rows
-            .into_iter()
-            .map(|row| Key::from_static_labels(self.name, row.leak()));
-        keys.collect()
+        let rows = rows.into_iter().map(|row| Row {
+            key: Key::from_static_labels(self.name, row.leak()),
+            kept: Default::default(),
+        });
+        rows.collect()
     }
 }
 
@@ -233,15 +250,15 @@ static METADATA: ::metrics::Metadata<'static> =
 
 #[cfg(feature = "metrics")]
 fn count(series: &Series, values: &[&str]) {
-    if let Some(key) = series.key(values) {
-        ::metrics::with_recorder(|to| to.register_counter(key, &METADATA).increment(1));
+    if let Some(row) = series.row(values) {
+        ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(1));
     }
 }
 
 #[cfg(feature = "metrics")]
 fn record(series: &Series, values: &[&str], value: impl FnOnce() -> f64) {
-    if let Some(key) = series.key(values) {
-        ::metrics::with_recorder(|to| to.register_histogram(key, &METADATA).record(value()));
+    if let Some(row) = series.row(values) {
+        ::metrics::with_recorder(|to| to.register_histogram(&row.key, &METADATA).record(value()));
     }
 }
 
@@ -309,8 +326,8 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
         Ok(()) => "granted",
         Err(None) => "not_due",
         Err(Some(Error::Busy { .. })) => "busy",
-        Err(Some(Error::QueueFull { .. })) => "queue_full",
-        Err(Some(Error::Store { .. })) => "store",
+        Err(Some(Error::QueueFull { .. } | Error::NodeFull { .. })) => "queue_full",
+        Err(Some(Error::Store { .. } | Error::Connect { .. })) => "store",
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
     };
@@ -338,39 +355,21 @@ pub(crate) fn held(
     }
 }
 
-/// A lease passed to the next holder, within the process or from another one.
-pub(super) fn handed(name: &Name, from: &'static str) {
-    count(&HANDOFFS, &[kind(name), from]);
-}
-
-pub(super) fn lost(name: &Name, cause: LostCause) {
-    let cause = match cause {
-        LostCause::Deadline => "deadline",
-        LostCause::Gone => "gone",
-        LostCause::Ended => "ended",
-        LostCause::Shutdown => "shutdown",
-        LostCause::Released => return,
-    };
-    count(&LOSSES, &[kind(name), cause]);
-}
-
-pub(super) fn renewed(slack: Duration) {
-    record(&SLACK, &[], || slack.as_secs_f64());
-}
-
-/// So many requests leave for the store in one batch.
-pub(crate) fn departed(requests: usize) {
-    record(&BATCH, &[], || requests as f64);
-}
-
+/// A caller was told of an error of the store.
 pub(super) fn store_failed(during: &'static str, error: &StoreError) {
     count(&ERRORS, &[during, word(error.kind())]);
 }
 
-/// A dead claim could not be withdrawn before it ended by itself. Without an error the last try got no answer.
-pub(super) fn leave_failed(error: Option<&StoreError>) {
-    let error = word(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
-    count(&ERRORS, &["withdraw", error]);
+/// The word for a loss. What was released was not lost.
+fn loss(cause: LostCause) -> Option<&'static str> {
+    match cause {
+        LostCause::Deadline => Some("deadline"),
+        LostCause::Gone => Some("gone"),
+        LostCause::Ended => Some("ended"),
+        LostCause::Shutdown => Some("shutdown"),
+        LostCause::Unfetched => Some("unfetched"),
+        LostCause::Released => None,
+    }
 }
 
 fn word(kind: &StoreErrorKind) -> &'static str {

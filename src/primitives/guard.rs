@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::handle::Handle;
+use crate::driver::waiter::Waiter;
 use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
 use crate::observe::{self, Began};
 use crate::protocol::message::{Fence, Name};
 use crate::protocol::step::{Outcome, Ticket};
-use crate::runtime::handle::Handle;
-use crate::runtime::helper::Helper;
-use crate::runtime::node::Side;
-use crate::runtime::slot::Slot;
 
 /// The lock is held while this lives and [`is_held`](Self::is_held).
 ///
@@ -39,7 +37,7 @@ struct Held {
     handle: Handle,
     name: Name,
     ticket: Ticket,
-    slot: Arc<Slot>,
+    waiter: Arc<Waiter>,
     fence: Fence,
     began: Began,
 }
@@ -81,16 +79,16 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        let (token, slot) = (self.held.slot.token(), self.held.slot.clone());
+        let (token, waiter) = (self.held.waiter.token(), self.held.waiter.clone());
         async move {
             token.cancelled().await;
-            slot.over().unwrap_or(LostCause::Released)
+            waiter.over().unwrap_or(LostCause::Released)
         }
     }
 
     /// The same as a token: cancelled when it is held no more.
     pub fn lost_token(&self) -> CancellationToken {
-        self.held.slot.token()
+        self.held.waiter.token()
     }
 
     /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost.
@@ -103,7 +101,7 @@ impl Lease {
     /// Dropping the future drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         let mut work = pin!(work);
-        let token = self.held.slot.token();
+        let token = self.held.waiter.token();
         let mut lost = pin!(token.cancelled());
         poll_fn(|cx| {
             // Asked before each step: whoever slept past the deadline must not take another.
@@ -120,7 +118,7 @@ impl Lease {
     }
 
     fn error(&self) -> Error {
-        let cause = self.held.slot.over().unwrap_or(LostCause::Deadline);
+        let cause = self.held.waiter.over().unwrap_or(LostCause::Deadline);
         Error::Lost {
             key: self.key().clone(),
             cause,
@@ -129,7 +127,7 @@ impl Lease {
 }
 
 impl Guard {
-    pub(crate) fn new(handle: Handle, name: Name, ticket: Ticket, slot: Arc<Slot>, fence: Fence) -> Self {
+    pub(crate) fn new(handle: Handle, name: Name, ticket: Ticket, waiter: Arc<Waiter>, fence: Fence) -> Self {
         Guard {
             lease: Lease {
                 held: Arc::new(Held {
@@ -137,7 +135,7 @@ impl Guard {
                     handle,
                     name,
                     ticket,
-                    slot,
+                    waiter,
                     fence,
                 }),
             },
@@ -188,16 +186,11 @@ impl Guard {
         self.lease.run(work).await
     }
 
-    /// The holding ends here, however its release goes on.
-    fn end(&mut self) {
-        self.done = true;
+    /// Told after the store: a recorder that panics does not keep the lock.
+    fn tell_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
-        observe::held(
-            &held.name,
-            held.began,
-            || held.handle.node().clock.now().as_nanos(),
-            || held.slot.over(),
-        );
+        let now = || held.handle.node().clock.now().as_nanos();
+        observe::held(&held.name, held.began, now, || over);
     }
 
     /// Gives the lock back, and says whether exclusivity held to this call.
@@ -227,10 +220,10 @@ impl Guard {
 
     async fn give_back(mut self, finished: bool) -> Result<(), Error> {
         let held = self.lease.held.clone();
-        let lost = held.slot.over();
+        let lost = held.waiter.over();
         let node = held.handle.node();
         if node.is_forked() {
-            // The parent holds it, and its keeper is not here.
+            // The parent holds it, and its driver is not here.
             self.done = true;
             let why = ClosedCause::Forked;
             return Err(Error::Closed {
@@ -238,25 +231,28 @@ impl Guard {
                 why,
             });
         }
-        self.end();
+        self.done = true;
         node.release(&held.name, held.ticket, finished);
-        let outcome = match held.slot.outcome() {
-            // Handed on within the process, mostly: nothing is to be sent.
-            Some(outcome) => outcome,
-            None => {
-                let courier = node.courier(&held.name, Side::Callers);
-                let mut helper = Helper::new(node, courier, held.slot.clone());
-                poll_fn(|cx| helper.poll(cx, Slot::poll_outcome)).await
-            }
-        };
+        self.tell_end(lost);
+        let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = held.name.key.clone();
         match outcome {
-            Outcome::Kept => Ok(()),
-            Outcome::Lost(cause) => Err(Error::Lost {
-                key,
-                cause: lost.unwrap_or(cause),
-            }),
-            Outcome::Failed(source) => Err(Error::Store { key, source }),
+            Outcome::Kept => {
+                observe::released(&held.name);
+                Ok(())
+            }
+            Outcome::Lost(cause) => {
+                // Found only now. Any other loss was told when it happened.
+                if cause == LostCause::Gone {
+                    node.events.lost(&held.name, cause);
+                }
+                let cause = lost.unwrap_or(cause);
+                Err(Error::Lost { key, cause })
+            }
+            Outcome::Failed(source) => {
+                observe::release_failed(&held.name, &source);
+                Err(Error::Store { key, source })
+            }
         }
     }
 }
@@ -264,9 +260,10 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.done && !self.lease.held.handle.node().is_forked() {
-            self.end();
             let held = &self.lease.held;
+            let over = held.waiter.over();
             held.handle.node().cancel(&held.name, held.ticket);
+            self.tell_end(over);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 
 use crate::protocol::message::{ClaimNumber, Holder, Name, NodeId};
-use crate::protocol::step::{Effect, Rules};
+use crate::protocol::step::{Effect, InboxState, KeyEvent, Rules};
 use crate::protocol::time::Instant;
 
 /// Where a shard's random numbers come from.
@@ -33,6 +33,10 @@ impl Seed {
 pub(crate) struct Source {
     pub(crate) node: NodeId,
     pub(crate) rules: Rules,
+    /// Whether grants are pushed.
+    pub(crate) inbox: InboxState,
+    /// Nothing is taken on any more.
+    pub(crate) is_closed: bool,
     next_claim: ClaimNumber,
     step: u64,
     nonces: SipHasher24,
@@ -46,6 +50,8 @@ impl Source {
         Source {
             node,
             rules,
+            inbox: InboxState::default(),
+            is_closed: false,
             next_claim: of + index,
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),
@@ -68,6 +74,11 @@ impl Source {
     pub(crate) fn jittered(&mut self, span: Duration) -> Duration {
         span.mul_f64(0.9 + self.jitter.f64() * 0.1)
     }
+
+    /// Somewhere between two spans.
+    pub(crate) fn between(&mut self, (shortest, longest): (Duration, Duration)) -> Duration {
+        shortest + (longest - shortest).mul_f64(self.jitter.f64())
+    }
 }
 
 /// One step of one key: the time, and where its effects go.
@@ -76,4 +87,10 @@ pub(crate) struct StepContext<'a> {
     pub(crate) name: &'a Name,
     pub(crate) source: &'a mut Source,
     pub(crate) effects: &'a mut Vec<Effect>,
+}
+
+impl StepContext<'_> {
+    pub(crate) fn event(&mut self, event: KeyEvent) {
+        self.effects.push(Effect::Event(event));
+    }
 }

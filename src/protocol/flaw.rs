@@ -85,3 +85,36 @@ pub enum Flaw {
     /// A batch that met a server without the script is sent again as it was, when its claims may long be late.
     ReloadWithoutBound,
 }
+
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 27] = [
+        Flaw::DeadlineFromReply,
+        Flaw::LateRenewalRevives,
+        Flaw::NumberTwice,
+        Flaw::UnansweredRefresh,
+        Flaw::YieldKeepsNumber,
+        Flaw::LeaveKeepsNumber,
+        Flaw::UnknownKept,
+        Flaw::CancelledForgotten,
+        Flaw::NumberKeptOnHandOff,
+        Flaw::DeadHeadGranted,
+        Flaw::NeverSettled,
+        Flaw::LeaveByAnyone,
+        Flaw::LateClaimExecuted,
+        Flaw::NoMark,
+        Flaw::EarlyTickGranted,
+        Flaw::FinishedTickHandedOver,
+        Flaw::NoStandby,
+        Flaw::StandbyNeverGranted,
+        Flaw::StandbyNeverTold,
+        Flaw::JobByNode,
+        Flaw::NotAfterFromOldReading,
+        Flaw::LateAfterTooEarly,
+        Flaw::ConnectionBesideSuccessor,
+        Flaw::ReplyToAnotherBatch,
+        Flaw::RenewalBehindQueue,
+        Flaw::ForgottenWithConnection,
+        Flaw::ReloadWithoutBound,
+    ];
+}

@@ -1,183 +1,69 @@
 //! One key, as long as somebody in this process cares: the line, the claims, and what callers do to them.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::LostCause;
+use crate::error::{LostCause, StoreError};
+use crate::protocol::claims::{Asking, Claim, Claims, Held, Leaving, Owner, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
-use crate::protocol::message::{
-    ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Request, Verb,
-};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::line::{Caller, Line};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, NO_TICK, Request, Verb};
 use crate::protocol::step::{
-    AcquireError, AcquireOptions, Effect, Flaw, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
+    AcquireError, AcquireOptions, Class, Effect, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
+/// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
+const FINISH_LEASES: u32 = 8;
+
 /// The state of one key.
 #[derive(Debug, Default)]
-pub(crate) struct KeyState {
-    /// Callers that share the cohort's claim, in order of their tickets.
-    pub(crate) line: VecDeque<(Ticket, AcquireOptions)>,
-    /// Callers that want a claim of their own and have none yet.
-    pub(crate) solos: Vec<(Ticket, AcquireOptions)>,
-    /// Every claim that is not over. At most one of them is the cohort's.
-    pub(crate) claims: Vec<Claim>,
-    /// Where the store cannot queue: when to claim anew.
-    pub(crate) reclaim: Option<Instant>,
-    /// Since when the store has been failing a line that had waited before.
-    pub(crate) outage: Option<Instant>,
-    /// Failures in a row of claims. An answer ends the row, whatever it says.
-    pub(crate) fails: u32,
+pub(crate) struct KeyState<P> {
+    pub(crate) plant: P,
+    pub(crate) line: Line,
+    /// Callers that want a claim of their own and have none.
+    pub(crate) solos: BTreeMap<Ticket, Caller>,
+    pub(crate) claims: Claims,
+    /// When to claim again for those that have no claim.
+    pub(crate) reclaim: Option<Reclaim>,
+    /// Failures in a row of the line's claims.
+    pub(crate) strikes: u32,
+    /// When the store last said that somebody has the key, one of our callers included.
+    pub(crate) taken: Option<Instant>,
+    /// What kept requests from being answered since the last answer.
+    pub(crate) error: Option<StoreError>,
+    /// The claim that was held last.
+    pub(crate) held: ClaimNumber,
     /// The timer that the shard keeps for this key.
     pub(crate) due: Option<Instant>,
 }
 
-/// One pursuit of a lease. Its number lives once.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    pub(crate) holder: Holder,
-    pub(crate) term: LeaseTimes,
-    pub(crate) owner: Owner,
-    /// What it was made with: whether it stands in the queue if it must, whether it is renewed, and its tick.
-    pub(crate) options: AcquireOptions,
-    /// The how-manieth attempt at its tick it is.
-    pub(crate) attempt: u32,
-    /// Its tick was run to the end.
-    pub(crate) finished: bool,
-    pub(crate) phase: Phase,
-    /// When its first request was handed out: never later than it was sent.
-    pub(crate) asked: Instant,
-    /// The request under way, if any.
-    pub(crate) asking: Option<Asking>,
-    pub(crate) seq: u32,
-    /// When to act, while nothing is under way.
-    pub(crate) act: Option<Instant>,
-    /// Failures in a row.
-    pub(crate) fails: u32,
-    /// Never answered so far, and refused as late only from then on.
-    pub(crate) may_execute_until: Option<Instant>,
-    /// Created by a yield: what it was before.
-    pub(crate) yielded: Option<Yielded>,
-}
-
-/// For whom a claim is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// For whoever is first in the line.
-    Cohort,
-    /// For one caller: a fixed lease, or a tick.
-    Solo(Ticket),
-    /// For nobody any more.
-    Nobody,
-}
-
-#[derive(Debug)]
-pub(crate) struct Yielded {
-    pub(crate) from: Holder,
-    pub(crate) term: LeaseTimes,
-    pub(crate) release: Option<Ticket>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asking {
-    pub(crate) seq: u32,
-    pub(crate) what: RequestKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RequestKind {
-    Claim { wait: bool },
-    Renew,
-    Leave,
-    Yield,
-}
-
-/// Asked, queued, granted, gone; never back.
-#[derive(Debug)]
-pub(crate) enum Phase {
-    /// Nothing is known yet.
-    Asked,
-    /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
-    Queued { t0: Instant },
-    /// Granted, but too little may be left: renewed before use.
-    Confirming,
-    /// Ours, for a holder.
-    Held(Held),
-    /// Dead here; the store is being told.
-    Leaving {
-        /// Who waits to hear of it.
-        release: Option<Ticket>,
-        /// When to stop telling: by then it has ended by itself.
-        until: Instant,
-    },
-}
-
+/// When to claim again.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
-    pub(crate) number: GrantNumber,
-    pub(crate) deadline: Instant,
-    pub(crate) ticket: Ticket,
-    /// The place of the present holder among the local holders of this grant.
-    pub(crate) index: u64,
-    /// When the burst began.
-    pub(crate) since: Instant,
-    /// When it is to be renewed next.
-    pub(crate) due: Instant,
+pub(crate) struct Reclaim {
+    pub(crate) at: Instant,
+    /// Because the store was away. Else because somebody has the key, in a store that cannot queue.
+    pub(crate) after_failure: bool,
 }
 
-impl Claim {
-    fn new(holder: Holder, owner: Owner, options: AcquireOptions, now: Instant) -> Self {
-        Claim {
-            holder,
-            term: options.term,
-            owner,
-            options,
-            attempt: 0,
-            finished: false,
-            phase: Phase::Asked,
-            asked: now,
-            asking: None,
-            seq: 0,
-            act: None,
-            fails: 0,
-            may_execute_until: None,
-            yielded: None,
-        }
-    }
-
-    pub(crate) fn lease(&self) -> Duration {
-        ms(self.term.lease_ms)
-    }
-
-    pub(crate) fn hold(&self) -> Duration {
-        ms(self.term.hold_ms())
-    }
-
-    fn held(&self) -> Option<&Held> {
-        match &self.phase {
-            Phase::Held(held) => Some(held),
-            _ => None,
-        }
-    }
-}
-
-impl KeyState {
+impl<P: Plant> KeyState<P> {
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Fetched(ticket) => self.fetched(ticket),
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, false),
             Input::Finish(ticket) => self.release(cx, ticket, true),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
-                executed,
+                why,
                 late_after,
+                heard,
                 error,
-            } => {
-                self.failed(cx, tag, executed, late_after, error);
-            }
+            } => self.failed(cx, tag, why, late_after, heard, error),
             Input::Pushed(grant) => self.pushed(cx, &grant),
         }
         self.pursue(cx);
@@ -191,32 +77,30 @@ impl KeyState {
         Effect::Released(ticket, Outcome::Lost(LostCause::Deadline))
     }
 
+    // What others ask.
+
+    /// The claim by which a caller holds, with what it holds.
+    fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held)> {
+        let claim = self.claims.of(ticket)?;
+        Some((claim, claim.held()?))
+    }
+
     pub(crate) fn remaining(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
-        let held = self
-            .claims
-            .iter()
-            .filter_map(Claim::held)
-            .find(|held| held.ticket == ticket)?;
+        let (_, held) = self.held_by(ticket)?;
         (now < held.deadline).then(|| held.deadline.since(now))
     }
 
     pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
-        self.of(ticket).map_or(0, |claim| claim.attempt)
+        self.held_by(ticket).map_or(0, |(claim, _)| claim.attempt)
     }
 
     pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
-        self.of(ticket).map(|claim| claim.holder)
-    }
-
-    fn of(&self, ticket: Ticket) -> Option<&Claim> {
-        let mut claims = self.claims.iter();
-        claims.find(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
+        self.held_by(ticket).map(|(claim, _)| claim.holder)
     }
 
     pub(crate) fn fence(&self, now: Instant, ticket: Ticket) -> Option<Fence> {
-        self.holders(now)
-            .find(|(holds, ..)| *holds == ticket)
-            .map(|(_, _, fence)| fence)
+        let (_, held) = self.held_by(ticket)?;
+        (now < held.deadline).then(|| Fence::new(held.number, held.index))
     }
 
     pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
@@ -226,6 +110,18 @@ impl KeyState {
             .filter_map(|claim| Some((claim.holder, claim.held()?)));
         held.filter(move |(_, held)| now < held.deadline)
             .map(|(holder, held)| (held.ticket, holder, Fence::new(held.number, held.index)))
+    }
+
+    /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
+    pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
+        let held = self.claims.get(self.held).and_then(Claim::held);
+        // What the store said of a place in its queue holds until it is asked again.
+        let is_queued = |claim: &Claim| {
+            matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
+        };
+        let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
+        // Nor does it hold through an outage.
+        held.is_some_and(|held| now < held.deadline) || was_told && self.error.is_none()
     }
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
@@ -241,74 +137,113 @@ impl KeyState {
 
     // What callers do.
 
-    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions) {
+    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: AcquireOptions) {
+        // Who may not wait tries, and is told why it may not when it would have to.
+        options.node_is_full &= options.wait;
+        let caller = Caller {
+            ticket,
+            options,
+            entered: cx.now,
+            strikes: 0,
+        };
         if options.mark != NO_TICK {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
-            return self.solos.push((ticket, options));
+            self.solos.insert(ticket, caller);
+            return;
         }
-        if !options.wait && self.is_taken() {
-            return cx.effects.push(Effect::Denied(ticket, AcquireError::Busy));
+        if let Some(denial) = self.refuses(options) {
+            return cx.effects.push(Effect::Denied(ticket, denial));
         }
-        let waiting = self.waiting();
-        if options.wait && waiting >= options.limit && (self.is_taken() || waiting > 0) {
-            return cx
-                .effects
-                .push(Effect::Denied(ticket, AcquireError::QueueFull { waiting }));
-        }
+        let mut caller = caller;
+        caller.options.wait &= !options.node_is_full;
+        // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
+        self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         if options.fixed {
-            self.solos.push((ticket, options));
+            self.solos.insert(ticket, caller);
         } else {
-            self.line.push_back((ticket, options));
+            self.line.push(caller);
+        }
+    }
+
+    fn refuses(&self, options: AcquireOptions) -> Option<AcquireError> {
+        let is_taken = self.claims.is_taken();
+        if !options.wait {
+            return is_taken.then_some(AcquireError::Busy);
+        }
+        let waiting = self.line.len() + self.solos.len() + self.claims.waiting_alone();
+        if !is_taken && waiting == 0 {
+            None
+        } else if waiting >= options.limit {
+            Some(AcquireError::QueueFull { waiting })
+        } else {
+            options.node_is_full.then_some(AcquireError::NodeFull)
+        }
+    }
+
+    pub(crate) fn fetched(&mut self, ticket: Ticket) {
+        let number = self.held_by(ticket).map(|(claim, _)| claim.holder.claim);
+        let claim = number.and_then(|number| self.claims.get_mut(number));
+        if let Some(Phase::Held(held)) = claim.map(|claim| &mut claim.phase) {
+            held.unfetched = None;
         }
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if let Ok(at) = self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
-            self.line.remove(at);
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
-        self.solos.retain(|(solo, _)| *solo != ticket);
-        if let Some(at) = self.position(|claim| claim.owner == Owner::Solo(ticket) && claim.held().is_none())
-        {
-            self.claims[at].owner = Owner::Nobody;
-        } else if let Some(at) = self.held_by(ticket) {
-            self.give_back(cx, at, None);
+        let Some(claim) = self.claims.of(ticket) else {
+            return;
+        };
+        let number = claim.holder.claim;
+        if claim.held().is_some() {
+            self.give_back(cx, number, None);
+        } else {
+            self.claims[number].owner = Owner::Nobody;
         }
     }
 
     fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: bool) {
-        match self.held_by(ticket) {
-            Some(at) => {
-                self.claims[at].finished = finished;
-                self.give_back(cx, at, Some(ticket));
+        match self.held_by(ticket).map(|(claim, _)| claim.holder.claim) {
+            Some(number) => {
+                self.claims[number].finished = finished;
+                self.give_back(cx, number, Some(ticket));
             }
-            None => cx.effects.push(KeyState::released_too_late(ticket)),
+            None => cx.effects.push(Self::released_too_late(ticket)),
         }
     }
 
     /// The holder is done: the next caller of this process, another node, or nobody.
-    fn give_back(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
-        let claim = &mut self.claims[at];
+    pub(crate) fn give_back(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        release: Option<Ticket>,
+    ) {
+        let claim = &mut self.claims[number];
         let lease = claim.lease();
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        if claim.owner != Owner::Cohort || self.line.is_empty() {
-            return self.leave(cx, at, release);
-        }
+        let next = self.line.front().filter(|_| claim.owner == Owner::Cohort);
+        let Some(next) = next.copied() else {
+            return self.leave(cx, number, release);
+        };
         let rules = &cx.source.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
         // With less than a third left the renewals are failing: who is next should not inherit that.
-        if !in_burst || held.deadline.since(cx.now) < lease / 3 {
-            return self.yield_(cx, at, release);
+        if !in_burst || held.deadline.since(cx.now) < lease / 3 || next.lease() > lease {
+            return self.yield_(cx, number, release);
         }
-        let (next, _) = self.line.pop_front().expect("checked above");
-        held.ticket = next;
+        self.line.pop();
+        held.ticket = next.ticket;
         held.index += 1;
+        held.unfetched = Some(cx.now + lease);
         let fence = Fence::new(held.number, held.index);
-        cx.effects.push(Effect::Event(KeyEvent::HandedOn));
-        cx.effects.push(Effect::Granted(next, fence));
+        self.taken = Some(cx.now);
+        cx.event(KeyEvent::HandedOn);
+        cx.effects.push(Effect::Granted(next.ticket, fence));
         if let Some(ticket) = release {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
         }
@@ -318,154 +253,146 @@ impl KeyState {
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
     pub(crate) fn pursue(&mut self, cx: &mut StepContext<'_>) {
-        for at in (0..self.claims.len()).rev() {
-            let claim = &self.claims[at];
+        for number in self.claims.unsettled() {
+            let Some(claim) = self.claims.get(number) else {
+                continue;
+            };
             let wanted = match claim.owner {
                 Owner::Cohort => !self.line.is_empty() || claim.held().is_some(),
                 Owner::Solo(_) => true,
                 Owner::Nobody => false,
             };
             match claim.phase {
+                _ if wanted => {}
                 // An answer is under way: it decides.
                 Phase::Asked if claim.asking.is_some() => {}
-                Phase::Leaving { .. } => {}
-                _ if claim
-                    .asking
-                    .is_some_and(|asking| asking.what == RequestKind::Leave) => {}
-                _ if wanted => {}
-                _ if cx.source.rules.flaw == Some(Flaw::CancelledForgotten) => {
-                    self.claims.remove(at);
+                Phase::Leaving(_) => {}
+                _ if claim.is_asking(RequestKind::Leave) => {}
+                _ if self.plant.planted(Flaw::CancelledForgotten) => {
+                    self.claims.remove(number);
                 }
-                _ => self.leave(cx, at, None),
+                _ => self.leave(cx, number, None),
             }
         }
-        // What is due is taken off at once, or its timer would fire without end while a leave is under way.
-        self.reclaim = self.reclaim.filter(|at| cx.now < *at);
-        if self.reclaim.is_some() || self.is_first_leave_under_way() {
+        // What is due is taken off at once, or its timer would fire without end.
+        self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
+        if self.reclaim.is_some() {
             return;
         }
-        for (ticket, options) in std::mem::take(&mut self.solos) {
-            self.claim(cx, Owner::Solo(ticket), options);
+        for (_, caller) in std::mem::take(&mut self.solos) {
+            self.claim(cx, Owner::Solo(caller), caller.options, caller.options.wait);
         }
-        let is_pursued = self
-            .position(|claim| claim.owner == Owner::Cohort && !matches!(claim.phase, Phase::Leaving { .. }));
-        if let (None, Some((_, head))) = (is_pursued, self.line.front()) {
-            let wait = self.line.iter().any(|(_, options)| options.wait);
-            let options = AcquireOptions { wait, ..*head };
-            self.claim(cx, Owner::Cohort, options);
+        if let Some(head) = self.line.front().copied()
+            && self.claims.cohort().is_none()
+        {
+            self.claim(cx, Owner::Cohort, head.options, self.line.has_patient());
         }
     }
 
-    /// Two connections give no order: a claim could overtake our own leave and find us busy with ourselves.
-    fn is_first_leave_under_way(&self) -> bool {
-        self.claims.iter().any(|claim| {
-            matches!(claim.phase, Phase::Leaving { .. }) && claim.fails == 0 && claim.asking.is_some()
-        })
-    }
-
-    fn claim(&mut self, cx: &mut StepContext<'_>, owner: Owner, options: AcquireOptions) {
+    fn claim(&mut self, cx: &mut StepContext<'_>, owner: Owner, options: AcquireOptions, wait: bool) {
         let holder = cx.source.holder();
-        self.claims.push(Claim::new(holder, owner, options, cx.now));
-        self.ask(
-            cx,
-            self.claims.len() - 1,
-            RequestKind::Claim { wait: options.wait },
-        );
+        let kind = (options.fixed, options.mark);
+        let claim = Claim::new(holder, owner, options.term, kind, cx.now);
+        self.claims.insert(claim);
+        self.ask(cx, holder.claim, RequestKind::Claim { wait });
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
-    pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
-        let claim = &mut self.claims[at];
-        // That a tick is over is worth telling for longer than it would stand in anybody's way.
-        let patience = if claim.finished { 8 } else { 1 };
-        let until = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + patience * claim.hold();
-        if cx.source.rules.flaw == Some(Flaw::LeaveKeepsNumber) && claim.held().is_none() {
+    pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        let is_closed = cx.source.is_closed;
+        let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
+        let claim = &mut self.claims[number];
+        let latest = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        let ends = match &claim.phase {
+            // Nothing under way, or given up, can have extended it since.
+            Phase::Held(held) if claim.asking.is_none() && claim.fails == 0 => held.ends.min(latest),
+            _ => latest,
+        };
+        let until = if claim.finished && !is_closed {
+            cx.now + FINISH_LEASES * claim.hold()
+        } else {
+            ends
+        };
+        if keeps_number && claim.held().is_none() {
             claim.owner = Owner::Cohort;
         } else {
-            claim.phase = Phase::Leaving { release, until };
+            claim.phase = Phase::Leaving(Leaving {
+                release,
+                ends,
+                until,
+                repeated: false,
+            });
         }
         claim.fails = 0;
-        self.ask(cx, at, RequestKind::Leave);
+        self.ask(cx, number, RequestKind::Leave);
     }
 
-    fn yield_(&mut self, cx: &mut StepContext<'_>, at: usize, release: Option<Ticket>) {
-        let old = self.claims.swap_remove(at);
-        let term = self.line.front().map_or(old.term, |(_, head)| head.term);
+    /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
+    pub(crate) fn yield_(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        let Some(old) = self.claims.remove(number) else {
+            return;
+        };
+        let term = self.line.front().map_or(old.term, |head| head.options.term);
         let mut holder = cx.source.holder();
-        if cx.source.rules.flaw == Some(Flaw::YieldKeepsNumber) {
+        if self.plant.planted(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
-        let options = AcquireOptions {
-            term,
-            wait: true,
-            ..old.options
-        };
-        let (from, term) = (old.holder, old.term);
-        self.claims.push(Claim {
-            seq: old.seq,
-            yielded: Some(Yielded { from, term, release }),
-            ..Claim::new(holder, Owner::Cohort, options, cx.now)
+        let mut claim = Claim::new(holder, Owner::Cohort, term, (false, old.mark), cx.now);
+        claim.seq = old.seq;
+        claim.yielded = Some(Yielded {
+            from: old.holder,
+            term: old.term,
+            release,
         });
-        cx.effects.push(Effect::Event(KeyEvent::Yielded));
-        self.ask(cx, self.claims.len() - 1, RequestKind::Yield);
+        self.claims.insert(claim);
+        cx.event(KeyEvent::Yielded);
+        self.ask(cx, holder.claim, RequestKind::Yield);
     }
 
-    /// A dead number that was the older half of a yield, to be left.
-    pub(crate) fn leave_old_number(&mut self, cx: &mut StepContext<'_>, yielded: Yielded) {
-        let until = cx.now + ms(yielded.term.hold_ms());
-        let options = AcquireOptions {
-            term: yielded.term,
-            wait: false,
-            fixed: false,
-            mark: NO_TICK,
-            limit: 0,
-        };
-        self.claims.push(Claim {
-            phase: Phase::Leaving {
-                release: yielded.release,
-                until,
-            },
-            seq: 1 << 16,
-            // Not its first try: nobody should wait for it.
-            fails: 1,
-            ..Claim::new(yielded.from, Owner::Nobody, options, cx.now)
+    /// A dead number that was the older half of a yield, to be left. `repeated`: the yield may have done it.
+    pub(crate) fn leave_old_number(&mut self, cx: &mut StepContext<'_>, yielded: Yielded, repeated: bool) {
+        let ends = cx.now + ms(yielded.term.hold_ms());
+        let number = yielded.from.claim;
+        let kind = (false, NO_TICK);
+        let mut claim = Claim::new(yielded.from, Owner::Nobody, yielded.term, kind, cx.now);
+        claim.phase = Phase::Leaving(Leaving {
+            release: yielded.release,
+            ends,
+            until: ends,
+            repeated,
         });
-        self.ask(cx, self.claims.len() - 1, RequestKind::Leave);
+        // Beyond those of the claim that shared its count.
+        claim.seq = 1 << 16;
+        self.claims.insert(claim);
+        self.ask(cx, number, RequestKind::Leave);
     }
 
     /// Hands out a request of the claim. At most one is under way that anybody listens to.
-    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, at: usize, what: RequestKind) {
-        let claim = &mut self.claims[at];
+    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
+        let claim = &mut self.claims[number];
         claim.seq += 1;
         claim.asking = Some(Asking { seq: claim.seq, what });
         claim.act = None;
-        let (verb, holder) = match what {
-            RequestKind::Claim { wait } => (Verb::Claim { wait }, claim.holder),
-            RequestKind::Renew => (Verb::Renew, claim.holder),
-            RequestKind::Leave if claim.finished => (Verb::Finish, claim.holder),
-            RequestKind::Leave => (Verb::Leave, claim.holder),
-            RequestKind::Yield => {
-                let from = claim
-                    .yielded
-                    .as_ref()
-                    .map_or(claim.holder, |yielded| yielded.from);
-                (Verb::Yield { to: claim.holder }, from)
+        claim.retries = false;
+        claim.look_again = false;
+        let (verb, class) = match what {
+            RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
+            RequestKind::Renew
+                if claim.held().is_some() || matches!(claim.phase, Phase::Confirming { .. }) =>
+            {
+                (Verb::Renew, Class::OwnerRenewal)
             }
+            RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
+            RequestKind::Leave if claim.finished => (Verb::Finish, Class::Leave),
+            RequestKind::Leave => (Verb::Leave, Class::Leave),
+            RequestKind::Yield => (Verb::Yield { to: claim.holder }, Class::Leave),
         };
-        let caller = match (&claim.phase, claim.owner) {
-            // After a failure the keeper's connection is tried.
-            _ if claim.fails > 0 => None,
-            (Phase::Asked, Owner::Solo(ticket)) => Some(ticket),
-            (Phase::Asked, _) => self.line.front().map(|(ticket, _)| *ticket),
-            (Phase::Leaving { release, .. }, _) => *release,
-            _ => None,
-        };
-        let lease_left = match &claim.phase {
-            Phase::Held(held) => held.deadline.since(cx.now),
-            _ => claim.lease(),
+        let holder = match &claim.yielded {
+            Some(yielded) if what == RequestKind::Yield => yielded.from,
+            _ => claim.holder,
         };
         let request = Request {
-            mark: claim.options.mark,
+            mark: claim.mark,
             name: cx.name.clone(),
             holder,
             term: claim.term,
@@ -476,14 +403,15 @@ impl KeyState {
             claim: claim.holder.claim,
             seq: claim.seq,
         };
+        let lease = claim.lease();
         cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,
-            lease_left,
-            caller,
+            lease,
+            class,
         }));
-        if cx.source.rules.flaw == Some(Flaw::UnansweredRefresh)
-            && let Phase::Queued { t0 } = &mut self.claims[at].phase
+        if self.plant.planted(Flaw::UnansweredRefresh)
+            && let Phase::Queued { t0 } = &mut self.claims[number].phase
         {
             *t0 = cx.now;
         }
@@ -493,111 +421,102 @@ impl KeyState {
     pub(crate) fn start(
         &mut self,
         cx: &mut StepContext<'_>,
-        at: usize,
-        number: GrantNumber,
+        number: ClaimNumber,
+        grant: GrantNumber,
         deadline: Instant,
     ) {
-        self.fails = 0;
-        self.outage = None;
-        let claim = &mut self.claims[at];
+        let claim = &mut self.claims[number];
+        let lease = claim.lease();
         claim.fails = 0;
         claim.may_execute_until = None;
-        let ticket = match claim.owner {
-            Owner::Cohort => self.line.pop_front().map(|(ticket, _)| ticket),
-            Owner::Solo(ticket) => Some(ticket),
+        let next = match claim.owner {
+            Owner::Cohort => self.line.front().copied(),
+            Owner::Solo(caller) => Some(caller),
             Owner::Nobody => None,
         };
-        let Some(ticket) = ticket else {
-            return self.leave(cx, at, None);
+        self.taken = Some(cx.now);
+        let Some(next) = next else {
+            return self.leave(cx, number, None);
         };
-        let thirds = claim.lease() / 3 * 2;
+        if claim.owner == Owner::Cohort {
+            self.strikes = 0;
+            // Its number has one length for life, and whoever is first wants more.
+            if next.lease() > lease {
+                cx.event(KeyEvent::TooShort);
+                return self.yield_(cx, number, None);
+            }
+            self.line.pop();
+        }
         claim.phase = Phase::Held(Held {
-            number,
+            number: grant,
             deadline,
-            ticket,
+            ticket: next.ticket,
             index: 0,
             since: cx.now,
-            due: cx.now + deadline.since(cx.now).saturating_sub(thirds),
+            due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
+            ends: cx.now + claim.hold(),
+            unfetched: Some(cx.now + lease),
         });
-        cx.effects.push(Effect::Granted(ticket, Fence::new(number, 0)));
-        self.schedule(cx, at);
+        self.held = number;
+        cx.effects
+            .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
+        self.schedule(cx, number);
         self.deny_the_impatient(cx);
     }
 
     /// Somebody has the lock: whoever would not wait hears of it.
     pub(crate) fn deny_the_impatient(&mut self, cx: &mut StepContext<'_>) {
-        self.line.retain(|(ticket, options)| {
-            if !options.wait {
-                cx.effects.push(Effect::Denied(*ticket, AcquireError::Busy));
-            }
-            options.wait
-        });
+        if self.line.has_impatient() {
+            self.line.retain(
+                |caller| caller.options.wait,
+                |caller| {
+                    let why = caller.options.busy();
+                    cx.effects.push(Effect::Denied(caller.ticket, why));
+                },
+            );
+        }
     }
 
-    /// The end of a holding that nobody asked for. Told first, then left: a renewal owner answer was lost may have
+    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
     /// extended the record.
-    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, at: usize, cause: LostCause) {
-        if let Phase::Held(held) = &self.claims[at].phase {
+    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
+        if let Phase::Held(held) = &self.claims[number].phase {
             cx.effects.push(Effect::Lost(held.ticket, cause));
         }
         if cause == LostCause::Gone {
-            self.claims.swap_remove(at);
+            self.claims.remove(number);
         } else {
-            self.leave(cx, at, None);
+            self.leave(cx, number, None);
         }
     }
 
+    /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
-        for (ticket, _) in self.line.drain(..) {
-            cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
-        }
-        for (ticket, _) in self.solos.drain(..) {
-            cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
-        }
-        for at in (0..self.claims.len()).rev() {
-            match (&self.claims[at].phase, self.claims[at].owner) {
-                (Phase::Held(_), _) => self.lose(cx, at, LostCause::Shutdown),
-                (Phase::Leaving { .. }, _) => {}
-                (_, Owner::Solo(ticket)) => {
-                    cx.effects.push(Effect::Denied(ticket, AcquireError::Closed));
-                    self.claims[at].owner = Owner::Nobody;
+        let solos = std::mem::take(&mut self.solos);
+        let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
+            cx.effects
+                .push(Effect::Denied(caller.ticket, AcquireError::Closed));
+        };
+        self.line.retain(|_| false, |caller| deny(caller, cx));
+        solos.values().for_each(|caller| deny(caller, cx));
+        for number in self.claims.all() {
+            let claim = &mut self.claims[number];
+            match (&mut claim.phase, claim.owner) {
+                (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
+                (Phase::Leaving(leaving), _) => {
+                    leaving.until = leaving.until.min(leaving.ends);
+                    if claim.retries {
+                        self.ask(cx, number, RequestKind::Leave);
+                    }
+                }
+                (_, Owner::Solo(caller)) => {
+                    deny(&caller, cx);
+                    claim.owner = Owner::Nobody;
                 }
                 _ => {}
             }
         }
         self.pursue(cx);
-    }
-
-    // Looking things up.
-
-    /// Somebody else has it for sure, or is before us.
-    fn is_taken(&self) -> bool {
-        self.claims.iter().any(|claim| {
-            matches!(
-                claim.phase,
-                Phase::Held(_) | Phase::Queued { .. } | Phase::Confirming
-            )
-        })
-    }
-
-    fn waiting(&self) -> usize {
-        let solos = self
-            .claims
-            .iter()
-            .filter(|c| matches!(c.owner, Owner::Solo(_)) && c.held().is_none());
-        self.line.len() + self.solos.len() + solos.count()
-    }
-
-    fn held_by(&self, ticket: Ticket) -> Option<usize> {
-        self.position(|claim| claim.held().is_some_and(|held| held.ticket == ticket))
-    }
-
-    pub(crate) fn numbered(&self, claim: ClaimNumber) -> Option<usize> {
-        self.position(|c| c.holder.claim == claim)
-    }
-
-    pub(crate) fn position(&self, f: impl Fn(&Claim) -> bool) -> Option<usize> {
-        self.claims.iter().position(f)
     }
 }

@@ -4,14 +4,19 @@
 //! differential test it is what the Lua scripts are compared with, reply by reply. A rule of the protocol is first a
 //! rule here.
 //!
-//! Every verb first **settles** the key: dead entries leave the queue; a free lock with a live waiter is granted to
-//! it, with a push; then the caller is treated. Without that, an expiry with everybody queued would grant nobody.
+//! Every verb first **settles** the key: a free lock with a live waiter is granted to it, with a push; then the caller is
+//! treated. Without that, an expiry with everybody queued would grant nobody.
+//!
+//! An entry is **dead** when its node was not heard of for a whole lease. Nobody grants to it and no heartbeat revives
+//! it. It goes out when a search for the next owner walks over it, when its own node asks, and when somebody joins the
+//! queue; until then it may stand there, behind a living one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
 
 use crate::error::StoreRefusal;
+use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{
     Batch, BatchReply, Grant, GrantNumber, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request, TickTime,
     Verb,
@@ -19,7 +24,7 @@ use crate::protocol::message::{
 
 /// All keys of one server.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct Ledger<P: Plant = Sound> {
     states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
     jobs: HashMap<Name, Job, RandomState>,
@@ -28,7 +33,7 @@ pub struct Ledger {
     date_ms: Option<u64>,
     listening: Option<HashSet<NodeId>>,
     sweep_at: usize,
-    flaw: Option<Flaw>,
+    plant: P,
 }
 
 /// One key: the record and the queue. Neither there: no state.
@@ -106,36 +111,6 @@ impl Entry {
     }
 }
 
-/// Mistakes to plant, so that the simulator can show that it finds them. None is ever set outside of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Flaw {
-    /// A hand-off keeps the old grant number.
-    NumberKeptOnHandOff,
-    /// A waiter that was not heard of is granted all the same.
-    DeadHeadGranted,
-    /// A free key with a queue stays as it is.
-    NeverSettled,
-    /// A leave frees whatever it finds.
-    LeaveByAnyone,
-    /// A claim is executed however late it is.
-    LateClaimExecuted,
-    /// A job has no mark: whoever comes when it is free runs it.
-    NoMark,
-    /// Whether a tick is early is left to the nodes' clocks.
-    EarlyTickGranted,
-    /// A tick that is over is handed to its standby.
-    FinishedTickHandedOver,
-    /// Nobody stands by for a tick: who comes second is told busy.
-    NoStandby,
-    /// A tick that was begun is granted to nobody who stands by for it.
-    StandbyNeverGranted,
-    /// Whoever stands by for a tick is not told that it is over.
-    StandbyNeverTold,
-    /// Who owns a job, and who won a tick, is known by the node alone.
-    JobByNode,
-}
-
 /// What rare branches were taken; the simulator adds them up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[doc(hidden)]
@@ -179,7 +154,7 @@ pub enum Branch {
 }
 
 /// What one request sees and leaves behind.
-struct Transaction<'a> {
+struct Transaction<'a, P: Plant> {
     name: &'a Name,
     state: &'a mut State,
     job: Option<&'a mut Job>,
@@ -188,7 +163,7 @@ struct Transaction<'a> {
     /// The highest number that the sender ever saw. It counts when a number is given.
     seen: GrantNumber,
     listening: Option<&'a HashSet<NodeId>>,
-    flaw: Option<Flaw>,
+    plant: P,
     now_us: u64,
     date_ms: u64,
     pushes: &'a mut Vec<Grant>,
@@ -200,12 +175,14 @@ impl Ledger {
     pub fn new() -> Self {
         Ledger::default()
     }
+}
 
-    /// With a mistake planted.
+impl<P: Plant> Ledger<P> {
+    /// An empty one with a mistake planted.
     #[doc(hidden)]
-    pub fn with_flaw(flaw: Option<Flaw>) -> Self {
+    pub fn with_plant(plant: P) -> Self {
         Ledger {
-            flaw,
+            plant,
             ..Ledger::default()
         }
     }
@@ -213,6 +190,17 @@ impl Ledger {
     /// Applies a batch at server time `now_us` (microseconds). Grants for others are appended to `pushes`.
     pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Grant>) -> BatchReply {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
+    }
+
+    /// The same into replies that are empty and have room.
+    pub fn apply_into(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        replies: Vec<Reply>,
+        pushes: &mut Vec<Grant>,
+    ) -> BatchReply {
+        self.apply_all(now_us, batch, replies, pushes, &mut Vec::new())
     }
 
     /// The same, telling which rare branches were taken.
@@ -224,8 +212,19 @@ impl Ledger {
         pushes: &mut Vec<Grant>,
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
+        let replies = Vec::with_capacity(batch.requests.len());
+        self.apply_all(now_us, batch, replies, pushes, branches)
+    }
+
+    fn apply_all(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        mut replies: Vec<Reply>,
+        pushes: &mut Vec<Grant>,
+        branches: &mut Vec<Branch>,
+    ) -> BatchReply {
         self.sweep(now_us / 1000);
-        let mut replies = Vec::with_capacity(batch.requests.len());
         for request in &batch.requests {
             // The common case, a lock that is taken and left by one node, must not pay for a copy of the name.
             if !self.states.contains_key(&request.name) {
@@ -241,7 +240,7 @@ impl Ledger {
                 last: &mut self.last,
                 seen: batch.highest,
                 listening: self.listening.as_ref(),
-                flaw: self.flaw,
+                plant: self.plant,
                 now_us,
                 date_ms: self.date_ms.unwrap_or(now_us / 1000),
                 pushes,
@@ -363,19 +362,19 @@ fn is_past(expires: Option<u64>, now: u64) -> bool {
     expires.is_some_and(|at| now > at)
 }
 
-impl Transaction<'_> {
+impl<P: Plant> Transaction<'_, P> {
     fn now(&self) -> u64 {
         self.now_us / 1000
     }
 
-    fn has(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
+    fn planted(&self, flaw: Flaw) -> bool {
+        self.plant.planted(flaw)
     }
 
     fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
         if matches!(request.verb, Verb::Claim { .. } | Verb::Yield { .. })
             && self.now_us > not_after
-            && !self.has(Flaw::LateClaimExecuted)
+            && !self.planted(Flaw::LateClaimExecuted)
         {
             self.branches.push(if self.job.is_some() {
                 Branch::TickLate
@@ -404,7 +403,6 @@ impl Transaction<'_> {
         let Request {
             holder, term, verb, ..
         } = *request;
-        self.settle(holder, term, verb);
         match verb {
             Verb::Claim { wait } => self.claim(holder, term, wait),
             Verb::Renew => self.renew(holder, term),
@@ -415,6 +413,7 @@ impl Transaction<'_> {
     }
 
     fn claim(&mut self, holder: Holder, term: LeaseTimes, wait: bool) -> Reply {
+        self.settle(holder);
         if let Some(number) = self.owned_by(holder) {
             self.extend(term);
             return self.granted(number);
@@ -435,13 +434,10 @@ impl Transaction<'_> {
             self.branches.push(Branch::TickSkipped);
             return Reply::Busy(left);
         }
-        if !wait || self.has(Flaw::NoStandby) && self.job.is_some() {
+        if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
             return Reply::Busy(left);
         }
-        if !self.state.queue.iter().any(|entry| entry.holder == holder) {
-            let entry = Entry::heard(holder, term, self.mark, self.now());
-            self.state.queue.push_back(entry);
-        }
+        self.enqueue(holder, term);
         Reply::Queued(left)
     }
 
@@ -449,13 +445,13 @@ impl Transaction<'_> {
     fn judge(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
-        if self.has(Flaw::NoMark) {
+        if self.planted(Flaw::NoMark) {
             return None;
         }
         if !job.is_open(self.mark) {
             self.branches.push(Branch::TickOver);
             Some(Reply::Over)
-        } else if self.mark > now && !self.has(Flaw::EarlyTickGranted) {
+        } else if self.mark > now && !self.planted(Flaw::EarlyTickGranted) {
             self.branches.push(Branch::TickEarly);
             Some(Reply::Early(self.mark - now))
         } else {
@@ -473,7 +469,7 @@ impl Transaction<'_> {
 
     fn finish(&mut self, holder: Holder) -> Reply {
         let is_owner = self.owned_by(holder).is_some();
-        let by_node = self.has(Flaw::JobByNode);
+        let by_node = self.planted(Flaw::JobByNode);
         let mut finished = false;
         if let Some(job) = &mut self.job {
             let is_winner = |winner: Holder| winner == holder || (by_node && winner.node == holder.node);
@@ -497,8 +493,14 @@ impl Transaction<'_> {
         if let Some(number) = self.owned_by(holder) {
             self.branches.push(Branch::AskedAgain);
             self.extend(term);
+            return self.granted(number);
+        }
+        let waits = self.touch(holder, term);
+        self.settle(holder);
+        if let Some(number) = self.owned_by(holder) {
+            self.branches.push(Branch::AskedAgain);
             self.granted(number)
-        } else if self.state.queue.iter().any(|entry| entry.holder == holder) {
+        } else if waits {
             Reply::Queued(self.left())
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
             self.branches.push(Branch::StandbyTold);
@@ -509,19 +511,23 @@ impl Transaction<'_> {
     }
 
     fn leave(&mut self, holder: Holder) -> Reply {
-        if self.owned_by(holder).is_some() || (self.has(Flaw::LeaveByAnyone) && self.state.record.is_some()) {
+        if self.owned_by(holder).is_some()
+            || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
+        {
             self.state.record = None;
             self.hand_over(None);
             return Reply::Done;
         }
-        let was_queued = self.withdraw(holder);
-        if self.state.record.is_none() && !self.has(Flaw::NeverSettled) {
+        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
+        let waited = self.withdraw(holder);
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.hand_over(None);
         }
-        if was_queued { Reply::Done } else { Reply::NotThere }
+        if waited { Reply::Done } else { Reply::NotThere }
     }
 
     fn yield_(&mut self, holder: Holder, to: Holder, term: LeaseTimes) -> Reply {
+        self.settle(holder);
         if self.owned_by(holder).is_none() {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
@@ -531,47 +537,44 @@ impl Transaction<'_> {
             let number = self.grant(to, term, self.mark);
             return self.granted(number);
         }
-        let entry = Entry::heard(to, term, self.mark, self.now());
-        self.state.queue.push_back(entry);
+        self.enqueue(to, term);
         Reply::Queued(self.left())
     }
 
-    /// Dead entries out, the caller's heartbeat in, and a free lock to the first live waiter.
-    fn settle(&mut self, caller: Holder, term: LeaseTimes, verb: Verb) {
-        let now = self.now();
-        let before = self.state.queue.len();
-        if !self.has(Flaw::NeverSettled) {
-            self.state.queue.retain(|entry| now <= entry.dies);
-        }
-        if self.state.queue.len() < before {
-            self.branches.push(Branch::DeadRemoved);
-        }
-        if verb == Verb::Renew
-            && let Some(entry) = self.state.queue.iter_mut().find(|entry| entry.holder == caller)
-        {
-            *entry = Entry::heard(caller, term, entry.mark, now);
-        }
-        self.drop_over();
-        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        if self.state.record.is_none()
-            && !matches!(verb, Verb::Leave | Verb::Finish)
-            && !self.has(Flaw::NeverSettled)
-        {
+    /// A free key goes to the first live waiter, whoever asks.
+    fn settle(&mut self, caller: Holder) {
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.hand_over(Some(caller));
         }
     }
 
-    /// Nobody waits for a tick that is over, or a finished one would be handed to its standby.
-    fn drop_over(&mut self) {
-        let before = self.state.queue.len();
-        if let Some(job) = &self.job
-            && !self.has(Flaw::FinishedTickHandedOver)
-            && !self.has(Flaw::StandbyNeverTold)
-        {
-            self.state.queue.retain(|entry| job.is_open(entry.mark));
+    /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
+    /// over.
+    fn touch(&mut self, holder: Holder, term: LeaseTimes) -> bool {
+        let now = self.now();
+        let Some(at) = self.state.queue.iter().position(|entry| entry.holder == holder) else {
+            return false;
+        };
+        let mark = self.state.queue[at].mark;
+        if self.drop_dead_or_over(at) {
+            return false;
         }
+        self.state.queue[at] = Entry::heard(holder, term, mark, now);
+        true
+    }
+
+    /// Stands at the end, unless it stands there already. The dead make room, so a queue is never longer than all who
+    /// lived when somebody last joined it.
+    fn enqueue(&mut self, holder: Holder, term: LeaseTimes) {
+        let now = self.now();
+        let before = self.state.queue.len();
+        self.state.queue.retain(|entry| now <= entry.dies);
         if self.state.queue.len() < before {
-            self.branches.push(Branch::StandbyDropped);
+            self.branches.push(Branch::DeadRemoved);
+        }
+        if !self.state.queue.iter().any(|entry| entry.holder == holder) {
+            let entry = Entry::heard(holder, term, self.mark, now);
+            self.state.queue.push_back(entry);
         }
     }
 
@@ -581,36 +584,62 @@ impl Transaction<'_> {
         self.state.queue.len() < before
     }
 
-    /// Gives a free lock to the first live waiter. The caller learns of it by the answer, everybody else by a push.
-    /// What PUBLISH would count decides nothing: the choice is made before, and is final.
+    /// Removes an entry that is dead, or waits for a tick that is over: a finished one must not be handed to its standby.
+    fn drop_dead_or_over(&mut self, at: usize) -> bool {
+        let entry = &self.state.queue[at];
+        let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
+        let branch = if self.now() > entry.dies {
+            Branch::DeadRemoved
+        } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
+            Branch::StandbyDropped
+        } else {
+            return false;
+        };
+        self.branches.push(branch);
+        self.state.queue.remove(at);
+        true
+    }
+
+    /// Whether a free key goes to this living entry. If not, it keeps its place.
+    fn is_next(&mut self, at: usize, caller: Option<Holder>) -> bool {
+        let entry = &self.state.queue[at];
+        let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
+            self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
+                || self.planted(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
+        });
+        if is_kept_waiting {
+            return false;
+        }
+        if caller == Some(entry.holder) {
+            return true;
+        }
+        if !entry.is_fresh(self.now()) && !self.planted(Flaw::DeadHeadGranted) {
+            self.branches.push(Branch::StalePassedOver);
+            return false;
+        }
+        let is_heard = self
+            .listening
+            .is_none_or(|listening| listening.contains(&entry.holder.node));
+        if !is_heard {
+            self.branches.push(Branch::DeafPassedOver);
+        }
+        is_heard
+    }
+
+    /// Gives a free key to the first live waiter. The caller learns of it by the answer, everybody else by a push. The
+    /// dead that it walks over go out. What PUBLISH would count decides nothing: the choice is made before, and is final.
     fn hand_over(&mut self, caller: Option<Holder>) -> bool {
-        let now = self.now();
-        self.drop_over();
-        let mut chosen = None;
-        for (at, entry) in self.state.queue.iter().enumerate() {
-            let is_caller = caller == Some(entry.holder);
-            let is_kept_waiting = self.job.as_ref().is_some_and(|job| match self.flaw {
-                Some(Flaw::StandbyNeverGranted) => job.mark == entry.mark,
-                Some(Flaw::StandbyNeverTold) => !job.is_open(entry.mark),
-                _ => false,
-            });
-            if is_kept_waiting {
+        let mut at = 0;
+        while at < self.state.queue.len() {
+            if self.drop_dead_or_over(at) {
                 continue;
             }
-            if !is_caller && !entry.is_fresh(now) && !self.has(Flaw::DeadHeadGranted) {
-                self.branches.push(Branch::StalePassedOver);
-            } else if !is_caller
-                && self
-                    .listening
-                    .is_some_and(|listening| !listening.contains(&entry.holder.node))
-            {
-                self.branches.push(Branch::DeafPassedOver);
-            } else {
-                chosen = Some(at);
+            if self.is_next(at, caller) {
                 break;
             }
+            at += 1;
         }
-        let Some(entry) = chosen.and_then(|at| self.state.queue.remove(at)) else {
+        let Some(entry) = self.state.queue.remove(at) else {
             return false;
         };
         let number = self.grant(entry.holder, entry.term, entry.mark);
@@ -641,7 +670,7 @@ impl Transaction<'_> {
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(holder));
         }
-        let keep = self.has(Flaw::NumberKeptOnHandOff) && *self.last > 0;
+        let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > 0;
         if !keep {
             *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
         }
@@ -653,11 +682,12 @@ impl Transaction<'_> {
         *self.last
     }
 
-    /// To the full lease, and never to less than there was.
+    /// To the full lease, whatever is left of it: a claim has one length for life, and a server's clock that went back
+    /// would otherwise leave more than that.
     fn extend(&mut self, term: LeaseTimes) {
         let until = self.now() + term.hold_ms();
         if let Some(record) = &mut self.state.record {
-            record.expires = Some(record.expires.map_or(until, |at| at.max(until)));
+            record.expires = Some(until);
         }
     }
 
@@ -670,7 +700,7 @@ impl Transaction<'_> {
             Some(Record {
                 owner: RecordOwner::Claim(owner, number),
                 ..
-            }) if self.has(Flaw::JobByNode) && self.job.is_some() => {
+            }) if self.planted(Flaw::JobByNode) && self.job.is_some() => {
                 (owner.node == holder.node).then_some(number)
             }
             _ => None,

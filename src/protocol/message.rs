@@ -1,4 +1,4 @@
-//! The vocabulary between engine and store: what is asked, what is answered, what is pushed.
+//! The vocabulary between key machine and store: what is asked, what is answered, what is pushed.
 //!
 //! Plain values. Nothing here knows a connection, a clock or a task. A [`Request`] names kind, key and
 //! holder in full; nothing is implied by the connection it travels on.
@@ -23,6 +23,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 2] = [Kind::Lock, Kind::Job];
+
     /// The word that stands for the kind on the wire.
     pub fn word(self) -> &'static str {
         match self {
@@ -100,7 +103,7 @@ pub type GrantNumber = u64;
 /// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
-    /// Owner claim it is.
+    /// Whose claim it is.
     pub node: NodeId,
     /// Which of the node's claims.
     pub claim: ClaimNumber,
@@ -189,7 +192,8 @@ impl Fence {
     }
 
     /// Nobody of this process held the grant before.
-    pub(crate) fn is_first(self) -> bool {
+    #[doc(hidden)]
+    pub fn is_first(self) -> bool {
         self.0.is_multiple_of(Self::LOCAL)
     }
 
@@ -262,7 +266,7 @@ pub const NO_TICK: TickTime = 0;
 pub struct Request {
     /// What it is about.
     pub name: Name,
-    /// Owner claim it is about.
+    /// Whose claim it is about.
     pub holder: Holder,
     /// The claim's lengths.
     pub term: LeaseTimes,
@@ -366,10 +370,10 @@ pub struct Grant {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InboxEvent {
-    /// The inbox is open (again): from now on grants are pushed. Earlier ones may have been missed.
-    Open,
     /// A grant.
     Granted(Grant),
+    /// Something about the server that its operator should know.
+    Warning(String),
 }
 
 /// Whether a failed batch may have been executed.

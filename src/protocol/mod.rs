@@ -1,20 +1,28 @@
 //! The rules, as pure state machines: no runtime, no clock, no input or output. Time is an argument.
 //!
-//! Two machines run in every process. The *key machine* ([`shard`], `key_state`, `replies`, `renewal`) knows one key: who
+//! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
 //! third: the rules of a store, which the Lua scripts follow.
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`],
-//! `key_state`, `replies`, `renewal`, [`server_clock`], [`session`], [`ledger`].
+//! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], [`ledger`].
 
+pub mod claims;
 pub mod context;
+pub mod failures;
 pub mod flaw;
+pub(crate) mod inbox;
 pub mod key_state;
 pub mod ledger;
+pub mod line;
 pub mod message;
+pub(crate) mod queue;
 pub mod renewal;
 pub mod replies;
+pub mod server_clock;
+pub mod session;
+pub mod session_step;
 pub mod shard;
 pub mod step;
 pub mod time;

@@ -3,92 +3,118 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::claims::{Phase, RequestKind};
 use crate::protocol::context::StepContext;
-use crate::protocol::key_state::{KeyState, Phase, RequestKind};
-use crate::protocol::step::{Effect, Flaw, KeyEvent, ms};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key_state::KeyState;
+use crate::protocol::message::ClaimNumber;
+use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
 const SHORTEST_RETRY: Duration = Duration::from_millis(10);
+/// The longest. What waits for the store must not wait much longer than the store is away, whatever the lease.
+pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// The pause before a grant that was too old is asked about again; it doubles.
+const CONFIRMATION: Duration = Duration::from_millis(20);
+/// How often a waiter looks while nobody knows whether grants are pushed.
+const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
 
-impl KeyState {
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        let claims = self.claims.iter().filter_map(|claim| match &claim.phase {
-            Phase::Held(held) => Some(claim.act.map_or(held.deadline, |act| act.min(held.deadline))),
-            _ => claim.act,
-        });
-        claims
-            .chain(
-                self.reclaim
-                    .filter(|_| !self.line.is_empty() || !self.solos.is_empty()),
-            )
-            .min()
+impl<P: Plant> KeyState<P> {
+    pub(crate) fn next_due(&mut self) -> Option<Instant> {
+        let is_awaited = !self.line.is_empty() || !self.solos.is_empty();
+        let reclaim = self.reclaim.filter(|_| is_awaited).map(|reclaim| reclaim.at);
+        self.claims.next_due().into_iter().chain(reclaim).min()
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
-        for at in (0..self.claims.len()).rev() {
-            let claim = &self.claims[at];
-            if claim.act.is_none_or(|act| act > cx.now) {
-                continue;
-            }
-            match claim.phase {
-                Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                    self.ask(cx, at, RequestKind::Renew)
-                }
-                Phase::Leaving { until, .. } if cx.now >= until => {
-                    cx.effects
-                        .push(Effect::Event(KeyEvent::LeaveFailed { error: None }));
-                    self.claims.swap_remove(at);
-                }
-                Phase::Leaving { .. } => self.ask(cx, at, RequestKind::Leave),
+        for number in self.claims.due(cx.now) {
+            if self.claims[number].act.is_some_and(|act| act <= cx.now) {
+                self.act(cx, number);
             }
         }
         self.pursue(cx);
     }
 
+    /// Its pause is over.
+    fn act(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        match self.claims[number].phase {
+            Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
+                self.ask(cx, number, RequestKind::Renew);
+            }
+            Phase::Leaving(leaving) if cx.now >= leaving.until => {
+                cx.event(KeyEvent::LeaveFailed { error: None });
+                self.claims.remove(number);
+            }
+            Phase::Leaving(_) => self.ask(cx, number, RequestKind::Leave),
+        }
+    }
+
     /// The deadline is checked on every step, not by its timer alone: a process that stood still and woke up is
     /// lost before it does anything else.
     pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
-        for at in (0..self.claims.len()).rev() {
-            if let Phase::Held(held) = &self.claims[at].phase
-                && cx.now >= held.deadline
-            {
-                let asking = self.claims[at]
-                    .asking
-                    .is_some_and(|asking| asking.what == RequestKind::Renew);
-                if asking && cx.source.rules.flaw == Some(Flaw::LateRenewalRevives) {
+        let late_renewal_revives = self.plant.planted(Flaw::LateRenewalRevives);
+        for number in self.claims.due(cx.now) {
+            let claim = &self.claims[number];
+            let Phase::Held(held) = claim.phase else { continue };
+            if cx.now >= held.deadline {
+                if claim.is_asking(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
-                let fixed = self.claims[at].options.fixed;
-                self.lose(
-                    cx,
-                    at,
-                    if fixed {
-                        LostCause::Ended
-                    } else {
-                        LostCause::Deadline
-                    },
-                );
+                let cause = if claim.fixed {
+                    LostCause::Ended
+                } else {
+                    LostCause::Deadline
+                };
+                self.lose(cx, number, cause);
+            } else if held.unfetched.is_some_and(|until| until <= cx.now) {
+                cx.effects.push(Effect::Lost(held.ticket, LostCause::Unfetched));
+                self.give_back(cx, number, None);
             }
         }
     }
 
-    pub(crate) fn opened(&mut self, cx: &mut StepContext<'_>) {
+    /// Whether grants are pushed has changed, or they are again and some may have been missed.
+    pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
-        for at in 0..self.claims.len() {
-            if matches!(self.claims[at].phase, Phase::Queued { .. }) && self.claims[at].asking.is_none() {
-                self.ask(cx, at, RequestKind::Renew);
+        for number in self.claims.all() {
+            let claim = &mut self.claims[number];
+            let is_queued = matches!(claim.phase, Phase::Queued { .. });
+            match cx.source.inbox {
+                InboxState::Confirmed if claim.asking.is_none() && is_queued => {
+                    self.ask(cx, number, RequestKind::Renew);
+                }
+                // The answer may say "queued" of a time before that.
+                InboxState::Confirmed => claim.look_again = claim.asking.is_some(),
+                InboxState::Unconfirmed if is_queued => {
+                    let look = cx.now + cx.source.between(LOOK);
+                    claim.act = claim.act.map(|act| act.min(look));
+                }
+                InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
+        self.pursue(cx);
+    }
+
+    /// A connection opened: what failed and waits to be repeated is repeated now.
+    pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
+        self.expire(cx);
+        for number in self.claims.all() {
+            if self.claims[number].retries {
+                self.act(cx, number);
+            }
+        }
+        self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
+        self.pursue(cx);
     }
 
     /// A lease is renewed when a third of it is over. A lease of fixed length is not.
     ///
     /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
     /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
-    pub(crate) fn schedule(&mut self, cx: &mut StepContext<'_>, at: usize) {
-        let claim = &mut self.claims[at];
+    pub(crate) fn schedule(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let claim = &mut self.claims[number];
         let third = claim.lease() / 3;
         if let Phase::Held(held) = &mut claim.phase {
             let left = held.deadline.since(cx.now);
@@ -96,32 +122,62 @@ impl KeyState {
             while held.due <= cx.now {
                 held.due = held.due + third;
             }
-            claim.act = (!claim.options.fixed).then(|| held.due.min(latest));
+            claim.act = (!claim.fixed).then(|| held.due.min(latest));
+            claim.retries = false;
         }
     }
 
     /// A waiting claim is renewed when the owner's record should be over, but after a third of its own lease at
     /// the latest, whatever the store says of the record: t₀ must never be old, and a lost push only a delay.
-    pub(crate) fn schedule_wait(&mut self, cx: &mut StepContext<'_>, at: usize, left: Option<u64>) {
-        let third = ms(self.claims[at].term.lease_ms) / 3;
+    pub(crate) fn schedule_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, left: Option<u64>) {
+        if self.claims[number].look_again {
+            return self.ask(cx, number, RequestKind::Renew);
+        }
+        let third = self.claims[number].lease() / 3;
         let owner = left.map_or(third, |left| ms(left.max(1)) + ms(2));
-        let pause = if owner < third {
+        let mut pause = if owner < third {
             owner
         } else {
             cx.source.jittered(third)
         };
-        self.claims[at].act = Some(cx.now + pause);
+        if cx.source.inbox == InboxState::Unconfirmed {
+            pause = pause.min(cx.source.between(LOOK));
+        }
+        self.pause(cx, number, pause);
+    }
+
+    /// When a grant that was too old to be used is asked about again.
+    pub(crate) fn schedule_confirmation(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        tries: u32,
+    ) {
+        if let Phase::Confirming { tries: tried, .. } = &mut self.claims[number].phase {
+            *tried = tries;
+        }
+        let pause = CONFIRMATION * (1 << tries.clamp(1, 6).saturating_sub(1));
+        let pause = cx.source.jittered(pause.min(LONGEST_RETRY));
+        self.pause(cx, number, pause);
     }
 
     /// When a failed request is repeated: soon at first, and always while something is left.
-    pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, at: usize) {
-        let claim = &mut self.claims[at];
+    pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let claim = &mut self.claims[number];
         claim.fails += 1;
-        let step = claim.lease() / 32 * (1 << claim.fails.min(3));
+        let step = (claim.lease() / 32 * (1 << claim.fails.min(3))).min(LONGEST_RETRY);
         let pause = match &claim.phase {
             Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
             _ => step,
         };
-        claim.act = Some(cx.now + cx.source.jittered(pause).max(SHORTEST_RETRY));
+        let pause = cx.source.jittered(pause).max(SHORTEST_RETRY);
+        self.pause(cx, number, pause);
+        self.claims[number].retries = true;
+    }
+
+    fn pause(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
+        let claim = &mut self.claims[number];
+        claim.act = Some(cx.now + pause);
+        claim.retries = false;
     }
 }

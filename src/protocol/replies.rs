@@ -1,209 +1,214 @@
-//! What the store says: answers, failures, pushed grants.
+//! What the store says: answers and pushed grants.
 //!
 //! The rules that safety hangs on are here; each was found by breaking the design without it. See DESIGN in the
 //! README's "how it works", and the simulator's planted mistakes.
 
-use std::time::Duration;
-
 use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::protocol::claims::{Leaving, Owner, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
-use crate::protocol::key_state::{KeyState, Owner, Phase, RequestKind, Yielded};
-use crate::protocol::message::{Executed, Grant, GrantNumber, LeaseTimes, NO_TICK, Reply};
-use crate::protocol::step::{AcquireError, Effect, Flaw, KeyEvent, Outcome, Tag, ms};
+use crate::protocol::failures::Failing;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key_state::{KeyState, Reclaim};
+use crate::protocol::line::Caller;
+use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Reply, Unanswered};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
-/// Failures in a row after which the callers of a line hear of it.
-const PATIENCE: u32 = 2;
+/// So many answers in a row that are too old to be used, then the lease is left to others: it would be extended without
+/// end, and never be used.
+const STALE_ANSWERS: u32 = 3;
 
-/// The first failure may be the connection's, and the next try finds another: the keeper's. A restarted server has
-/// broken that one too, and nobody knows before it is used; the third try opens one.
-fn is_worth_another(error: &StoreError, fails: u32) -> bool {
-    fails == 0 || (fails == 1 && matches!(error.kind(), StoreErrorKind::Interrupted))
-}
+impl<P: Plant> KeyState<P> {
+    /// What was asked, if the claim is not over and nothing was asked since.
+    pub(crate) fn take_asked(&mut self, tag: Tag) -> Option<RequestKind> {
+        let claim = self.claims.get_mut(tag.claim)?;
+        let asking = claim.asking.filter(|asking| asking.seq == tag.seq)?;
+        claim.asking = None;
+        Some(asking.what)
+    }
 
-impl KeyState {
     pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, tag: Tag, sent: Instant, reply: Reply) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
-        let Some(at) = self.numbered(tag.claim) else {
+        let Some(asked) = self.take_asked(tag) else {
             return;
         };
-        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
-            return;
-        };
-        self.claims[at].asking = None;
-        match (asking.what, reply) {
-            (RequestKind::Leave, reply) => self.left(cx, at, reply),
-            (what, Reply::Granted(number)) => self.granted(cx, at, what, sent, number),
-            (what, Reply::Won(number, attempt)) => {
-                self.claims[at].attempt = attempt;
-                self.granted(cx, at, what, sent, number);
+        let number = tag.claim;
+        if !matches!(reply, Reply::Refused(_)) {
+            self.error = None;
+        }
+        match (asked, reply) {
+            (_, Reply::Refused(refusal)) => {
+                self.refused(cx, number, asked, StoreError::refused(refusal));
             }
-            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Over) => {
-                self.refused_tick(cx, at, AcquireError::Over)
+            (RequestKind::Leave, reply) => self.left(cx, number, &reply),
+            (_, Reply::Granted(grant)) => self.granted(cx, number, sent, grant),
+            (_, Reply::Won(grant, attempt)) => {
+                self.claims[number].attempt = attempt;
+                self.granted(cx, number, sent, grant);
             }
-            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Early(left)) => {
-                self.refused_tick(cx, at, AcquireError::Early(ms(left)));
-            }
-            (what, Reply::Queued(left)) => self.queued(cx, at, what, sent, left),
-            (RequestKind::Yield, reply) => self.yield_refused(cx, at, reply),
-            (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, at, wait, left),
-            (RequestKind::Claim { .. }, Reply::Refused(refusal)) => {
-                let claim = self.claims.swap_remove(at);
-                self.deny_all(cx, claim.owner, StoreError::refused(refusal));
-            }
+            (_, Reply::Queued(left)) => self.queued(cx, number, sent, left),
+            (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
+            (_, Reply::Over) => self.refused_tick(cx, number, AcquireError::Over),
+            (_, Reply::Early(left)) => self.refused_tick(cx, number, AcquireError::Early(ms(left))),
+            (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, _) => {
-                cx.effects.push(Effect::Event(KeyEvent::Late));
-                let owner = self.claims[at].owner;
-                self.fails += 1;
-                self.claim_again(cx, at, owner);
+                cx.event(KeyEvent::Late);
+                let owner = self.end_number(cx, number);
+                self.in_vain(cx, owner, "claims reach the store too late");
             }
-            (RequestKind::Renew, Reply::Refused(refusal)) => {
-                self.renew_failed(cx, at, StoreError::refused(refusal));
-            }
-            (RequestKind::Renew, _) => self.gone(cx, at),
+            (RequestKind::Renew, _) => self.gone(cx, number),
+        }
+    }
+
+    /// A release that was a yield is answered as soon as the yield is known to be done.
+    fn yield_is_done(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let yielded = self.claims[number].yielded.take();
+        if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
         }
     }
 
     /// "Granted" counts from the sending of the request that was answered, because claim and renew extend as the
     /// owner.
-    fn granted(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        at: usize,
-        what: RequestKind,
-        sent: Instant,
-        number: GrantNumber,
-    ) {
-        let flaw = cx.source.rules.flaw;
-        let claim = &mut self.claims[at];
-        let counted_from = if flaw == Some(Flaw::DeadlineFromReply) {
-            cx.now
-        } else {
-            sent
-        };
-        let deadline = counted_from + claim.lease();
-        let lease = claim.lease();
-        if what == RequestKind::Yield
-            && let Some(Yielded {
-                release: Some(ticket),
-                ..
-            }) = claim.yielded.take()
-        {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
-        }
+    fn granted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, grant: GrantNumber) {
+        self.yield_is_done(cx, number);
+        let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
+        let claim = &mut self.claims[number];
+        let (lease, hold) = (claim.lease(), claim.hold());
+        let deadline = if from_reply { cx.now } else { sent } + lease;
         match &mut claim.phase {
-            Phase::Held(held) if held.number == number => {
+            Phase::Held(held) if held.number == grant => {
                 // Past the deadline it was lost before we got here: nothing revives it.
                 let slack = held.deadline.since(cx.now);
                 held.deadline = held.deadline.max(deadline);
+                held.ends = cx.now + hold;
                 claim.fails = 0;
-                cx.effects.push(Effect::Event(KeyEvent::Renewed { slack }));
-                self.schedule(cx, at);
+                cx.event(KeyEvent::Renewed { slack });
+                self.schedule(cx, number);
             }
-            Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
-            Phase::Leaving { .. } => {}
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
+            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
+            Phase::Leaving(_) => {}
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 if matches!(claim.phase, Phase::Queued { .. }) {
-                    cx.effects.push(Effect::Event(KeyEvent::FoundGranted));
+                    cx.event(KeyEvent::FoundGranted);
                 }
                 claim.may_execute_until = None;
                 if deadline.since(cx.now) < lease / 3 {
-                    cx.effects.push(Effect::Event(KeyEvent::AnswerStale));
-                    claim.phase = Phase::Confirming;
-                    self.ask(cx, at, RequestKind::Renew);
+                    self.stale(cx, number);
                 } else {
-                    self.start(cx, at, number, deadline);
+                    self.start(cx, number, grant, deadline);
                 }
             }
         }
     }
 
-    fn queued(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        at: usize,
-        what: RequestKind,
-        sent: Instant,
-        left: Option<u64>,
-    ) {
-        let claim = &mut self.claims[at];
-        claim.fails = 0;
-        claim.may_execute_until = None;
-        if what == RequestKind::Yield
-            && let Some(Yielded {
-                release: Some(ticket),
-                ..
-            }) = claim.yielded.take()
-        {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+    /// The lease is ours, and what is left of it is too little to begin with.
+    fn stale(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        cx.event(KeyEvent::AnswerStale);
+        let claim = &mut self.claims[number];
+        let (since, tries) = match claim.phase {
+            Phase::Confirming { since, tries } => (since, tries + 1),
+            _ => (cx.now, 1),
+        };
+        claim.phase = Phase::Confirming { since, tries };
+        if tries < STALE_ANSWERS {
+            return self.schedule_confirmation(cx, number, tries);
         }
+        let owner = std::mem::replace(&mut claim.owner, Owner::Nobody);
+        self.in_vain(cx, owner, "answers come too late to be used");
+    }
+
+    fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, left: Option<u64>) {
+        self.yield_is_done(cx, number);
+        let claim = &mut self.claims[number];
+        claim.may_execute_until = None;
         match claim.phase {
-            Phase::Asked | Phase::Queued { .. } => {
+            // Executed before the grant that was pushed meanwhile: it says only that t₀ could be younger.
+            Phase::Confirming { since, tries } if sent < since => {
+                self.schedule_confirmation(cx, number, tries + 1);
+            }
+            // One that was asked for when the grant was known here: so there is none, whoever pushed it.
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 claim.phase = Phase::Queued { t0: sent };
-                self.fails = 0;
-                self.outage = None;
-                self.schedule_wait(cx, at, left);
+                claim.fails = 0;
+                match &mut claim.owner {
+                    Owner::Cohort => self.strikes = 0,
+                    Owner::Solo(caller) => caller.strikes = 0,
+                    Owner::Nobody => {}
+                }
+                self.taken = Some(cx.now);
+                self.schedule_wait(cx, number, left);
                 self.deny_the_impatient(cx);
             }
-            // Executed before the grant that was pushed meanwhile; it says only that t₀ could be younger.
-            Phase::Confirming => self.ask(cx, at, RequestKind::Renew),
-            Phase::Held(_) => self.schedule(cx, at),
-            Phase::Leaving { .. } => {}
+            Phase::Held(_) => self.schedule(cx, number),
+            Phase::Leaving(_) => {}
         }
     }
 
     /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
-    fn refused_tick(&mut self, cx: &mut StepContext<'_>, at: usize, denial: AcquireError) {
-        self.fails = 0;
-        match (&self.claims[at].phase, self.claims[at].owner) {
-            (Phase::Held(_), _) => self.lose(cx, at, LostCause::Gone),
-            (Phase::Leaving { .. }, _) => {}
+    fn refused_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+        let claim = &self.claims[number];
+        match (&claim.phase, claim.owner) {
+            (Phase::Held(_), _) => self.lose(cx, number, LostCause::Gone),
+            (Phase::Leaving(_), _) => {}
             (_, owner) => {
-                self.claims.swap_remove(at);
-                if let Owner::Solo(ticket) = owner {
-                    cx.effects.push(Effect::Denied(ticket, denial));
+                self.claims.remove(number);
+                if let Owner::Solo(caller) = owner {
+                    cx.effects.push(Effect::Denied(caller.ticket, denial));
                 }
             }
         }
     }
 
-    fn busy(&mut self, cx: &mut StepContext<'_>, at: usize, waited: bool, left: Option<u64>) {
-        let claim = self.claims.swap_remove(at);
-        (self.fails, self.outage) = (0, None);
+    fn busy(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, waited: bool, left: Option<u64>) {
+        let Some(claim) = self.claims.remove(number) else {
+            return;
+        };
+        self.taken = Some(cx.now);
         match claim.owner {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
-            Owner::Solo(ticket) if claim.options.mark != NO_TICK && cx.source.rules.queues => {
-                return cx.effects.push(Effect::Denied(ticket, AcquireError::Busy));
+            Owner::Solo(caller) if !waited || claim.is_tick() && cx.source.rules.queues => {
+                return cx
+                    .effects
+                    .push(Effect::Denied(caller.ticket, caller.options.busy()));
             }
-            Owner::Solo(ticket) if waited => self.solos.push((ticket, claim.options)),
-            Owner::Solo(ticket) => cx.effects.push(Effect::Denied(ticket, AcquireError::Busy)),
-            Owner::Cohort => self.deny_the_impatient(cx),
+            Owner::Solo(caller) => {
+                self.solos.insert(caller.ticket, Caller { strikes: 0, ..caller });
+            }
+            Owner::Cohort => {
+                self.strikes = 0;
+                self.deny_the_impatient(cx);
+            }
             Owner::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
-            let third = ms(claim.term.lease_ms) / 3;
+            let third = claim.lease() / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
-            self.reclaim = Some(cx.now + cx.source.jittered(pause));
+            let at = cx.now + cx.source.jittered(pause);
+            self.reclaim = Some(Reclaim {
+                at,
+                after_failure: false,
+            });
         }
     }
 
     /// The answer to a leave.
-    fn left(&mut self, cx: &mut StepContext<'_>, at: usize, reply: Reply) {
-        if let Reply::Refused(refusal) = reply {
-            return self.leave_failed(cx, at, StoreError::refused(refusal));
-        }
-        let claim = &mut self.claims[at];
-        let Phase::Leaving { release, .. } = &mut claim.phase else {
+    fn left(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+        let claim = &mut self.claims[number];
+        let Phase::Leaving(Leaving {
+            release, repeated, ..
+        }) = &mut claim.phase
+        else {
             // Only a number that outlives its leave, which is a planted mistake, comes here.
-            self.claims.swap_remove(at);
+            self.claims.remove(number);
             return;
         };
         if let Some(ticket) = release.take() {
-            // "Not there" on a repeat may be our own first try: the lease was good when that was sent. Not so for a
+            // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
             // tick: the store knows its latest winner after it has left, so another has it, or had it.
-            let kept = reply == Reply::Done || (claim.fails > 0 && !claim.finished);
+            let kept = *reply == Reply::Done || (*repeated && !claim.finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -213,288 +218,127 @@ impl KeyState {
         }
         match claim.may_execute_until.take() {
             // The claim itself may still be executed. Left once more when it no longer can be.
-            Some(until) if reply == Reply::NotThere => {
-                cx.effects.push(Effect::Event(KeyEvent::GhostLeft));
-                claim.fails = 1;
+            Some(until) if *reply == Reply::NotThere => {
+                cx.event(KeyEvent::GhostLeft);
                 claim.act = Some(until.max(cx.now));
             }
             _ => {
-                self.claims.swap_remove(at);
+                self.claims.remove(number);
             }
         }
     }
 
     /// A yield that was not done: the old number may still own, the new one never was.
-    fn yield_refused(&mut self, cx: &mut StepContext<'_>, at: usize, reply: Reply) {
-        let claim = self.claims.swap_remove(at);
-        if let Some(mut yielded) = claim.yielded {
+    pub(crate) fn yield_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+        let claim = self.claims.remove(number);
+        if let Some(mut yielded) = claim.and_then(|claim| claim.yielded) {
             // Or it is gone; what the leave finds would look like the work of a first try.
-            if reply == Reply::Gone
+            if *reply == Reply::Gone
                 && let Some(ticket) = yielded.release.take()
             {
                 let outcome = Outcome::Lost(LostCause::Gone);
                 cx.effects.push(Effect::Released(ticket, outcome));
             }
-            self.leave_old_number(cx, yielded);
+            self.leave_old_number(cx, yielded, false);
         }
     }
 
     /// The store knows nothing of the claim, so its number is over.
-    fn gone(&mut self, cx: &mut StepContext<'_>, at: usize) {
-        let claim = &mut self.claims[at];
-        match claim.phase {
-            Phase::Held(_) => self.lose(cx, at, LostCause::Gone),
-            Phase::Leaving { .. } => {}
-            Phase::Asked | Phase::Queued { .. } if cx.source.rules.flaw == Some(Flaw::NumberTwice) => {
-                self.ask(cx, at, RequestKind::Claim { wait: true });
+    fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let number_twice = self.plant.planted(Flaw::NumberTwice);
+        match self.claims[number].phase {
+            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
+            Phase::Leaving(_) => {}
+            Phase::Asked | Phase::Queued { .. } if number_twice => {
+                self.ask(cx, number, RequestKind::Claim { wait: true });
             }
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                cx.effects.push(Effect::Event(KeyEvent::Requeued));
-                let owner = claim.owner;
-                self.claim_again(cx, at, owner);
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
+                cx.event(KeyEvent::Requeued);
+                // Whoever waits is claimed for under the next.
+                if let Owner::Solo(caller) = self.end_number(cx, number) {
+                    self.solos.insert(caller.ticket, caller);
+                }
             }
         }
     }
 
-    /// Ends a number for which somebody still waits; they are claimed for under the next.
-    fn claim_again(&mut self, cx: &mut StepContext<'_>, at: usize, owner: Owner) {
-        let claim = &mut self.claims[at];
-        let options = claim.options;
+    /// Ends a number that the store does not know, and says for whom it was.
+    fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Owner {
+        let claim = &mut self.claims[number];
+        let owner = std::mem::replace(&mut claim.owner, Owner::Nobody);
         match claim.may_execute_until.take() {
             Some(until) => {
-                cx.effects.push(Effect::Event(KeyEvent::GhostLeft));
-                claim.owner = Owner::Nobody;
-                claim.phase = Phase::Leaving {
+                cx.event(KeyEvent::GhostLeft);
+                let until = until.max(cx.now);
+                let ends = until + claim.hold();
+                claim.phase = Phase::Leaving(Leaving {
                     release: None,
-                    until: until.max(cx.now) + claim.hold(),
-                };
-                claim.fails = 1;
-                claim.act = Some(until.max(cx.now));
+                    ends,
+                    until: ends,
+                    repeated: false,
+                });
+                claim.act = Some(until);
             }
             None => {
-                self.claims.swap_remove(at);
+                self.claims.remove(number);
             }
         }
-        if self.fails >= PATIENCE {
-            let error = StoreError::new(StoreErrorKind::TimedOut, "claims reach the store too late");
-            return self.deny_all(cx, owner, error);
-        }
-        if let Owner::Solo(ticket) = owner {
-            self.solos.push((ticket, options));
-        }
+        owner
     }
 
-    pub(crate) fn failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        tag: Tag,
-        executed: Executed,
-        late_after: Instant,
-        error: StoreError,
-    ) {
-        let Some(at) = self.numbered(tag.claim) else {
-            return;
+    /// The store answers, and to no use. Whoever was told before that somebody has the key goes on.
+    fn in_vain(&mut self, cx: &mut StepContext<'_>, owner: Owner, text: &str) {
+        let failing = Failing {
+            why: Unanswered::No,
+            heard: self.taken,
+            error: StoreError::new(StoreErrorKind::TimedOut, text),
         };
-        let Some(asking) = self.claims[at].asking.filter(|asking| asking.seq == tag.seq) else {
-            return;
-        };
-        self.claims[at].asking = None;
-        match asking.what {
-            RequestKind::Claim { .. } | RequestKind::Yield => {
-                self.claim_failed(cx, at, executed, late_after, error)
-            }
-            RequestKind::Renew => self.renew_failed(cx, at, error),
-            RequestKind::Leave => self.leave_failed(cx, at, error),
-        }
-    }
-
-    /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
-    fn claim_failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        at: usize,
-        executed: Executed,
-        late: Instant,
-        error: StoreError,
-    ) {
-        self.fails += 1;
-        let owner = self.claims[at].owner;
-        // The older half of a yield is dead here since it was sent, and is left now whatever happened.
-        if let Some(yielded) = self.claims[at].yielded.take() {
-            cx.effects.push(Effect::Event(KeyEvent::LeaveRepeated));
-            self.outage.get_or_insert(cx.now);
-            self.leave_old_number(cx, yielded);
-        }
-        let claim = &mut self.claims[at];
-        if !matches!(claim.phase, Phase::Asked) {
-            // A push told us more than the answer could have.
-            return if matches!(claim.phase, Phase::Held(_)) {
-                self.schedule(cx, at)
-            } else {
-                self.schedule_retry(cx, at)
-            };
-        }
-        match executed {
-            Executed::Unknown => {
-                claim.may_execute_until = Some(late);
-                claim.fails = 1;
-                if owner == Owner::Nobody || (owner == Owner::Cohort && self.line.is_empty()) {
-                    return;
-                }
-                cx.effects.push(Effect::Event(KeyEvent::Asking));
-                self.ask(cx, at, RequestKind::Renew);
-            }
-            Executed::No => {
-                let claim = self.claims.swap_remove(at);
-                let again = matches!(error.kind(), StoreErrorKind::Interrupted) && self.fails < PATIENCE;
-                match owner {
-                    _ if !again => self.deny_or_wait(cx, owner, claim.lease(), error),
-                    Owner::Solo(ticket) => self.solos.push((ticket, claim.options)),
-                    // A line is claimed for anew by itself.
-                    Owner::Cohort | Owner::Nobody => {}
-                }
-            }
-        }
-    }
-
-    fn renew_failed(&mut self, cx: &mut StepContext<'_>, at: usize, error: StoreError) {
-        let claim = &self.claims[at];
-        let refused_for_good =
-            matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        match claim.phase {
-            Phase::Held(held) => {
-                let left = held.deadline.since(cx.now);
-                cx.effects
-                    .push(Effect::Event(KeyEvent::RenewFailed { left, error }));
-                self.schedule_retry(cx, at);
-            }
-            // A waiter rides out an outage of up to its lease: so long its place may live.
-            Phase::Queued { t0 } if !refused_for_good && cx.now.since(t0) < claim.lease() => {
-                cx.effects.push(Effect::Event(KeyEvent::WaitFailed { error }));
-                self.schedule_retry(cx, at);
-            }
-            Phase::Confirming if !refused_for_good && claim.fails < 8 => self.schedule_retry(cx, at),
-            Phase::Leaving { .. } => {}
-            Phase::Asked if is_worth_another(&error, claim.fails) => {
-                self.claims[at].fails += 1;
-                self.ask(cx, at, RequestKind::Renew);
-            }
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming => {
-                let (owner, lease) = (claim.owner, claim.lease());
-                self.claims[at].owner = Owner::Nobody;
-                self.leave(cx, at, None);
-                self.claims[at].fails = 1;
-                self.deny_or_wait(cx, owner, lease, error);
-            }
-        }
-    }
-
-    fn leave_failed(&mut self, cx: &mut StepContext<'_>, at: usize, error: StoreError) {
-        let claim = &mut self.claims[at];
-        let Phase::Leaving { release, until } = &mut claim.phase else {
-            return;
-        };
-        cx.effects.push(Effect::Event(KeyEvent::LeaveRepeated));
-        let another = cx.now < *until && is_worth_another(&error, claim.fails);
-        if !another && let Some(ticket) = release.take() {
-            cx.effects
-                .push(Effect::Released(ticket, Outcome::Failed(error.clone())));
-        }
-        if cx.now >= *until {
-            cx.effects
-                .push(Effect::Event(KeyEvent::LeaveFailed { error: Some(error) }));
-            self.claims.swap_remove(at);
-        } else if another {
-            claim.fails += 1;
-            self.ask(cx, at, RequestKind::Leave);
-        } else {
-            self.schedule_retry(cx, at);
-        }
-    }
-
-    /// A line owner lease was yielded had waited before the store went away, and waits through an outage of up to a
-    /// lease as a queued claim does. Whoever comes to a store that is away hears of it at once.
-    fn deny_or_wait(&mut self, cx: &mut StepContext<'_>, owner: Owner, lease: Duration, error: StoreError) {
-        let rides_out = self.outage.is_some_and(|since| cx.now.since(since) < lease)
-            && !matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
-        if owner != Owner::Cohort || !rides_out {
-            self.outage = None;
-            return self.deny_all(cx, owner, error);
-        }
-        self.fails = 0;
-        self.line.retain(|(ticket, options)| {
-            if !options.wait {
-                cx.effects
-                    .push(Effect::Denied(*ticket, AcquireError::Store(error.clone())));
-            }
-            options.wait
-        });
-        self.reclaim = Some(cx.now + cx.source.jittered(lease / 16));
-        cx.effects.push(Effect::Event(KeyEvent::WaitFailed { error }));
-    }
-
-    /// Everybody for whom the claim was hears of the error.
-    fn deny_all(&mut self, cx: &mut StepContext<'_>, owner: Owner, error: StoreError) {
-        match owner {
-            Owner::Cohort => {
-                self.fails = 0;
-                for (ticket, _) in self.line.drain(..) {
-                    cx.effects
-                        .push(Effect::Denied(ticket, AcquireError::Store(error.clone())));
-                }
-            }
-            Owner::Solo(ticket) => cx
-                .effects
-                .push(Effect::Denied(ticket, AcquireError::Store(error))),
-            Owner::Nobody => {}
-        }
+        self.claim_again(cx, owner, &failing);
     }
 
     /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        let Some(at) = self.numbered(grant.holder.claim) else {
+        let number = grant.holder.claim;
+        let Some(claim) = self.claims.get_mut(number) else {
             // The number that a yield under way gives up is dead, but its yield sees to it.
             return if self.pursues(grant.holder) {
-                cx.effects.push(Effect::Event(KeyEvent::PushStale));
+                cx.event(KeyEvent::PushStale);
             } else {
                 self.unknown(cx, grant);
             };
         };
-        let claim = &mut self.claims[at];
         if claim.holder != grant.holder {
-            return cx.effects.push(Effect::Event(KeyEvent::PushForged));
+            return cx.event(KeyEvent::PushForged);
         }
         let t0 = match claim.phase {
             Phase::Asked => claim.asked,
             Phase::Queued { t0 } => t0,
-            Phase::Confirming | Phase::Held(_) => return,
-            Phase::Leaving { .. } => return cx.effects.push(Effect::Event(KeyEvent::PushStale)),
+            Phase::Confirming { .. } | Phase::Held(_) => return,
+            Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
         claim.may_execute_until = None;
         claim.attempt = grant.attempt;
         // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
         // any more, as when the number is left at once because nobody wants it.
-        if let Some(Yielded {
-            release: Some(ticket),
-            ..
-        }) = claim.yielded.take()
-        {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
-        }
+        self.yield_is_done(cx, number);
+        let claim = &mut self.claims[number];
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.
-        let confirm = claim.options.fixed || !cx.source.rules.final_push;
+        let confirm = claim.fixed || !cx.source.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
-            cx.effects.push(Effect::Event(KeyEvent::PushConfirming));
-            claim.phase = Phase::Confirming;
+            cx.event(KeyEvent::PushConfirming);
+            claim.phase = Phase::Confirming {
+                since: cx.now,
+                tries: 0,
+            };
             if claim.asking.is_none() {
-                self.ask(cx, at, RequestKind::Renew);
+                self.ask(cx, number, RequestKind::Renew);
             }
         } else {
-            cx.effects.push(Effect::Event(KeyEvent::PushUsed));
-            self.start(cx, at, grant.number, deadline);
+            cx.event(KeyEvent::PushUsed);
+            self.start(cx, number, grant.number, deadline);
         }
     }
 
@@ -502,121 +346,23 @@ impl KeyState {
     /// way until it ends.
     fn unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         if grant.holder.node != cx.source.node {
-            return cx.effects.push(Effect::Event(KeyEvent::PushForged));
+            return cx.event(KeyEvent::PushForged);
         }
-        cx.effects.push(Effect::Event(KeyEvent::UnknownLeft));
+        cx.event(KeyEvent::UnknownLeft);
         let term = LeaseTimes {
             lease_ms: grant.lease_ms,
             margin_ms: grant.lease_ms,
         };
-        self.leave_old_number(
-            cx,
-            Yielded {
-                from: grant.holder,
-                term,
-                release: None,
-            },
-        );
-        if cx.source.rules.flaw == Some(Flaw::UnknownKept) {
-            let at = self.claims.len() - 1;
-            self.claims[at].owner = Owner::Cohort;
-            self.start(cx, at, grant.number, cx.now + ms(grant.lease_ms));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::key::Key;
-    use crate::protocol::context::Seed;
-    use crate::protocol::message::{Name, NodeId};
-    use crate::protocol::shard::Shard;
-    use crate::protocol::step::{AcquireOptions, Input, Rules, Ticket};
-
-    #[test]
-    fn a_line_rides_out_an_outage_of_up_to_a_lease_at_a_yield() {
-        let (mut now, mut effects) = (Instant::from_nanos(1), Vec::new());
-        let rules = Rules {
-            burst: 1,
-            ..Rules::default()
-        };
-        let mut shard = Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules);
-        let name = Name::lock(Key::from("a"));
-        let term = LeaseTimes {
-            lease_ms: 1000,
-            margin_ms: 250,
-        };
-        let options = AcquireOptions {
+        let yielded = Yielded {
+            from: grant.holder,
             term,
-            wait: true,
-            fixed: false,
-            mark: NO_TICK,
-            limit: 10,
+            release: None,
         };
-        let tickets: Vec<Ticket> = (0..4).map(|_| shard.issue()).collect();
-        for ticket in &tickets {
-            shard.handle(now, &name, Input::Lock(*ticket, options), &mut effects);
+        self.leave_old_number(cx, yielded, false);
+        if self.plant.planted(Flaw::UnknownKept) {
+            let number = grant.holder.claim;
+            self.claims[number].owner = Owner::Cohort;
+            self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
         }
-        let sent = |effects: &[Effect]| {
-            let mut outgoing = effects.iter().rev().filter_map(|effect| match effect {
-                Effect::Send(outgoing) if outgoing.request.verb != crate::protocol::message::Verb::Leave => {
-                    Some(outgoing.tag)
-                }
-                _ => None,
-            });
-            outgoing.next().expect("a request")
-        };
-        let tag = sent(&effects);
-        let reply = Reply::Granted(7);
-        shard.handle(
-            now,
-            &name,
-            Input::Answered {
-                tag,
-                sent: now,
-                reply,
-            },
-            &mut effects,
-        );
-        // Once handed on, then yielded.
-        shard.handle(now, &name, Input::Release(tickets[0]), &mut effects);
-        shard.handle(now, &name, Input::Release(tickets[1]), &mut effects);
-        let began = now;
-        let mut denied_after = None;
-        let mut tag = sent(&effects);
-        while denied_after.is_none() {
-            assert!(now.since(began) < ms(3000), "neither served nor denied");
-            effects.clear();
-            let error = StoreError::new(StoreErrorKind::Unreachable, "refused");
-            let failed = Input::Failed {
-                tag,
-                executed: Executed::No,
-                late_after: now,
-                error,
-            };
-            shard.handle(now, &name, failed, &mut effects);
-            if effects
-                .iter()
-                .any(|effect| matches!(effect, Effect::Denied(_, AcquireError::Store(_))))
-            {
-                denied_after = Some(now.since(began));
-                break;
-            }
-            // Until the line is claimed for again.
-            effects.clear();
-            while !effects
-                .iter()
-                .any(|e| matches!(e, Effect::Send(p) if matches!(p.request.verb, crate::protocol::message::Verb::Claim { .. })))
-            {
-                now = shard.next_due().expect("something is due").max(now + ms(1));
-                let _ = shard.wake_next(now, &mut effects);
-            }
-            tag = sent(&effects);
-        }
-        assert!(
-            denied_after.is_some_and(|after| after >= ms(1000)),
-            "{denied_after:?}"
-        );
     }
 }

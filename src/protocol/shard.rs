@@ -5,31 +5,41 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 
+use crate::error::StoreError;
 use crate::protocol::context::{Seed, Source, StepContext};
+use crate::protocol::flaw::{Plant, Sound};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::message::{Fence, Holder, Name, NodeId};
-use crate::protocol::step::{AcquireError, Effect, Input, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 
-/// The engine for the keys owner hash falls here. Shards know nothing of each other, so that no lock is global.
+/// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
-pub struct Shard {
-    keys: HashMap<Name, KeyState, RandomState>,
+pub struct Shard<P = Sound> {
+    plant: P,
+    keys: HashMap<Name, KeyState<P>, RandomState>,
     timers: BTreeSet<(Instant, Name)>,
     source: Source,
     tickets: u64,
-    closed: bool,
 }
 
-impl Shard {
+impl Shard<Sound> {
     /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
     pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+        Shard::with_plant(node, index, of, seed, rules, Sound)
+    }
+}
+
+impl<P: Plant> Shard<P> {
+    /// The same, with a mistake planted.
+    #[doc(hidden)]
+    pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: P) -> Self {
         Shard {
+            plant,
             keys: HashMap::default(),
             timers: BTreeSet::new(),
             source: Source::new(node, index, of, seed, rules),
             tickets: 0,
-            closed: false,
         }
     }
 
@@ -42,15 +52,28 @@ impl Shard {
     /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
         match &input {
-            Input::Lock(ticket, _) if self.closed => {
+            Input::Lock(ticket, _) if self.source.is_closed => {
                 return effects.push(Effect::Denied(*ticket, AcquireError::Closed));
+            }
+            // No step: it happens for every grant, and leads to nothing.
+            Input::Fetched(ticket) => {
+                if let Some(key) = self.keys.get_mut(name) {
+                    key.fetched(*ticket);
+                }
+                return;
             }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
-                self.keys.insert(name.clone(), KeyState::default());
+                self.keys.insert(
+                    name.clone(),
+                    KeyState {
+                        plant: self.plant,
+                        ..KeyState::default()
+                    },
+                );
             }
             Input::Release(ticket) | Input::Finish(ticket) if !self.keys.contains_key(name) => {
-                return effects.push(KeyState::released_too_late(*ticket));
+                return effects.push(KeyState::<P>::released_too_late(*ticket));
             }
             _ => {}
         }
@@ -81,16 +104,41 @@ impl Shard {
         Some(name)
     }
 
-    /// The inbox is open again: grants may have been missed, so every waiting claim is renewed.
-    /// `told` hears of the effects name by name.
-    pub fn opened(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.each(|key, cx| key.opened(cx), now, effects, told);
+    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed; while
+    /// nobody knows, every waiting claim looks often. `told` hears of the effects name by name.
+    pub fn inbox(
+        &mut self,
+        now: Instant,
+        state: InboxState,
+        effects: &mut Vec<Effect>,
+        told: impl FnMut(&Name, &[Effect]),
+    ) {
+        let before = std::mem::replace(&mut self.source.inbox, state);
+        if before != state || state == InboxState::Confirmed {
+            self.each(|key, cx| key.inbox(cx), now, effects, told);
+        }
+    }
+
+    /// A connection opened: whatever failed and waits to be tried again is tried now. `told` hears of the effects name
+    /// by name.
+    pub fn reachable(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+        self.each(|key, cx| key.reachable(cx), now, effects, told);
+    }
+
+    /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
+    pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
+        self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
+    }
+
+    /// What kept this key's requests from being answered since the last answer.
+    pub fn last_error(&self, name: &Name) -> Option<StoreError> {
+        self.keys.get(name)?.error.clone()
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
     /// hears of the effects name by name.
     pub fn close(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.closed = true;
+        self.source.is_closed = true;
         self.each(|key, cx| key.close(cx), now, effects, told);
     }
 
@@ -148,7 +196,7 @@ impl Shard {
 
     fn each(
         &mut self,
-        f: impl Fn(&mut KeyState, &mut StepContext<'_>),
+        f: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
         now: Instant,
         effects: &mut Vec<Effect>,
         mut told: impl FnMut(&Name, &[Effect]),
@@ -170,7 +218,7 @@ impl Shard {
         now: Instant,
         name: &Name,
         effects: &mut Vec<Effect>,
-        step: impl FnOnce(&mut KeyState, &mut StepContext<'_>),
+        step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>),
     ) {
         let Some(key) = self.keys.get_mut(name) else {
             return;

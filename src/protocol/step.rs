@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    ClaimNumber, Executed, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime,
+    ClaimNumber, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime, Unanswered,
 };
 use crate::protocol::time::Instant;
 
@@ -37,6 +37,19 @@ pub struct AcquireOptions {
     pub mark: TickTime,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
+    /// As many wait in this process, for whatever key, as may: refuse if this caller would have to wait, too.
+    pub node_is_full: bool,
+}
+
+impl AcquireOptions {
+    /// What a caller is told that would have to wait and does not.
+    pub(crate) fn busy(&self) -> AcquireError {
+        if self.node_is_full {
+            AcquireError::NodeFull
+        } else {
+            AcquireError::Busy
+        }
+    }
 }
 
 /// Which request an answer belongs to: a claim, and the how-manieth request of that claim.
@@ -53,6 +66,9 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
     Lock(Ticket, AcquireOptions),
+    /// A caller took up what it was granted: from here on there is a guard. A lease that nobody takes up is renewed
+    /// for one lease, then it is given back.
+    Fetched(Ticket),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
@@ -72,10 +88,12 @@ pub enum Input {
     Failed {
         /// Which request.
         tag: Tag,
-        /// Whether it may have been executed, or may still be.
-        executed: Executed,
+        /// Whether it may have been executed, or may still be, and what to do about it.
+        why: Unanswered,
         /// From when on the store refuses it as late.
         late_after: Instant,
+        /// When its server was last heard, if it ever was.
+        heard: Option<Instant>,
         /// What happened.
         error: StoreError,
     },
@@ -107,10 +125,45 @@ pub struct Outgoing {
     pub tag: Tag,
     /// What to ask.
     pub request: Request,
-    /// What is at lease_left: how long the lease behind it is still good for. Bounds how long its carrier may hope.
-    pub lease_left: Duration,
-    /// Who waits for this very answer, if anybody does: then it goes by the fastest way.
-    pub caller: Option<Ticket>,
+    /// The lease of its claim. A quarter of it is the request's time.
+    pub lease: Duration,
+    /// What it is for.
+    pub class: Class,
+}
+
+/// What a request is for. It decides what goes first: what comes first here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A holder's lease is renewed.
+    OwnerRenewal,
+    /// A lease is given back: leave, finish, yield.
+    Leave,
+    /// A waiter says that it is alive, asks what became of its claim, or makes sure of its grant.
+    WaiterRenewal,
+    /// Something is claimed.
+    Claim,
+}
+
+impl Class {
+    /// All of them, the most urgent first.
+    pub(crate) const ALL: [Class; 4] = [
+        Class::OwnerRenewal,
+        Class::Leave,
+        Class::WaiterRenewal,
+        Class::Claim,
+    ];
+}
+
+/// Whether grants are pushed to this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum InboxState {
+    /// They are.
+    Confirmed,
+    /// Nobody knows: whoever waits looks often.
+    #[default]
+    Unconfirmed,
+    /// They are not and will not be: whoever waits looks each third of a lease.
+    Refused,
 }
 
 /// Why a caller gets no lock.
@@ -123,6 +176,8 @@ pub enum AcquireError {
         /// How many.
         waiting: usize,
     },
+    /// Too many wait already in this process, for whatever keys.
+    NodeFull,
     /// The store did not do it.
     Store(StoreError),
     /// The tick is over: it was run, or skipped.
@@ -185,6 +240,8 @@ pub enum KeyEvent {
     Requeued,
     /// The burst was over and the lease was yielded.
     Yielded,
+    /// A grant was shorter than whoever is first in the line wants, and was yielded.
+    TooShort,
     /// The answer to a leave or yield got lost; it is repeated.
     LeaveRepeated,
     /// The store could not be told in time that a lease is over; it ends by itself.
@@ -201,7 +258,7 @@ pub enum KeyEvent {
     },
 }
 
-/// The numbers that the engine goes by. They do not change.
+/// The numbers that the key machine goes by. They do not change.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// So many times in a row a lease is handed on locally, then other nodes get their turn.
@@ -212,9 +269,6 @@ pub struct Rules {
     pub queues: bool,
     /// A pushed grant may be used at once.
     pub final_push: bool,
-    /// Mistakes to plant.
-    #[doc(hidden)]
-    pub flaw: Option<Flaw>,
 }
 
 impl Default for Rules {
@@ -224,31 +278,8 @@ impl Default for Rules {
             burst_time: Duration::from_millis(20),
             queues: true,
             final_push: true,
-            flaw: None,
         }
     }
-}
-
-/// Mistakes to plant, so that the simulator can show that it finds them. Never set outside of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Flaw {
-    /// The deadline counts from the answer.
-    DeadlineFromReply,
-    /// A renewal that was answered late revives a lost guard.
-    LateRenewalRevives,
-    /// A lost claim is sent again under its number.
-    NumberTwice,
-    /// t₀ is taken when a refresh is sent, not when it is answered.
-    UnansweredRefresh,
-    /// A yield goes on under its old number.
-    YieldKeepsNumber,
-    /// A number lives on until its leave is answered.
-    LeaveKeepsNumber,
-    /// A grant for an unknown claim is kept.
-    UnknownKept,
-    /// A cancelled waiter's claim is forgotten without a word.
-    CancelledForgotten,
 }
 
 pub(crate) fn ms(ms: u64) -> Duration {

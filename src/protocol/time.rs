@@ -3,7 +3,7 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// Nanoseconds on a clock that never steps and counts suspended time. The engine is told the time; it never asks.
+/// Nanoseconds on a clock that never steps and counts suspended time. The machines are told the time; they never ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 

@@ -1,6 +1,6 @@
 //! Decides, tick by tick, whether this node runs the job. Knows leases and ticks, and no cron crate.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -9,46 +9,23 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use crate::driver::handle::Handle;
+use crate::driver::jobs::Jobs;
+use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
 use crate::observe;
+use crate::primitives::acquire::Unacquired;
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::{Mutex as Lock, Refusal};
+use crate::primitives::tick::acquire_tick;
 use crate::protocol::message::TickTime;
-use crate::runtime::handle::Handle;
-use crate::runtime::slot::lock;
+
 use crate::scheduler::policy::{JobOutput, TickOutcome};
 use crate::scheduler::tick::Tick;
 
 /// The pauses between attempts while the store is away.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-
-/// What the jobs of one node share.
-#[derive(Debug, Default)]
-pub(crate) struct Jobs {
-    names: Mutex<HashSet<Key>>,
-    /// No tick is pursued any more.
-    pub(crate) closing: CancellationToken,
-    /// What still runs is cancelled.
-    cancelling: CancellationToken,
-    /// What runs, by its fence, and how it is told.
-    running: Mutex<HashMap<u64, CancellationToken>>,
-    /// Every pursuit of a tick.
-    pub(crate) pursuits: TaskTracker,
-}
-
-impl Jobs {
-    /// Cancels what runs. Each run is told from here, not from its own task, which a job may be blocking while others
-    /// work for it.
-    pub(crate) fn cancel(&self) {
-        self.cancelling.cancel();
-        let running: Vec<_> = lock(&self.running).values().cloned().collect();
-        running.iter().for_each(CancellationToken::cancel);
-    }
-}
 
 /// One job of this node.
 pub(crate) struct Gate {
@@ -89,7 +66,7 @@ impl Drop for Running<'_> {
 impl Gate {
     /// `None` when this node has a job of that name.
     pub(crate) fn new(handle: Handle, name: Key, lease: Duration) -> Option<Gate> {
-        let jobs = handle.attached::<Jobs>();
+        let jobs = handle.jobs().clone();
         let is_new = lock(&jobs.names).insert(name.clone());
         is_new.then(|| Gate {
             handle,
@@ -133,12 +110,12 @@ impl Gate {
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
         loop {
-            // The engine may fire one tick again and again, every 500 ms when its own store cannot be written: whoever is
-            // after it here already will do.
+            // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
+            // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
                 return TickOutcome::Elsewhere;
             };
-            let entering = Lock::tick(self.handle.clone(), self.name.clone(), self.lease, mark);
+            let entering = acquire_tick(&self.handle, &self.name, self.lease, mark);
             let entered = tokio::select! {
                 biased;
                 () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
@@ -149,10 +126,10 @@ impl Gate {
                     Run::Over(outcome) => return outcome,
                     Run::Lost => continue,
                 },
-                Err(Refusal::Over) => return TickOutcome::Elsewhere,
+                Err(Unacquired::Over) => return TickOutcome::Elsewhere,
                 // The store's clock decides when it is time. Later ticks may fire meanwhile, where this node's clock is
                 // ahead by more than their distance: they are early, too, and no reason to let go of this one.
-                Err(Refusal::Early(left)) => {
+                Err(Unacquired::Early(left)) => {
                     drop(pursued);
                     tokio::select! {
                         biased;
@@ -160,14 +137,14 @@ impl Gate {
                         () = sleep(left) => continue,
                     }
                 }
-                Err(Refusal::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
-                Err(Refusal::Error(Error::Closed { .. })) => return TickOutcome::Drained,
-                Err(Refusal::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
+                Err(Unacquired::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
+                Err(Unacquired::Error(Error::Closed { .. })) => return TickOutcome::Drained,
+                Err(Unacquired::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
                     observe::job_refused(&self.name, &error);
                     return TickOutcome::Refused;
                 }
                 // Fail closed: nobody runs until the store is back, and then only the newest tick.
-                Err(Refusal::Error(error)) => {
+                Err(Unacquired::Error(error)) => {
                     observe::tick_waits(&self.name, mark, &error);
                     pause = (2 * pause).min(RETRY.1);
                     pause.mul_f64(0.5 + fastrand::f64() * 0.5)
@@ -188,6 +165,7 @@ impl Gate {
         is_new.then(|| Pursued(self, mark))
     }
 
+    #[allow(clippy::too_many_lines, reason = "one run from its beginning to its end")]
     async fn run<F, Fut>(&self, guard: Guard, mark: TickTime, work: &F) -> Run
     where
         F: Fn(Tick) -> Fut,

@@ -80,7 +80,7 @@ use uuid::Uuid;
 use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
-use crate::scheduler::gate::{Gate, Jobs};
+use crate::scheduler::gate::Gate;
 use crate::scheduler::job::JobFuture;
 use crate::scheduler::policy::JobOutput;
 use crate::scheduler::tick::Tick;
@@ -156,7 +156,7 @@ impl Locks {
     /// # Panics
     /// Outside of a tokio runtime with time enabled.
     pub async fn drain(&self, timeout: Duration) -> Result<(), StillRunning> {
-        let jobs = self.handle().attached::<Jobs>();
+        let jobs = self.handle().jobs().clone();
         jobs.closing.cancel();
         jobs.pursuits.close();
         if tokio::time::timeout(timeout, jobs.pursuits.wait()).await.is_ok() {

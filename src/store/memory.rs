@@ -1,17 +1,17 @@
-//! A store in this process's memory: the [ledger](crate::protocol::ledger) behind a mutex.
+//! A store in this process's memory: the ledger of `protocol/` behind a mutex.
 //!
 //! Exclusive between everybody who shares the handle, and between nobody else: the embedded default, for tests,
 //! examples and services of one process.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::{pending, ready};
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
-use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Name, NodeId, Reply};
+use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
 ///
@@ -55,6 +55,7 @@ impl MemoryStore {
 
     /// Reaches under the store, as a foreign client of a Redis would.
     #[cfg(any(test, feature = "testing"))]
+    #[doc(hidden)]
     pub fn with_ledger<T>(&self, f: impl FnOnce(&mut Ledger, u64) -> T) -> T {
         f(&mut self.lock().ledger, now_us())
     }
@@ -94,71 +95,59 @@ impl Store for MemoryStore {
         }
     }
 
-    fn route(&self, _: &Name) -> ServerId {
+    fn server(&self, _: &Name) -> ServerId {
         ServerId(0)
     }
 
+    fn describe(&self, _: ServerId) -> String {
+        "memory".into()
+    }
+
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        Some(self)
+    }
+
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
-        let link: Arc<dyn Link> = Arc::new(self.clone());
-        Box::pin(ready(Ok(link)))
+        Box::pin(ready(Err(needs_no("connection"))))
     }
 
-    fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError> {
-        let store = self.clone();
-        Box::pin(async move {
-            let _open = Inbox::open(store, node, sink);
-            pending().await
-        })
+    fn inbox(&self, _: ServerId, _: NodeId, _: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
+        Box::pin(ready(Err(needs_no("subscription"))))
     }
 }
 
-/// A node that listens. Dropped with the future that serves it.
-struct Inbox {
-    store: MemoryStore,
-    node: NodeId,
+fn needs_no(what: &str) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("memory needs no {what}"),
+    )
 }
 
-impl Inbox {
-    fn open(store: MemoryStore, node: NodeId, sink: Sink) -> Self {
-        {
-            let mut shared = store.lock();
-            shared.ledger.listens(node, true);
-            shared.inboxes.insert(node, sink.clone());
-        }
-        sink(InboxEvent::Open);
-        Inbox { store, node }
-    }
-}
-
-impl Drop for Inbox {
-    fn drop(&mut self) {
-        let mut shared = self.store.lock();
-        shared.ledger.listens(self.node, false);
-        shared.inboxes.remove(&self.node);
-    }
-}
-
-impl Link for MemoryStore {
-    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
+impl AtOnce for MemoryStore {
+    fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let mut pushes = Vec::new();
-        let (answer, calls) = {
-            let mut shared = self.lock();
-            shared.ledger.set_date(date_ms());
-            let answer = shared.ledger.apply(now_us(), &batch, &mut pushes);
-            let calls: Vec<_> = pushes
-                .into_iter()
-                .filter_map(|grant| Some((shared.inboxes.get(&grant.holder.node)?.clone(), grant)))
-                .collect();
-            (answer, calls)
-        };
-        // Outside of the store's mutex: a sink reaches into another node's engine.
-        for (sink, grant) in calls {
-            sink(InboxEvent::Granted(grant));
+        let mut shared = self.lock();
+        shared.ledger.set_date(date_ms());
+        let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);
+        for grant in pushes {
+            // A sink takes a note of it and no more.
+            if let Some(sink) = shared.inboxes.get(&grant.holder.node) {
+                sink(InboxEvent::Granted(grant));
+            }
         }
-        Box::pin(ready(Ok(answer)))
+        reply
     }
 
     fn time(&self) -> u64 {
         now_us()
+    }
+
+    fn listen(&self, node: NodeId, sink: Option<Sink>) {
+        let mut shared = self.lock();
+        shared.ledger.listens(node, sink.is_some());
+        match sink {
+            Some(sink) => shared.inboxes.insert(node, sink),
+            None => shared.inboxes.remove(&node),
+        };
     }
 }

@@ -1,8 +1,8 @@
 //! Where leases are kept: the contract, and the stores that keep it.
 //!
 //! A store applies batches of requests and pushes grants. It has no policy: it waits for nothing, retries nothing
-//! and sets no deadline. What the verbs do is written down in executable form in [`ledger`](crate::protocol::ledger); every store gives the
-//! replies that the ledger gives.
+//! and sets no deadline. What the verbs do is written down in executable form, `protocol/ledger.rs`; every store gives
+//! the replies that the ledger gives.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId};
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 
 pub mod memory;
 #[cfg(feature = "redis")]
@@ -19,7 +19,7 @@ pub mod redis;
 /// A boxed future, so that a store can stand behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Takes what arrives in a node's inbox. Called on the inbox's task; must not block.
+/// Takes what is pushed to a node. Must not block.
 pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
 /// Which of a store's servers answers for a name. A single server has one route.
@@ -44,15 +44,40 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     fn abilities(&self) -> Abilities;
 
     /// Which server answers for `name`; asked each time a request is sent.
-    fn route(&self, name: &Name) -> ServerId;
+    fn server(&self, name: &Name) -> ServerId;
 
-    /// Opens a connection of its own to a server, driven by the tokio runtime that this is called on, if it needs
-    /// one. Checks what must be checked of a server before it is trusted.
-    fn connect(&self, route: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
+    /// A server's name, for errors. No password is in it.
+    fn describe(&self, server: ServerId) -> String;
 
-    /// Serves the inbox of `node`, until it breaks: calls `sink` with [`InboxEvent::Open`] once grants arrive, and with
-    /// each grant. Opening it again is the caller's affair. The future may be dropped at any time.
-    fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError>;
+    /// The store itself, if it answers at once.
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        None
+    }
+
+    /// Opens a connection of its own to a server, on the runtime that this is called on. Checks what must be checked of a
+    /// server before it is trusted. Without a deadline; the future may be dropped at any time.
+    fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
+
+    /// Opens the inbox of `node` at a server, on the runtime that this is called on: from then on `sink` is called with
+    /// each grant. Without a deadline; the future may be dropped at any time.
+    fn inbox(
+        &self,
+        server: ServerId,
+        node: NodeId,
+        sink: Sink,
+    ) -> BoxFuture<'static, Result<Inbox, StoreError>>;
+}
+
+/// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.
+pub trait AtOnce {
+    /// Applies a batch. Grants for others are pushed to their inboxes. `replies` is empty and has room for them.
+    fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply;
+
+    /// The store's clock in microseconds.
+    fn time(&self) -> u64;
+
+    /// Opens the inbox of `node`, or closes it.
+    fn listen(&self, node: NodeId, sink: Option<Sink>);
 }
 
 /// One connection. Dropping the last handle, and the futures that came from it, closes it.
@@ -63,6 +88,31 @@ pub trait Link: Debug + Send + Sync + 'static {
 
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
+
+    /// What the server's operator should know, found when the connection was opened.
+    fn warnings(&self) -> &[String] {
+        &[]
+    }
+}
+
+/// An inbox that is open. Dropping it closes it.
+pub struct Inbox {
+    /// Asks it for a sign of life.
+    pub pings: Box<dyn Ping>,
+    /// Serves it, and ends when it breaks.
+    pub ended: BoxFuture<'static, StoreError>,
+}
+
+/// Asks for a sign of life.
+pub trait Ping: Send {
+    /// Resolves when there is one, without a deadline.
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+impl Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").finish_non_exhaustive()
+    }
 }
 
 pub(crate) mod sealed {

@@ -2,7 +2,10 @@
 
 use crate::error::{StoreError, StoreErrorKind};
 
-pub mod sim;
+/// Waits until everything that happened in the background so far was told to subscriber and recorder.
+pub fn flush_events() {
+    crate::driver::events::flush();
+}
 
 /// What a batch without an answer ends with.
 pub fn timed_out() -> StoreError {

@@ -103,7 +103,7 @@ async fn renews_while_held() {
 async fn a_fixed_lease_ends() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
-    let guard = locks.mutex("a").fixed(ms(100)).lock().await.unwrap();
+    let guard = locks.mutex("a").fixed(ms(400)).lock().await.unwrap();
     assert_eq!(soon(guard.lost()).await, LostCause::Ended);
     assert!(!guard.is_held());
     soon(other.mutex("a").lock())
@@ -298,12 +298,13 @@ async fn lines_have_an_end() {
             );
         }
     }
-    let refused = locks.mutex("c").lock().await.unwrap_err();
+    // As many wait in this process as may. Whoever would have to wait is refused, and nobody else.
+    let refused = locks.mutex("b").lock().await.unwrap_err();
     assert!(
         refused.is_busy()
             && matches!(
                 refused,
-                Error::QueueFull {
+                Error::NodeFull {
                     waiting: 5,
                     limit: 5,
                     ..
@@ -311,6 +312,10 @@ async fn lines_have_an_end() {
             ),
         "{refused:?}"
     );
+    assert!(!refused.to_string().contains("wait for"), "{refused}");
+    drop(soon(locks.mutex("c").lock()).await.unwrap());
+    assert!(soon(locks.mutex("d").try_lock()).await.unwrap().is_some());
+    assert!(soon(locks.mutex("a").try_lock()).await.unwrap().is_none());
     // Who leaves makes room.
     line.truncate(4);
     let room = Box::pin(locks.mutex("b").lock());

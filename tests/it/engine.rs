@@ -1,95 +1,13 @@
-//! The engine, told what to see: answers that no store gives on demand.
+//! The key machine, told what to see: answers that no store gives on demand.
 
 use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::context::Seed;
-use tenure::protocol::message::{Grant, LeaseTimes, NO_TICK, Name, NodeId, Reply, TickTime, Verb};
-use tenure::protocol::shard::Shard;
-use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Outgoing, Rules, Ticket};
-use tenure::protocol::time::Instant;
+use tenure::protocol::message::{Grant, Name, Reply, Verb};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
 
-/// A shard, its key, and what it sent.
-struct Engine {
-    shard: Shard,
-    name: Name,
-    now: Instant,
-    effects: Vec<Effect>,
-}
-
-impl Engine {
-    fn new(rules: Rules) -> Self {
-        Engine::of(Name::lock(Key::from("a")), rules)
-    }
-
-    fn of(name: Name, rules: Rules) -> Self {
-        Engine {
-            shard: Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules),
-            name,
-            now: Instant::from_nanos(1_000_000_000),
-            effects: Vec::new(),
-        }
-    }
-
-    fn tell(&mut self, input: Input) {
-        self.shard.handle(self.now, &self.name, input, &mut self.effects);
-    }
-
-    fn lock(&mut self, fixed: bool) -> Ticket {
-        self.want(fixed, NO_TICK)
-    }
-
-    fn tick(&mut self, mark: TickTime) -> Ticket {
-        self.want(false, mark)
-    }
-
-    fn want(&mut self, fixed: bool, mark: TickTime) -> Ticket {
-        let ticket = self.shard.issue();
-        let want = AcquireOptions {
-            term: LeaseTimes {
-                lease_ms: 1000,
-                margin_ms: 250,
-            },
-            wait: true,
-            fixed,
-            mark,
-            limit: 10,
-        };
-        self.tell(Input::Lock(ticket, want));
-        ticket
-    }
-
-    /// The latest request.
-    fn sent(&self) -> Outgoing {
-        let sent = self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Send(outgoing) => Some(outgoing.clone()),
-            _ => None,
-        });
-        sent.expect("a request")
-    }
-
-    fn answer(&mut self, reply: Reply) {
-        let (tag, sent) = (self.sent().tag, self.now);
-        self.tell(Input::Answered { tag, sent, reply });
-    }
-
-    /// Until the next timer.
-    fn passes(&mut self) -> Duration {
-        let due = self.shard.next_due().expect("something is due");
-        let passed = due.since(self.now);
-        self.now = due;
-        self.shard.wake(self.now, &mut self.effects);
-        passed
-    }
-
-    fn denial(&self, of: Ticket) -> Option<&AcquireError> {
-        self.effects.iter().find_map(|effect| match effect {
-            Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
-            _ => None,
-        })
-    }
-}
+use crate::machine::{Machine as Engine, ms, options};
 
 fn a_job(queues: bool) -> Engine {
     Engine::of(
@@ -103,10 +21,7 @@ fn a_job(queues: bool) -> Engine {
 
 /// The first of three has handed on to the second, whose release is a yield.
 fn yielding() -> (Engine, [Ticket; 3]) {
-    let mut engine = Engine::new(Rules {
-        burst: 1,
-        ..Rules::default()
-    });
+    let mut engine = Engine::yielding();
     let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
     engine.answer(Reply::Granted(7));
     engine.tell(Input::Release(tickets[0]));
@@ -159,27 +74,213 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
 }
 
 #[test]
-fn a_claim_that_is_due_again_waits_for_our_own_leave() {
-    let mut engine = Engine::new(Rules {
-        queues: false,
-        ..Rules::default()
-    });
-    let holder = engine.lock(true);
-    engine.answer(Reply::Granted(7));
-    engine.lock(false);
-    engine.answer(Reply::Busy(Some(5)));
-    engine.tell(Input::Cancel(holder));
+fn a_claim_follows_our_own_leave_at_once() {
+    let mut engine = Engine::new(Rules::default());
+    let holder = engine.holder(1000);
+    engine.tell(Input::Release(holder));
     assert_eq!(engine.sent().request.verb, Verb::Leave);
-    engine.now = engine.now + Duration::from_millis(10);
-    for _ in 0..3 {
-        let _ = engine.shard.wake_next(engine.now, &mut engine.effects);
-    }
-    assert!(
-        engine.shard.next_due().is_none_or(|due| due > engine.now),
-        "due for ever"
-    );
-    engine.answer(Reply::Done);
+    engine.lock(false);
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
+}
+
+#[test]
+fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
+    let mut engine = Engine::new(Rules::default());
+    let ticket = engine.lock(false);
+    let (mut requests, mut leaves) = (0, 0);
+    while engine.denial(ticket).is_none() {
+        let (outgoing, sent) = (engine.sent(), engine.now);
+        let verb = outgoing.request.verb;
+        engine.later(ms(900));
+        if matches!(verb, Verb::Leave) {
+            leaves += 1;
+            engine.answer(Reply::Done);
+            continue;
+        }
+        requests += 1;
+        assert!(requests < 20, "confirming without end");
+        let before = engine.sends();
+        engine.answer_to(&outgoing, sent, Reply::Granted(7));
+        if engine.sends() == before {
+            let pause = engine.passes();
+            assert!(pause >= ms(18), "asked again after {pause:?}");
+        } else if let Some(leave) = engine.effects.iter().rev().find_map(|effect| match effect {
+            Effect::Send(outgoing) if outgoing.request.verb == Verb::Leave => Some(outgoing.clone()),
+            _ => None,
+        }) && leave.tag.claim == outgoing.tag.claim
+        {
+            leaves += 1;
+        }
+    }
+    assert!(matches!(engine.denial(ticket), Some(AcquireError::Store(_))));
+    assert!(leaves >= 2, "nobody else was let in");
+}
+
+#[test]
+fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
+    let mut engine = Engine::new(Rules::default());
+    let ticket = engine.lock(false);
+    engine.answer(Reply::Queued(Some(60_000)));
+    let claim = engine.sent();
+    engine.later(ms(900));
+    engine.tell(Input::Pushed(Grant {
+        name: engine.name.clone(),
+        holder: claim.request.holder,
+        number: 9,
+        lease_ms: 1000,
+        attempt: 0,
+    }));
+    let question = engine.sent();
+    assert_eq!(question.request.verb, Verb::Renew);
+    // One that was executed before the grant says nothing of it, and is asked again after a pause.
+    let before = engine.sends();
+    let earlier = tenure::protocol::time::Instant::from_nanos(engine.now.as_nanos() - 1_000_000);
+    engine.answer_to(&question, earlier, Reply::Queued(Some(60_000)));
+    assert_eq!(engine.sends(), before, "asked again at once");
+    assert!(engine.passes() >= ms(18));
+    // One that was asked after it says that there is none: it waits as before.
+    engine.answer(Reply::Queued(Some(60_000)));
+    assert!(engine.passes() >= ms(250), "looked again too soon");
+    assert!(!engine.is_granted(ticket));
+}
+
+#[test]
+fn nobody_is_handed_a_shorter_lease_than_it_wants() {
+    let mut engine = Engine::new(Rules::default());
+    let short = engine.holder(1000);
+    let [shorter, long, last] = [500, 60_000, 1000].map(|lease| engine.enter(options(lease)));
+    engine.tell(Input::Release(short));
+    assert!(engine.is_granted(shorter), "a longer one is shared");
+    engine.tell(Input::Release(shorter));
+    assert!(!engine.is_granted(long), "handed what is left of a short lease");
+    let yielded = engine.sent().request;
+    assert!(matches!(yielded.verb, Verb::Yield { .. }));
+    assert_eq!(yielded.term.lease_ms, 60_000, "goes on with its terms");
+    engine.answer(Reply::Granted(8));
+    assert!(engine.is_granted(long));
+    let left = engine.shard.remaining(engine.now, &engine.name, long);
+    assert_eq!(left, Some(ms(60_000)));
+    engine.tell(Input::Release(long));
+    assert!(engine.is_granted(last));
+}
+
+#[test]
+fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
+    let mut engine = Engine::new(Rules::default());
+    let short = engine.enter(options(1000));
+    engine.answer(Reply::Queued(Some(5_000)));
+    let long = engine.enter(options(60_000));
+    engine.tell(Input::Cancel(short));
+    let claim = engine.sent();
+    engine.tell(Input::Pushed(Grant {
+        name: engine.name.clone(),
+        holder: claim.request.holder,
+        number: 9,
+        lease_ms: 1000,
+        attempt: 0,
+    }));
+    assert!(!engine.is_granted(long));
+    let yielded = engine.sent().request;
+    assert!(matches!(yielded.verb, Verb::Yield { .. }));
+    assert_eq!(
+        (yielded.holder, yielded.term.lease_ms),
+        (claim.request.holder, 60_000)
+    );
+    engine.answer(Reply::Granted(10));
+    assert!(engine.is_granted(long));
+}
+
+#[test]
+fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
+    let mut engine = Engine::new(Rules::default());
+    let forgotten = engine.lock(false);
+    engine.answer(Reply::Granted(7));
+    let granted = engine.now;
+    let next = engine.lock(false);
+    let lost = |engine: &Engine, of: Ticket| {
+        engine.effects.iter().find_map(|effect| match effect {
+            Effect::Lost(ticket, cause) if *ticket == of => Some(*cause),
+            _ => None,
+        })
+    };
+    while lost(&engine, forgotten).is_none() {
+        engine.passes();
+        if engine.sent().request.verb == Verb::Renew {
+            engine.answer(Reply::Granted(7));
+        }
+        assert!(engine.now.since(granted) <= ms(1000), "renewed for ever");
+    }
+    assert_eq!(lost(&engine, forgotten), Some(LostCause::Unfetched));
+    assert_eq!(engine.now.since(granted), ms(1000));
+    assert!(engine.is_granted(next) || matches!(engine.sent().request.verb, Verb::Yield { .. }));
+    assert!(!engine.holds(forgotten));
+}
+
+#[test]
+fn a_grant_that_was_fetched_is_renewed_for_ever() {
+    let mut engine = Engine::new(Rules::default());
+    let holder = engine.holder(1000);
+    for _ in 0..20 {
+        engine.passes();
+        engine.answer(Reply::Granted(7));
+        assert!(engine.holds(holder));
+    }
+}
+
+#[test]
+fn a_full_node_refuses_only_whoever_would_have_to_wait() {
+    let mut engine = Engine::new(Rules::default());
+    let full = AcquireOptions {
+        node_is_full: true,
+        ..options(1000)
+    };
+    let first = engine.enter(full);
+    assert!(engine.denial(first).is_none(), "the key is not known to be taken");
+    engine.answer(Reply::Granted(7));
+    let waits = engine.enter(full);
+    assert!(matches!(engine.denial(waits), Some(AcquireError::NodeFull)));
+    let tries = engine.enter(AcquireOptions { wait: false, ..full });
+    assert!(matches!(engine.denial(tries), Some(AcquireError::Busy)));
+    let mut job = a_job(true);
+    job.tick(100);
+    let tick = job.enter(AcquireOptions { mark: 200, ..full });
+    assert!(job.denial(tick).is_none(), "a tick is never refused for it");
+}
+
+#[test]
+fn a_step_costs_no_walk_along_ten_thousand_claims() {
+    let mut engine = Engine::new(Rules::default());
+    let tickets: Vec<Ticket> = (0..10_000).map(|_| engine.lock(true)).collect();
+    let claims: Vec<_> = engine
+        .effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Send(outgoing) => Some(outgoing.clone()),
+            _ => None,
+        })
+        .collect();
+    engine.effects.clear();
+    let begin = std::time::Instant::now();
+    for claim in &claims {
+        engine.answer_to(claim, engine.now, Reply::Queued(Some(60_000)));
+    }
+    // Each looks once, is answered, and goes, from the middle outwards.
+    engine.later(ms(400));
+    engine.shard.wake(engine.now, &mut engine.effects);
+    let looks: Vec<_> = engine.effects.drain(..).collect();
+    assert_eq!(looks.len(), tickets.len());
+    for look in &looks {
+        if let Effect::Send(outgoing) = look {
+            engine.answer_to(outgoing, engine.now, Reply::Queued(Some(60_000)));
+        }
+    }
+    for ticket in tickets[5_000..].iter().chain(&tickets[..5_000]) {
+        engine.tell(Input::Cancel(*ticket));
+        engine.answer(Reply::Done);
+    }
+    assert!(engine.shard.is_empty());
+    // A walk along all of them in each of 50,000 steps takes minutes in a debug build.
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 /// The keys that are due at `now`, renewed and answered at once.

@@ -10,10 +10,12 @@ use tenure::error::LostCause;
 use tenure::protocol::context::Seed;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Executed, Fence, Grant, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Verb,
+    Batch, Fence, Grant, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Unanswered, Verb,
 };
 use tenure::protocol::shard::Shard;
-use tenure::protocol::step::{AcquireOptions, Effect, Input, KeyEvent, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::step::{
+    AcquireOptions, Effect, InboxState, Input, KeyEvent, Outcome, Outgoing, Rules, Ticket,
+};
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
@@ -57,6 +59,7 @@ fn want(lease_ms: u64) -> AcquireOptions {
         fixed: false,
         mark: tenure::protocol::message::NO_TICK,
         limit: 100,
+        node_is_full: false,
     }
 }
 
@@ -179,8 +182,9 @@ impl Stage {
             at,
             Input::Failed {
                 tag: sent.outgoing.tag,
-                executed: Executed::Unknown,
+                why: Unanswered::Unknown,
                 late_after,
+                heard: None,
                 error,
             },
         );
@@ -427,7 +431,8 @@ fn expiry_with_queue() {
     assert!(stage.holds(P, p));
 }
 
-/// Two callers of one node with different terms: the claim has one length for life, whoever is served by it.
+/// Two callers of one node with different terms: a claim has one length for life, so whoever wants a longer lease is
+/// served by another.
 #[test]
 fn shrink_lease_in_flight() {
     let mut stage = Stage::new(2);
@@ -439,19 +444,24 @@ fn shrink_lease_in_flight() {
     stage.feed(N, Input::Cancel(short));
     stage.pass(400);
     let t0 = stage.now();
-    stage.actors[N].shard.opened(t0, &mut Vec::new(), |_, _| {});
+    stage.actors[N]
+        .shard
+        .inbox(t0, InboxState::Confirmed, &mut Vec::new(), |_, _| {});
     stage.feed(M, Input::Release(m));
     stage.settle(M);
     let lease_ms = stage.pushes.front().expect("a push").lease_ms;
     assert_eq!(lease_ms, 5_000);
     stage.push();
-    let left = stage.actors[N]
-        .shard
-        .remaining(stage.now(), &stage.name, long)
-        .expect("served by the short claim");
-    assert!(
-        left <= Duration::from_millis(5_000 - 400),
-        "from the send that was answered, not the refresh: {left:?}"
+    assert!(!stage.holds(N, long), "served by the short claim");
+    stage.settle(N);
+    let left = stage.actors[N].shard.remaining(stage.now(), &stage.name, long);
+    assert_eq!(left, Some(Duration::from_millis(60_000)));
+    let record = stage.ledger.record(&stage.name, stage.us());
+    let expires = record.and_then(|record| record.expires);
+    assert_eq!(
+        expires,
+        Some(stage.us() / 1000 + 60_000 + MARGIN),
+        "on its own terms"
     );
 }
 

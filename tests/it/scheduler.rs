@@ -233,6 +233,25 @@ async fn a_tick_that_fires_again_is_over() {
     assert_eq!(elsewhere.count(), 14);
 }
 
+/// The limit of callers that wait is none of a job's: it waits in nobody's way, and its tick must be run.
+#[tokio::test]
+async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
+    let (locks, log) = (
+        Locks::builder().waiters_per_node(1).memory().unwrap(),
+        Log::default(),
+    );
+    let _guard = locks.mutex("held").lock().await.unwrap();
+    let waiting = tokio::spawn(locks.mutex("held").lock());
+    until("it waits", || locks.waiting() == 1).await;
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, async {});
+    let mut fire = locks.job("beside waiters", work).unwrap();
+    soon(fire(id, scheduler)).await;
+    assert_eq!(log.count("end"), 1);
+    waiting.abort();
+}
+
 /// The scheduler's own storage, which can be read but not written, as that of a database which is full.
 #[derive(Default)]
 struct ReadOnly(SimpleMetadataStore);

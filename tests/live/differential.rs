@@ -6,11 +6,11 @@ use std::time::{Duration, Instant, SystemTime};
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Job, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Grant, Holder, Kind, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request, TickTime, Verb,
+    Batch, Executed, Grant, Holder, Kind, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request, TickTime, Verb,
 };
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, PATIENCE, connect, holder, store};
+use crate::tools::{CLAIM, Inbox, PATIENCE, batch, connect, holder, store};
 
 const NAMES: usize = 9;
 /// As many as a full batch has: for each of these nobody waits, as is usual in a service.
@@ -23,6 +23,9 @@ const NODES: u128 = 5;
 const LEASES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
 const TOLERANCE_MS: u64 = 5_000;
+/// Longer than any lease.
+const LONG_MS: u64 = 10_000_000;
+const CLOCK: &str = "tenure1:clock";
 
 fn var(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| {
@@ -60,6 +63,10 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("stale passed over", 5),
             ("deaf passed over", 5),
             ("dead removed", 2),
+            ("dead left standing", 5),
+            ("dead not revived", 1),
+            ("shortened", 1),
+            ("clock refused", 5),
             ("quiet", 2_000),
             ("among quiet ones", 50),
             ("granted alone", 5),
@@ -109,6 +116,7 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("stale passed over", 2),
             ("deaf passed over", 5),
             ("dead removed", 1),
+            ("clock refused", 5),
         ],
     );
 }
@@ -194,7 +202,8 @@ impl Run {
         let tired = if self.kind == Kind::Job { 88 } else { 92 };
         match self.rng.u8(..100) {
             0..76 => self.batch(step).await,
-            76..82 => self.listen().await,
+            76..81 => self.listen().await,
+            81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
             92.. => self.foreign(),
             _ => self.batch(step).await,
@@ -259,7 +268,33 @@ impl Run {
         {
             (holder, term) = *claim;
         }
+        // The dead are to ask, too: else hardly one does before somebody walks over it.
+        let now = self.now();
+        let dead = self
+            .ledger
+            .entries()
+            .find(|(name, _, dies)| **name == self.names[at] && *dies < now)
+            .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
+        let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
+        if let (Some(claim), true) = (dead, is_heartbeat) {
+            (holder, term) = *claim;
+        }
+        // And the owner of a record that lasts longer than any lease.
+        let is_long = self
+            .ledger
+            .record(&self.names[at], 0)
+            .filter(|record| record.expires.is_some_and(|expires| expires > now + LONG_MS / 2))
+            .and_then(|record| {
+                self.claims[at]
+                    .iter()
+                    .find(|claim| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == claim.0))
+            });
+        let is_renewal = is_long.is_some() && self.rng.bool();
+        if let (Some(claim), true) = (is_long, is_renewal) {
+            (holder, term) = *claim;
+        }
         let verb = match self.rng.u8(..10) {
+            _ if is_heartbeat || is_renewal => Verb::Renew,
             0..4 => {
                 if self.rng.u8(..8) > 0 {
                     (holder, term) = self.fresh(at);
@@ -388,6 +423,17 @@ impl Run {
             real.time == 0 || span.contains(&real.time),
             "step {step}: {batch:?} at {span:?}, server {real:?}"
         );
+        let dead: Vec<Holder> = self
+            .ledger
+            .entries()
+            .filter_map(|(_, holder, dies)| (dies < real.time / 1000).then_some(holder))
+            .collect();
+        let ends = |ledger: &Ledger, request: &Request| ledger.record(&request.name, 0)?.expires;
+        let ended: Vec<_> = batch
+            .requests
+            .iter()
+            .map(|request| ends(&self.ledger, request))
+            .collect();
         let mut pushes = Vec::new();
         let mut branches = Vec::new();
         let model = self
@@ -420,6 +466,14 @@ impl Run {
                 self.last = self.last.max(*number);
             }
             self.saw(word(real));
+        }
+        for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
+            if request.verb == Verb::Renew && *reply == Reply::Gone && dead.contains(&request.holder) {
+                self.saw("dead not revived");
+            }
+            if request.verb == Verb::Renew && ends(&self.ledger, request) < ended {
+                self.saw("shortened");
+            }
         }
         if let ([request], [reply]) = (&*batch.requests, &*real.replies) {
             self.saw(match (request.verb, reply) {
@@ -462,6 +516,7 @@ impl Run {
         }
         for at in places {
             self.compare(at, real.time / 1000, step);
+            self.compare_record(at, step);
             self.compare_memory(at, step);
         }
     }
@@ -491,24 +546,9 @@ impl Run {
         assert_eq!(real, model, "step {step}: what is known of {}", self.names[at]);
     }
 
-    /// The living of a queue whose tick may still be run, in order. Who else is left in it is nobody's concern.
+    /// A queue in order, the dead included: they stand where they stood until somebody walks over them.
     fn compare(&mut self, at: usize, now: u64, step: u64) {
-        let job = self.ledger.job(&self.names[at]).cloned();
-        let is_open = |mark: TickTime| match &job {
-            Some(job) => mark == job.mark && !job.done || mark > job.mark.max(job.skipped),
-            None => true,
-        };
-        let entries: HashMap<Holder, u64> = self
-            .ledger
-            .entries()
-            .filter_map(|(name, holder, dies)| (*name == self.names[at]).then_some((holder, dies)))
-            .collect();
-        let model: Vec<_> = self
-            .ledger
-            .waiters(&self.names[at])
-            .into_iter()
-            .filter(|h| entries[h] >= now && is_open(self.marks[h]))
-            .collect();
+        let model = self.ledger.waiters(&self.names[at]);
         let Some(queue) = self.queue(at) else {
             assert!(
                 model.is_empty(),
@@ -533,9 +573,11 @@ impl Run {
             deaths.len(),
             "step {step}: each waiter has two members"
         );
+        if deaths.values().any(|dies| *dies < now as f64) {
+            self.saw("dead left standing");
+        }
         let real: Vec<Holder> = arrivals
             .into_iter()
-            .filter(|entry| deaths[entry] >= now as f64)
             .map(|entry| {
                 entry
                     .splitn(4, ':')
@@ -545,9 +587,59 @@ impl Run {
                     .parse()
                     .unwrap()
             })
-            .filter(|holder| is_open(self.marks[holder]))
             .collect();
         assert_eq!(real, model, "step {step}: the queue of {}", self.names[at]);
+    }
+
+    /// Until when the record is there.
+    fn compare_record(&mut self, at: usize, step: u64) {
+        let Some(record) = self.record(at) else { return };
+        let ttl: i64 = redis::cmd("PTTL").arg(record).query(&mut self.client).unwrap();
+        let now = self.now();
+        let model = self.ledger.record(&self.names[at], now * 1000);
+        let left = model.map_or(-2, |record| {
+            record.expires.map_or(-1, |expires| (expires - now) as i64)
+        });
+        let is_same = match (ttl, left) {
+            (0.., 0..) => ttl.abs_diff(left) <= TOLERANCE_MS,
+            _ => ttl == left,
+        };
+        assert!(
+            is_same,
+            "step {step}: the record of {} ends in {ttl} ms, {left} in the ledger",
+            self.names[at]
+        );
+    }
+
+    /// What is no number is neither believed nor overwritten, whatever is asked.
+    async fn spoil_clock(&mut self, step: u64) {
+        let clock: Option<String> = redis::cmd("GET").arg(CLOCK).query(&mut self.client).unwrap();
+        let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
+        let bad = ["list", "x", "nan", "1.5", "-1", ""][self.rng.usize(..6)];
+        let mut spoil = redis::cmd(if bad == "list" { "RPUSH" } else { "SET" });
+        let () = spoil.arg(CLOCK).arg(bad).query(&mut self.client).unwrap();
+        let spoiled: Vec<u8> = redis::cmd("DUMP").arg(CLOCK).query(&mut self.client).unwrap();
+        let places: Vec<usize> = (0..self.rng.usize(1..=self.busy)).collect();
+        let requests = places.iter().map(|&at| self.request(at)).collect();
+        let failure = self.link.apply(batch(requests)).await.unwrap_err();
+        assert_eq!(failure.executed, Executed::No, "step {step}: {bad}: {failure:?}");
+        let after: Vec<u8> = redis::cmd("DUMP").arg(CLOCK).query(&mut self.client).unwrap();
+        assert_eq!(spoiled, after, "step {step}: {bad} was overwritten");
+        let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
+        if let Some(clock) = clock {
+            let () = redis::cmd("SET")
+                .arg(CLOCK)
+                .arg(clock)
+                .query(&mut self.client)
+                .unwrap();
+        }
+        self.saw("clock refused");
+        let now = self.now();
+        for at in places {
+            self.compare(at, now, step);
+            self.compare_record(at, step);
+            self.compare_memory(at, step);
+        }
     }
 
     fn full(&self, at: usize) -> Vec<u8> {
@@ -661,7 +753,7 @@ impl Run {
             self.rng.usize(..self.busy)
         };
         let Some(record) = self.record(at) else { return };
-        let state = match self.rng.u8(..16) {
+        let state = match self.rng.u8(..28) {
             0..8 => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
                 None
@@ -703,7 +795,7 @@ impl Run {
                     expires: ms.map(|ms| now + ms),
                 })
             }
-            _ => {
+            15 => {
                 let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
                 let () = redis::cmd("RPUSH")
                     .arg(&record)
@@ -714,6 +806,22 @@ impl Run {
                     owner: RecordOwner::WrongType,
                     expires: None,
                 })
+            }
+            _ => {
+                // As a server's clock does that is stepped back.
+                let Some(mut owned) = self.ledger.record(&self.names[at], 0).cloned() else {
+                    return;
+                };
+                let there: bool = redis::cmd("PEXPIRE")
+                    .arg(&record)
+                    .arg(LONG_MS)
+                    .query(&mut self.client)
+                    .unwrap();
+                if !there {
+                    return;
+                }
+                owned.expires = Some(self.now() + LONG_MS);
+                Some(owned)
             }
         };
         self.ledger.overwrite(&self.names[at], state);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tenure::{Clock, Guard, Key, Locks};
+use tenure::{Clock, Guard, Key, Locks, Mutex};
 
 use crate::server::RedisServer;
 
@@ -61,6 +61,18 @@ pub async fn locks(url: &str, lease: Duration) -> Locks {
 
 pub async fn held(locks: &Locks, key: impl Into<Key>) -> Guard {
     soon(locks.mutex(key).lock()).await.unwrap()
+}
+
+/// The same where a machine that is busy may take too long for so short a lease.
+pub async fn held_at_last(mutex: Mutex) -> Guard {
+    let tries = async {
+        loop {
+            if let Ok(guard) = mutex.lock().await {
+                return guard;
+            }
+        }
+    };
+    soon(tries).await
 }
 
 /// A direct connection that looks at the server from the outside.
@@ -163,6 +175,11 @@ pub struct Other {
 
 impl Other {
     pub fn plays(role: &str, url: &str, key: &str, lease: Duration) -> Other {
+        Other::runs(Other::command(role, url, key, lease))
+    }
+
+    /// What starts it, for who has to add to its environment.
+    pub fn command(role: &str, url: &str, key: &str, lease: Duration) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args([
@@ -175,7 +192,7 @@ impl Other {
             .env("TENURE_URL", url)
             .env("TENURE_KEY", key)
             .env("TENURE_LEASE_MS", lease.as_millis().to_string());
-        Other::runs(command)
+        command
     }
 
     /// Any other program that talks as those of `child.rs` do.

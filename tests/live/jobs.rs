@@ -676,9 +676,10 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
         .keys()
         .filter(|tick| (left + 1..back).contains(*tick))
         .collect();
-    // Two seconds of a request, one in which a replica had not fired again, and what a busy machine is late by.
+    // Whoever waits rides out an outage of a lease, and a machine is late by a little; whoever comes later is refused, and
+    // then only the newest is pursued.
     assert!(
-        late.iter().all(|tick| **tick + 6 >= back),
+        late.len() <= 6 && late.iter().all(|tick| **tick + 8 + 3 >= back),
         "{late:?} at {back}: {:#?}",
         heard.lines()
     );

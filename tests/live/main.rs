@@ -1,5 +1,6 @@
 //! Tests against a real Redis. They start their own servers: `apt-get install redis-server`.
 
+#![allow(clippy::too_many_lines, reason = "a test tells one story")]
 #![allow(
     clippy::disallowed_methods,
     reason = "waits for processes, and judges no lease"
@@ -13,20 +14,36 @@
 mod support;
 
 mod bad_input;
+mod before;
 mod cancellation;
 mod child;
+mod clocks;
+mod contest;
 mod differential;
+mod events_survive;
+mod fixed_crowd;
 mod help;
+mod idle;
 mod interop;
 #[cfg(feature = "scheduler")]
 mod jobs;
 mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod outage;
+mod pools;
 mod quiet;
+mod reconnect;
 mod runtimes;
 mod scenarios;
 mod server;
+#[cfg(feature = "scheduler")]
+mod shutdown;
+mod silence;
 mod store;
+mod storms;
+#[cfg(feature = "rustls")]
+mod tls;
 mod tools;
 mod torture;
+mod waiters;

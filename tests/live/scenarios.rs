@@ -323,7 +323,9 @@ async fn expiry_with_queue() {
 async fn demoted_master() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let locks = locks(&server.url(), ms(6000)).await;
+    // Newcomers are refused when the server was not heard for so long.
+    let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(1_000));
+    let locks = builder.redis(&server.url()).await.unwrap();
     let guard = held(&locks, "demoted").await;
     let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node().to_string()));
     let _: String = eyes.text("REPLICAOF 127.0.0.1 1");

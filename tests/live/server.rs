@@ -44,6 +44,13 @@ impl RedisServer {
         Self::wrapped(&[], args)
     }
 
+    /// With a library that is loaded before all others.
+    pub fn preloading(library: &std::path::Path) -> Self {
+        // A few bytes per test, for ever.
+        let variable: &'static str = format!("LD_PRELOAD={}", library.display()).leak();
+        Self::wrapped(vec!["env", variable].leak(), &[])
+    }
+
     fn wrapped(wrapper: &'static [&'static str], args: &[&str]) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let n = STARTED.fetch_add(1, Ordering::Relaxed);

@@ -430,21 +430,8 @@ async fn a_server_that_says_nothing_is_given_up() {
         *connect(&store).await.unwrap_err().kind(),
         StoreErrorKind::Unreachable
     );
-    let refused = Inbox::open(&store, NodeId::numbered(2)).await.err().unwrap();
-    assert_eq!(*refused.kind(), StoreErrorKind::Unreachable);
     assert!(start.elapsed() < PATIENCE);
     server.thaw();
-}
-
-#[tokio::test]
-async fn a_pool_is_a_source_of_connections() {
-    let server = RedisServer::start();
-    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
-    let pool = bb8::Pool::builder().max_size(1).build(manager).await.unwrap();
-    let _taken = pool.get().await.unwrap();
-    let store = store(&server.url()).with_pool(pool.clone());
-    let link = connect(&store).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
 }
 
 #[tokio::test]

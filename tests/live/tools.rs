@@ -82,18 +82,25 @@ pub async fn ask(link: &Arc<dyn Link>, key: &[u8], holder: Holder, verb: Verb) -
 /// An open inbox of a node.
 pub struct Inbox {
     pub task: JoinHandle<StoreError>,
-    notes: mpsc::UnboundedReceiver<InboxEvent>,
+    notes: mpsc::UnboundedReceiver<Grant>,
 }
 
 impl Inbox {
     pub async fn open(store: &RedisStore, node: NodeId) -> Result<Self, StoreError> {
-        let (sender, mut notes) = mpsc::unbounded_channel();
-        let sink = Arc::new(move |note| drop(sender.send(note)));
-        let mut task = tokio::spawn(store.inbox(node, sink));
-        tokio::select! {
-            Some(note) = notes.recv() => assert_eq!(note, InboxEvent::Open),
-            error = &mut task => return Err(error.unwrap()),
-        }
+        let (sender, notes) = mpsc::unbounded_channel();
+        let sink = Arc::new(move |event| {
+            if let InboxEvent::Granted(grant) = event {
+                let _ = sender.send(grant);
+            }
+        });
+        let open = store.inbox(ServerId(0), node, sink).await?;
+        // Whoever drops its pings closes it.
+        let (pings, ended) = (open.pings, open.ended);
+        let task = tokio::spawn(async move {
+            let error = ended.await;
+            drop(pings);
+            error
+        });
         Ok(Inbox { task, notes })
     }
 
@@ -102,7 +109,7 @@ impl Inbox {
             .await
             .expect("a push in time")
         {
-            Some(InboxEvent::Granted(grant)) => grant,
+            Some(grant) => grant,
             other => panic!("no grant but {other:?}"),
         }
     }

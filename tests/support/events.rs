@@ -59,17 +59,15 @@ impl Watch {
         Watch { inner }
     }
 
-    /// What was told so far.
+    /// What was told so far, and of what has happened so far.
     pub fn told(&self) -> Vec<Told> {
+        tenure::testing::flush_events();
         lock(&self.inner.told).clone()
     }
 
     /// How often an event was told so far.
     pub fn count(&self, event: &str) -> usize {
-        lock(&self.inner.told)
-            .iter()
-            .filter(|told| told.event == event)
-            .count()
+        self.told().iter().filter(|told| told.event == event).count()
     }
 
     /// Waits for the event, and answers the first such.
@@ -122,14 +120,7 @@ impl Subscriber for Ears {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let told = Told {
-            target: event.metadata().target(),
-            level: *event.metadata().level(),
-            event: fields.event,
-            text: fields.text,
-        };
+        let told = Told::from(event);
         let watches: Vec<_> = {
             let mut watches = lock(&WATCHES);
             watches.retain(|watch| watch.strong_count() > 0);
@@ -141,6 +132,44 @@ impl Subscriber for Ears {
                 watch.changed.send_replace(());
             }
         }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl From<&tracing::Event<'_>> for Told {
+    fn from(event: &tracing::Event<'_>) -> Told {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        Told {
+            target: event.metadata().target(),
+            level: *event.metadata().level(),
+            event: fields.event,
+            text: fields.text,
+        }
+    }
+}
+
+/// A subscriber that does something with each event of the crate, on the thread that tells it: whatever a user's may do.
+pub struct Each<F>(pub F);
+
+impl<F: Fn(&Told) + Send + Sync + 'static> Subscriber for Each<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tenure")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        (self.0)(&Told::from(event));
     }
 
     fn enter(&self, _: &Id) {}

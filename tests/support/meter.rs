@@ -1,7 +1,7 @@
 //! Keeps what the crate counts and measures, name by name and label by label.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use metrics::{
@@ -36,17 +36,17 @@ impl Meter {
     }
 
     pub fn count(&self, series: &str) -> u64 {
-        self.0.lock().unwrap().counters.get(series).copied().unwrap_or(0)
+        self.kept().counters.get(series).copied().unwrap_or(0)
     }
 
     pub fn values(&self, series: &str) -> Vec<f64> {
-        let kept = self.0.lock().unwrap();
+        let kept = self.kept();
         kept.values.get(series).cloned().unwrap_or_default()
     }
 
     /// Every series that was ever fed, and whether it is a counter or a histogram.
     pub fn series(&self) -> Vec<(&'static str, Series)> {
-        let kept = self.0.lock().unwrap();
+        let kept = self.kept();
         let counters = kept.counters.keys().map(|series| ("counter", series.clone()));
         let values = kept.values.keys().map(|series| ("histogram", series.clone()));
         counters.chain(values).collect()
@@ -54,7 +54,13 @@ impl Meter {
 
     /// Where the keys were that each series was fed under.
     pub fn keys(&self) -> BTreeMap<Series, BTreeSet<usize>> {
-        self.0.lock().unwrap().keys.clone()
+        self.kept().keys.clone()
+    }
+
+    /// With everything that has happened so far.
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        tenure::testing::flush_events();
+        self.0.lock().unwrap()
     }
 
     /// Kind, unit and text of a metric.

@@ -3,6 +3,7 @@
 // Each binary uses its own part of it, and `pub` says what that part may be.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod alone;
 pub mod events;
 #[cfg(feature = "metrics")]
 pub mod meter;

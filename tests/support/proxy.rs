@@ -11,6 +11,7 @@
 //! proxy.discard();                                    // or never: thrown away, and its connections reset
 //! proxy.set(Replies, Flow::Cut);                      // executed, answer lost
 //! proxy.cut_reply_to(b"stock:7");                     // the same once, for the next request that says so
+//! proxy.misname_scripts(2);                           // the server is asked for scripts that it does not know
 //! proxy.reset(); proxy.refuse(true); proxy.heal();
 //! proxy.until(|counts| counts.held[0] > 0).await;     // the fault really happened
 //! ```
@@ -95,6 +96,8 @@ pub struct Counts {
     pub late: [u64; 2],
     /// Bytes that were held and then thrown away.
     pub discarded: [u64; 2],
+    /// Requests whose script got another name.
+    pub misnamed: u64,
 }
 
 /// The proxy. Dropping it closes the listener and every connection.
@@ -118,6 +121,7 @@ impl Proxy {
                 refuse: false,
                 flows: [Flow::Pass; 2],
                 traps: Vec::new(),
+                misname: 0,
                 connections: BTreeMap::new(),
                 counts: Counts::default(),
             }),
@@ -253,11 +257,17 @@ impl Proxy {
         self.shared.lock().traps.push(needle);
     }
 
+    /// The next so many EVALSHA name a script that no server knows.
+    pub fn misname_scripts(&self, requests: u64) {
+        self.shared.lock().misname = requests;
+    }
+
     /// All flows pass, nothing is refused, what was held is released, no trap is left.
     pub fn heal(&self) {
         self.change(|state| {
             state.refuse = false;
             state.traps.clear();
+            state.misname = 0;
         });
         self.set(Both, Flow::Pass);
     }
@@ -327,6 +337,8 @@ struct State {
     flows: [Flow; 2],
     /// Requests whose replies are to be cut.
     traps: Vec<Vec<u8>>,
+    /// How many EVALSHA are to name another script.
+    misname: u64,
     connections: BTreeMap<u64, Connection>,
     counts: Counts,
 }
@@ -387,11 +399,18 @@ impl Shared {
         let State {
             flows,
             traps,
+            misname,
             connections,
             counts,
             ..
         } = &mut *state;
-        let result = f(connections.get_mut(&id)?, &mut Common { flows, traps, counts });
+        let mut common = Common {
+            flows,
+            traps,
+            misname,
+            counts,
+        };
+        let result = f(connections.get_mut(&id)?, &mut common);
         drop(state);
         self.changed.send_replace(());
         Some(result)
@@ -402,6 +421,7 @@ impl Shared {
 struct Common<'a> {
     flows: &'a [Flow; 2],
     traps: &'a mut Vec<Vec<u8>>,
+    misname: &'a mut u64,
     counts: &'a mut Counts,
 }
 
@@ -445,9 +465,15 @@ impl Connection {
             let excess = pipe.tail.len().saturating_sub(longest - 1);
             pipe.tail.drain(..excess);
         }
+        let mut bytes = bytes.to_vec();
+        if way == UP && *common.misname > 0 {
+            let misnamed = misname(&mut bytes, *common.misname);
+            *common.misname -= misnamed;
+            common.counts.misnamed += misnamed;
+        }
         pipe.queue.push_back(Piece {
             came: Instant::now(),
-            bytes: bytes.to_vec(),
+            bytes,
             delayed: false,
             held: false,
         });
@@ -491,6 +517,23 @@ impl Connection {
             }
         }
     }
+}
+
+/// Makes the scripts unknown that the first `limit` EVALSHA name; answers how many those are.
+fn misname(bytes: &mut [u8], limit: u64) -> u64 {
+    const CALL: &[u8] = b"EVALSHA\r\n$40\r\n";
+    let (mut at, mut misnamed) = (0, 0);
+    while misnamed < limit
+        && let Some(found) = bytes[at..].windows(CALL.len()).position(|window| window == CALL)
+    {
+        at += found + CALL.len();
+        let Some(name) = bytes.get_mut(at..at + 40) else {
+            break;
+        };
+        name.fill(b'0');
+        misnamed += 1;
+    }
+    misnamed
 }
 
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {

@@ -1,62 +1,48 @@
 //! A node's inbox: a connection that only listens on the node's channel.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_core::Stream;
 use redis::Value;
-use redis::aio::{PubSub, PubSubSink, PubSubStream};
+use redis::aio::{PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe;
 use crate::protocol::message::{InboxEvent, NodeId};
-use crate::store::Sink;
+use crate::store::redis::config::Config;
 use crate::store::redis::link::{cannot_open, said};
-use crate::store::redis::{Inner, names, script};
+use crate::store::redis::{codec, names, tls};
+use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
-/// How often the connection is asked whether it is there. Found dead after one of these and the deadline: until
-/// then waiters have their timers.
-const PING_EVERY: Duration = Duration::from_secs(10);
-
-/// Serves the inbox until it breaks.
-pub(super) async fn serve(store: Arc<Inner>, node: NodeId, sink: Sink) -> StoreError {
-    let channel = names::channel(node);
-    let opened = tokio::time::timeout(store.timeout, async {
-        let mut inbox = store.client.get_async_pubsub().await?;
-        inbox.subscribe(&channel).await?;
-        Ok::<PubSub, redis::RedisError>(inbox)
-    });
-    let inbox = match opened.await {
-        Ok(Ok(inbox)) => inbox,
-        Ok(Err(error)) => return cannot_open(&store, error),
-        Err(_) => {
-            return StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!(
-                    "no subscription at {} within {:?}",
-                    store.address(),
-                    store.timeout
-                ),
-            );
-        }
-    };
-    sink(InboxEvent::Open);
-    let (ask, stream) = inbox.split();
-    tokio::select! {
-        error = listen(&store, node, &sink, stream) => error,
-        error = beat(&store, ask) => error,
-    }
+/// Subscribes to the node's channel.
+pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
+    tls::provide(store.address());
+    let mut inbox = store
+        .client
+        .get_async_pubsub()
+        .await
+        .map_err(|error| cannot_open(&store, error))?;
+    let subscribed = inbox.subscribe(names::channel(node)).await;
+    subscribed.map_err(|error| cannot_open(&store, error))?;
+    let (pings, stream) = inbox.split();
+    Ok(Inbox {
+        pings: Box::new(Pings {
+            sink: sink.clone(),
+            pings,
+            is_refused: false,
+        }),
+        ended: Box::pin(listen(store, node, sink, stream)),
+    })
 }
 
-async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStream) -> StoreError {
+async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
-        match script::decode_push(message.get_payload_bytes(), node, &store.names) {
+        match codec::decode_push(message.get_payload_bytes(), node, &store.names) {
             Some(grant) => sink(InboxEvent::Granted(grant)),
-            None => observe::server_warning(&format!(
+            None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
-            )),
+            ))),
         }
     }
     StoreError::new(
@@ -65,26 +51,31 @@ async fn listen(store: &Inner, node: NodeId, sink: &Sink, mut stream: PubSubStre
     )
 }
 
-/// A peer that vanished without a word is found by its silence only.
-async fn beat(store: &Inner, mut ask: PubSubSink) -> StoreError {
-    loop {
-        tokio::time::sleep(PING_EVERY).await;
-        match tokio::time::timeout(store.timeout, ask.ping::<Value>()).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) if said(&error).is_some() => {
-                // The user may not PING. The subscription stands, and an answer is an answer.
-                observe::server_warning(&format!("the inbox cannot be pinged: {error}"));
-                return pending().await;
+struct Pings {
+    sink: Sink,
+    pings: PubSubSink,
+    /// The user may not PING.
+    is_refused: bool,
+}
+
+impl Ping for Pings {
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            if self.is_refused {
+                return Ok(());
             }
-            Ok(Err(error)) => {
-                return StoreError::new(StoreErrorKind::Interrupted, &error).with_source(error);
+            match self.pings.ping::<Value>().await {
+                Ok(_) => Ok(()),
+                // The subscription stands, and an answer is an answer.
+                Err(error) if said(&error).is_some() => {
+                    self.is_refused = true;
+                    (self.sink)(InboxEvent::Warning(format!(
+                        "the inbox cannot be pinged: {error}"
+                    )));
+                    Ok(())
+                }
+                Err(error) => Err(StoreError::new(StoreErrorKind::Interrupted, &error).with_source(error)),
             }
-            Err(_) => {
-                return StoreError::new(
-                    StoreErrorKind::TimedOut,
-                    format_args!("the subscription at {} is silent", store.address()),
-                );
-            }
-        }
+        })
     }
 }

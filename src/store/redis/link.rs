@@ -2,32 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::observe;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
-use crate::store::redis::script::{self, Script};
-use crate::store::redis::{Inner, Pool};
+use crate::store::redis::config::Config;
+use crate::store::redis::script::SCRIPT;
+use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
-
-/// For what has no way to say "none": a pool's connection.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// What was said once and needs no repeating on every new connection.
-#[derive(Debug, Default)]
-pub(super) struct Said {
-    eviction: AtomicBool,
-    no_info: AtomicBool,
-    no_role: AtomicBool,
-}
 
 /// A connection to a master.
 ///
@@ -35,8 +22,9 @@ pub(super) struct Said {
 /// that this link answers from now on means anything, so it is to be dropped.
 pub(super) struct RedisLink {
     connection: MultiplexedConnection,
-    store: Arc<Inner>,
+    store: Arc<Config>,
     time: u64,
+    warnings: Vec<String>,
 }
 
 impl fmt::Debug for RedisLink {
@@ -49,33 +37,23 @@ impl fmt::Debug for RedisLink {
 
 impl RedisLink {
     /// Connects and checks the server, all within the store's deadline.
-    pub(super) async fn open(store: Arc<Inner>) -> Result<Self, StoreError> {
-        let deadline = store.timeout;
-        match tokio::time::timeout(deadline, Self::open_unbounded(&store)).await {
+    pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
+        // A little before the session gives it up, which cannot say what TLS may have to do with it.
+        let patience = store.timeout - store.timeout / 10;
+        match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
             Ok(opened) => opened,
-            Err(_) => Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format_args!("no connection to {} within {deadline:?}", store.address()),
-            )),
+            Err(_) => Err(too_slow(&store)),
         }
     }
 
-    async fn open_unbounded(store: &Arc<Inner>) -> Result<Self, StoreError> {
-        let mut connection = match &store.pool {
-            Some(pool) => dedicated(pool).await,
-            None => {
-                // The courier has deadlines of its own. One in here would report a batch as failed and leave it
-                // under way.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(None)
-                    .set_response_timeout(None);
-                store
-                    .client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-            }
-        }
-        .map_err(|error| cannot_open(store, error))?;
+    async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
+        tls::provide(store.address());
+        // The session has deadlines of its own. One in here would report a batch as failed and leave it under way.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let opening = store.client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(|error| cannot_open(store, error))?;
 
         // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
         let mut greeting = redis::pipe();
@@ -83,51 +61,40 @@ impl RedisLink {
         let answers = connection.send_packed_commands(&greeting, 0, 2).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
         let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
-        check_role(store, role)?;
+        let mut warnings = Vec::new();
+        check_role(store, role, &mut warnings)?;
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        for script in script::scripts() {
-            load(&mut questions, script);
-        }
+        load(&mut questions);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 4).await;
+        let answers = connection.send_packed_commands(&questions, 0, 3).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([locks, jobs, server, memory]) = <[Value; 4]>::try_from(answers) else {
-            return Err(script::malformed("the server left questions unanswered").error);
+        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+            return Err(codec::malformed("the server left questions unanswered").error);
         };
-        for loaded in [locks, jobs] {
-            result(loaded).map_err(|error| cannot_open(store, error))?;
-        }
-        check_info(store, server, memory)?;
+        result(loaded).map_err(|error| cannot_open(store, error))?;
+        check_info(store, server, memory, &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
             time,
+            warnings: store.said.unsaid(warnings),
         })
     }
 }
 
-/// A connection of the user's pool that nobody else has. The pool's manager leaves no say in its options, so
-/// TCP_NODELAY is off unless the pool was built with it.
-async fn dedicated(pool: &Pool) -> RedisResult<MultiplexedConnection> {
-    let mut connection = pool.dedicated_connection().await?;
-    connection.set_response_timeout(FOR_EVER);
-    Ok(connection)
-}
-
-fn load(pipeline: &mut Pipeline, script: &Script) {
-    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
+fn load(pipeline: &mut Pipeline) {
+    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
 }
 
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
-        let call = script::encode(&batch, &self.store.names, self.store.probe);
-        let script = script::script(&batch);
+        let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
         Box::pin(async move {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
@@ -138,19 +105,21 @@ impl Link for RedisLink {
                 .is_err_and(|error| error.code() == Some("NOSCRIPT"))
             {
                 let mut again = Pipeline::with_capacity(2);
-                load(&mut again, script);
+                load(&mut again);
                 again.add_command(call);
-                answer = match connection.send_packed_commands(&again, 0, 2).await {
-                    Ok(mut answers) => result(answers.pop().unwrap_or_default()),
-                    Err(error) => Err(error),
-                };
+                let answers = connection.send_packed_commands(&again, 0, 2).await;
+                answer = second_answer(answers.map_err(failure)?);
             }
-            script::decode(answer.map_err(failure)?, requests)
+            codec::decode(answer.map_err(failure)?, requests)
         })
     }
 
     fn time(&self) -> u64 {
         self.time
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 
@@ -168,8 +137,26 @@ pub(super) fn said(error: &RedisError) -> Option<String> {
     Some(format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
+/// The answer to a batch that was sent after its script. A script that was not taken is why the batch was not, either.
+fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
+    let [loaded, answer] = <[Value; 2]>::try_from(answers).unwrap_or_default();
+    match (result(loaded), result(answer)) {
+        (Err(refused), Err(error)) if error.code() == Some("NOSCRIPT") => Err(refused),
+        (_, answer) => answer,
+    }
+}
+
 /// What a failed call means.
 fn failure(error: RedisError) -> Failure {
+    if error.code() == Some("NOSCRIPT") {
+        // It was told the script a moment ago: another server answers now, or it forgets as fast as it is told. That
+        // passes, and opening a connection tells it again.
+        let text = "the server forgot the script that it was just told";
+        return Failure {
+            executed: Executed::No,
+            error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
+        };
+    }
     if let Some(text) = said(&error) {
         let known = [
             "READONLY",
@@ -181,7 +168,6 @@ fn failure(error: RedisError) -> Failure {
             "NOAUTH",
             "WRONGPASS",
             "NOPERM",
-            "NOSCRIPT",
             "TRYAGAIN",
             "CLUSTERDOWN",
             "MOVED",
@@ -197,7 +183,7 @@ fn failure(error: RedisError) -> Failure {
         };
         return Failure {
             executed,
-            error: StoreError::refused(script::refusal(&text)).with_source(error),
+            error: StoreError::refused(codec::refusal(&text)).with_source(error),
         };
     }
     let (executed, kind) = if error.is_connection_refusal() {
@@ -214,41 +200,46 @@ fn failure(error: RedisError) -> Failure {
 }
 
 /// Why a connection could not be opened. Nothing was asked of it yet.
-pub(super) fn cannot_open(store: &Inner, error: RedisError) -> StoreError {
+pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     if let Some(text) = said(&error) {
-        return StoreError::refused(script::refusal(&text)).with_source(error);
+        return StoreError::refused(codec::refusal(&text)).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
     }
+    let hint = store.hint(Some(&error));
     StoreError::new(
         StoreErrorKind::Unreachable,
-        format_args!("{}: {error}", store.address()),
+        format_args!("{}: {error}{hint}", store.address()),
     )
     .with_source(error)
 }
 
-fn once(said: &AtomicBool) -> bool {
-    !said.swap(true, Ordering::Relaxed)
+/// A connection took too long to open.
+pub(super) fn too_slow(store: &Config) -> StoreError {
+    let deadline = store.timeout;
+    let hint = store.hint(None);
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
+    )
 }
 
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
-fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
+fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
         Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
-            if once(&store.said.no_role) {
-                observe::server_warning(&format!(
-                    "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
-                    store.address()
-                ));
-            }
+            warnings.push(format!(
+                "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
+                store.address()
+            ));
             return Ok(());
         }
         Err(error) => return Err(cannot_open(store, error)),
     };
     let Value::Array(parts) = role else {
-        return Err(script::malformed("the answer to ROLE is not a list").error);
+        return Err(codec::malformed("the answer to ROLE is not a list").error);
     };
     match parts.into_iter().next().and_then(text).as_deref() {
         Some("master") => Ok(()),
@@ -264,14 +255,17 @@ fn check_role(store: &Inner, role: Value) -> Result<(), StoreError> {
     }
 }
 
-fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreError> {
+fn check_info(
+    store: &Config,
+    server: Value,
+    memory: Value,
+    warnings: &mut Vec<String>,
+) -> Result<(), StoreError> {
     let (Ok(server), Ok(memory)) = (result(server), result(memory)) else {
-        if once(&store.said.no_info) {
-            observe::server_warning(&format!(
-                "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
-                store.address()
-            ));
-        }
+        warnings.push(format!(
+            "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
+            store.address()
+        ));
         return Ok(());
     };
     let (server, memory) = (text(server).unwrap_or_default(), text(memory).unwrap_or_default());
@@ -288,9 +282,8 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
     }
     if let Some(policy) = field(&memory, "maxmemory_policy")
         && policy != "noeviction"
-        && once(&store.said.eviction)
     {
-        observe::server_warning(&format!(
+        warnings.push(format!(
             "{} may evict locks that are held when memory is short (maxmemory-policy {policy}): set it to noeviction",
             store.address()
         ));
@@ -299,10 +292,10 @@ fn check_info(store: &Inner, server: Value, memory: Value) -> Result<(), StoreEr
 }
 
 fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
-    said(error).map(|text| script::refusal(&text))
+    said(error).map(|text| codec::refusal(&text))
 }
 
-fn text(value: Value) -> Option<String> {
+pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
@@ -310,7 +303,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .map(str::trim)
@@ -324,4 +317,39 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answers to a script and to the batch behind it.
+    fn answers(texts: [&str; 2]) -> Vec<Value> {
+        let parse = |text: &str| redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
+        texts.map(parse).into()
+    }
+
+    #[test]
+    fn a_script_that_is_forgotten_at_once_is_no_refusal() {
+        let error = second_answer(answers(["+loaded", "-NOSCRIPT No matching script."])).unwrap_err();
+        let failure = failure(error);
+        assert_eq!(failure.executed, Executed::No);
+        assert_eq!(failure.error.kind(), &StoreErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_script_that_is_not_taken_says_why() {
+        let missing = "-NOSCRIPT No matching script.";
+        for (said, refusal) in [
+            ("-NOPERM no permission", StoreRefusal::NoPermission),
+            ("-OOM command not allowed", StoreRefusal::OutOfMemory),
+        ] {
+            let failure = failure(second_answer(answers([said, missing])).unwrap_err());
+            assert_eq!(failure.executed, Executed::No);
+            assert_eq!(failure.error.kind(), &StoreErrorKind::Refused(refusal));
+        }
+        // Another connection loaded it.
+        let answer = second_answer(answers(["-NOPERM no permission", ":1"]));
+        assert_eq!(answer.unwrap(), Value::Int(1));
+    }
 }

@@ -1,28 +1,31 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in two Lua scripts (`lua/`), one for locks and one for jobs, which give the replies that the [ledger](crate::protocol::ledger) gives.
+//! All rules are in one Lua script (`lua/`), which gives the replies that the [ledger](crate::protocol::ledger) gives.
 //! Here is what surrounds it: names, connections, the inbox.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr};
+use redis::Client;
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
-use crate::store::redis::link::{RedisLink, Said};
+use crate::store::redis::config::Config;
+use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
-use crate::store::{Abilities, BoxFuture, Link, ServerId, Sink, Store, sealed};
+pub(crate) use crate::store::redis::pool::Pool;
+use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
+mod codec;
+mod config;
 mod inbox;
 mod link;
 mod names;
+mod pool;
 mod script;
-
-/// A pool of the user's that connections are drawn from.
-pub(super) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
+mod tls;
 
 /// Leases on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
 ///
@@ -34,18 +37,7 @@ pub(super) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    inner: Arc<Inner>,
-}
-
-#[derive(Clone)]
-struct Inner {
-    client: Client,
-    pool: Option<Pool>,
-    names: Names,
-    prefix: Box<[u8]>,
-    probe: bool,
-    timeout: Duration,
-    said: Arc<Said>,
+    inner: Arc<Config>,
 }
 
 impl RedisStore {
@@ -83,7 +75,8 @@ impl RedisStore {
         RedisStore::new(client)
     }
 
-    /// A store on the server that a client knows, with the client's options, TLS included. TCP_NODELAY is set.
+    /// A store on the server that a client knows, with the client's options: an authority and a certificate
+    /// (`Client::build_with_tls`), settings of its sockets. TCP_NODELAY is set.
     ///
     /// # Errors
     ///
@@ -97,9 +90,8 @@ impl RedisStore {
             .map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
         let prefix = b"lock:";
         Ok(RedisStore {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Config {
                 client,
-                pool: None,
                 names: Names::new(prefix),
                 prefix: prefix[..].into(),
                 probe: true,
@@ -107,16 +99,6 @@ impl RedisStore {
                 said: Arc::default(),
             }),
         })
-    }
-
-    /// Draws command connections from `pool`, each by `dedicated_connection`: never one that others use, and none
-    /// that counts against the pool's size. The client still subscribes, as a pool keeps its own client private.
-    ///
-    /// A pool's manager leaves no say in the options: TCP_NODELAY is on only when the manager was built from a
-    /// `ConnectionInfo` that sets it.
-    pub fn with_pool(mut self, pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {
-        self.edit().pool = Some(pool);
-        self
     }
 
     /// What the record of every lock begins with in Redis; `lock:` unless set. Services with the same prefix share
@@ -154,15 +136,17 @@ impl RedisStore {
         self
     }
 
-    fn edit(&mut self) -> &mut Inner {
-        Arc::make_mut(&mut self.inner)
+    /// Whether a pool leads to this store's server and database, as far as its users may ask.
+    pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
+        let inner = &self.inner;
+        match tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await {
+            Ok(asked) => asked.map_err(|error| link::cannot_open(inner, error)),
+            Err(_) => Err(link::too_slow(inner)),
+        }
     }
-}
 
-impl Inner {
-    /// Where the server is, without user and password.
-    fn address(&self) -> &ConnectionAddr {
-        self.client.get_connection_info().addr()
+    fn edit(&mut self) -> &mut Config {
+        Arc::make_mut(&mut self.inner)
     }
 }
 
@@ -196,8 +180,12 @@ impl Store for RedisStore {
         }
     }
 
-    fn route(&self, _: &Name) -> ServerId {
+    fn server(&self, _: &Name) -> ServerId {
         ServerId(0)
+    }
+
+    fn describe(&self, _: ServerId) -> String {
+        self.inner.address().to_string()
     }
 
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
@@ -205,8 +193,8 @@ impl Store for RedisStore {
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
     }
 
-    fn inbox(&self, node: NodeId, sink: Sink) -> BoxFuture<'static, StoreError> {
-        Box::pin(inbox::serve(self.inner.clone(), node, sink))
+    fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
+        Box::pin(inbox::open(self.inner.clone(), node, sink))
     }
 }
 

@@ -1,27 +1,21 @@
 -- leave: the owner hands over to the first live waiter, or deletes; a waiter steps out of the queue.
--- KEYS[i]      the record
--- KEYS[n+1+i]  the queue
--- holder       <node>:<claim>:<nonce>:
--- lease        in ms
--- hold         in ms: the lease and the margin; with the lease it names the waiter's members
--- returns      0 = done; N = was not there; E<error>
-local function leave(i, holder, lease, hold)
-  if owned(i, holder) then
-    -- A queue of a wrong type must not keep the owner from leaving.
-    local alone = queues == 0 or prune(i)
-    local gone = pcall('DEL', KEYS[i])
-    if type(gone) == 'table' then return 'E' .. gone.err end
-    records[i] = false
-    if not alone then hand_over(i) end
-    return 0
+-- KEYS[i]  the record
+-- returns  0 = done; N = was not there
+if t.l or t.f then
+  function t.leave(i, job, holder, entry)
+    local record = t.records[i]
+    if t.owned_by(i, holder) then
+      -- A queue of a wrong type must not keep the owner from leaving.
+      if t.queues ~= 0 then pcall(t.hand_over, i, job) end
+      if t.records[i] == record then
+        redis.call('DEL', KEYS[i])
+        t.records[i] = false
+      end
+      return 0
+    end
+    local waited = t.withdraw(i, entry)
+    -- What becomes of the others is not the leaver's affair: whoever comes next settles the key.
+    if not record then pcall(t.hand_over, i, job) end
+    return waited and 0 or 'N'
   end
-  local err = not records[i] and typed(i) or prune(i)
-  if err then return 'E' .. err end
-  local entry = holder .. lease .. ':' .. hold .. tail
-  -- Also when there is no queue: a replica says READONLY to this write, and its "not there" would mean nothing.
-  local out = pcall('ZREM', KEYS[n + 1 + i], 'a' .. entry, 'b' .. entry)
-  if type(out) == 'table' then return 'E' .. out.err end
-  -- What became of the others is not the leaver's affair: whoever comes next settles the key.
-  if not records[i] then hand_over(i) end
-  return out > 0 and 0 or 'N'
 end

@@ -1,27 +1,20 @@
 -- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
--- KEYS[i]      the record
--- KEYS[n+1+i]  the queue
--- holder       <node>:<claim>:<nonce>:
--- lease        in ms
--- hold         in ms: the lease and the margin
--- returns      integer = granted, its number; Q<ms> or Q = queued; X = gone; E<error>
-local function renew(i, holder, lease, hold)
-  local entry = holder .. lease .. ':' .. hold .. tail
-  local number = owned(i, holder)
-  if number then
-    local err = extend(i, hold)
-    return err and 'E' .. err or number
+-- KEYS[i]  the record
+-- returns  integer = granted, its number; Q<ms> or Q = queued; O = the tick is over; X = gone
+if t.r then
+  function t.renew(i, job, holder, entry, lease, hold, tick)
+    local number = t.owned_by(i, holder)
+    if number then
+      t.extend(i, hold)
+      return number
+    end
+    local waits = t.touch(i, job, entry, lease, tick)
+    if not t.records[i] then
+      t.settle(i, job, entry)
+      number = t.owned_by(i, holder)
+      if number then return number end
+    end
+    if waits then return t.left(i, 'Q') end
+    return job and not t.is_open(job, tick) and 'O' or 'X'
   end
-  local err = not records[i] and typed(i) or prune(i)
-  if err then return 'E' .. err end
-  -- Also when there is no queue: a replica says READONLY to this write, and its "gone" would mean nothing.
-  local waits, failed = touch(i, entry, lease)
-  if failed then return 'E' .. failed end
-  if not records[i] then
-    local _, stuck = hand_over(i, entry)
-    if stuck then return 'E' .. stuck end
-    number = owned(i, holder)
-    if number then return number end
-  end
-  return waits and left(i, 'Q') or 'X'
 end

@@ -1,0 +1,162 @@
+//! What more than one bench does with locks, by the public API alone: these lines compile against other versions of
+//! the crate too.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tenure::{Guard, Locks, Mutex};
+
+use super::{Raw, rate};
+
+pub async fn lock_and_release(mutex: Mutex) {
+    let guard = mutex.lock().await.expect("a lock");
+    std::hint::black_box(guard.fence());
+    guard.release().await.expect("a release in time");
+}
+
+/// Cycles per second of so many tasks that want one key.
+pub async fn hot(locks: &Locks, tasks: usize, window: Duration) -> f64 {
+    let mutex = locks.mutex("hot");
+    let cycle = |_| {
+        let mutex = mutex.clone();
+        move || lock_and_release(mutex.clone())
+    };
+    rate(tasks, window, cycle).await
+}
+
+/// What the runtime alone needs for a line of tasks that take turns.
+pub async fn tokio_mutex(tasks: usize, window: Duration) -> f64 {
+    let mutex = Arc::new(tokio::sync::Mutex::new(0_u64));
+    let cycle = |_| {
+        let mutex = mutex.clone();
+        move || {
+            let mutex = mutex.clone();
+            async move { *mutex.lock().await += 1 }
+        }
+    };
+    rate(tasks, window, cycle).await
+}
+
+/// So many keys locked at once, then released at once, again and again. Server µs per cycle, and requests per batch.
+pub async fn in_step(locks: &Locks, size: usize, rounds: usize, raw: &mut Raw) -> (f64, f64) {
+    let mutexes: Vec<Mutex> = (0..size).map(|n| locks.mutex(format!("in step:{n}"))).collect();
+    let round = async || {
+        let guards = at_once(mutexes.iter().map(Mutex::lock)).await;
+        let releases = guards.into_iter().map(|guard| guard.expect("a lock").release());
+        for released in at_once(releases).await {
+            released.expect("a release in time");
+        }
+    };
+    round().await;
+    raw.forget_stats().await;
+    for _ in 0..rounds {
+        round().await;
+    }
+    let (batches, micros) = raw.stats(|name| name == "evalsha").await;
+    let cycles = (rounds * size) as f64;
+    (micros / cycles, 2.0 * cycles / batches)
+}
+
+/// Polls all of them in one go, without a task for each, so that their requests are left together.
+async fn at_once<F: IntoFuture>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<(Pin<Box<F::IntoFuture>>, Option<F::Output>)> = futures
+        .map(|future| (Box::pin(future.into_future()), None))
+        .collect();
+    let all = std::future::poll_fn(|cx| {
+        let mut left = 0;
+        for (future, output) in futures.iter_mut().filter(|(_, output)| output.is_none()) {
+            match future.as_mut().poll(cx) {
+                Poll::Ready(value) => *output = Some(value),
+                Poll::Pending => left += 1,
+            }
+        }
+        if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+    });
+    all.await;
+    futures.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+/// What a claim that queues and a leave that hands over cost the server together.
+#[derive(Debug)]
+pub struct HandOver {
+    /// EVALSHA and what scripts called.
+    pub commands: f64,
+    pub scripts: f64,
+    pub micros: f64,
+    /// Grants that were published: 1, or it was no hand-over.
+    pub pushed: f64,
+    /// Each command and how often it ran.
+    pub calls: Vec<String>,
+}
+
+/// So many keys go to and fro side by side, each between two nodes of its own: no batch has two requests, and the
+/// server does not fall asleep.
+const KEYS: usize = 8;
+/// Until a claim stands in the queue.
+const QUEUED: Duration = Duration::from_millis(3);
+
+pub async fn hand_overs(url: &str, rounds: usize, raw: &mut Raw) -> HandOver {
+    let mut keys = Vec::new();
+    for key in 0..KEYS {
+        let mut nodes = Vec::new();
+        for _ in 0..2 {
+            // Long enough that no renewal falls due.
+            let node = Locks::builder().lease(Duration::from_secs(300)).redis(url).await;
+            nodes.push(
+                node.expect("the server is there")
+                    .mutex(format!("handed over:{key}")),
+            );
+        }
+        let held = nodes[0].lock().await.expect("a free lock");
+        keys.push((nodes, held));
+    }
+    let keys = side_by_side(keys, 2).await;
+    raw.forget_stats().await;
+    // Counted before the last holders release.
+    let _keys = side_by_side(keys, 2 * rounds).await;
+    let pairs = (KEYS * 2 * rounds) as f64;
+    let commands = raw.commands().await;
+    let ours = commands
+        .iter()
+        .filter(|(name, ..)| name != "info" && !name.starts_with("config"));
+    let of = |name: &str| commands.iter().find(|command| command.0 == name);
+    HandOver {
+        commands: ours.clone().map(|(_, calls, _)| calls).sum::<f64>() / pairs,
+        scripts: of("evalsha").map_or(0.0, |(_, calls, _)| calls / pairs),
+        micros: of("evalsha").map_or(0.0, |(.., micros)| micros / pairs),
+        pushed: of("publish").map_or(0.0, |(_, calls, _)| calls / pairs),
+        calls: ours
+            .map(|(name, calls, _)| format!("{name} {:.2}", calls / pairs))
+            .collect(),
+    }
+}
+
+/// The nodes of a key, and what the first of them holds.
+type Contended = (Vec<Mutex>, Guard);
+
+async fn side_by_side(keys: Vec<Contended>, times: usize) -> Vec<Contended> {
+    let tasks: Vec<_> = keys
+        .into_iter()
+        .map(|key| tokio::spawn(to_and_fro(key, times)))
+        .collect();
+    let mut keys = Vec::new();
+    for task in tasks {
+        keys.push(task.await.expect("a task of the bench"));
+    }
+    keys
+}
+
+/// Each time the other node queues, then the one that holds hands over. An even number of times.
+async fn to_and_fro((nodes, mut held): Contended, times: usize) -> Contended {
+    for time in 1..=times {
+        let next = nodes[time % 2].clone();
+        let next = tokio::spawn(async move { next.lock().await.expect("a lock") });
+        tokio::time::sleep(QUEUED).await;
+        held.release().await.expect("a release in time");
+        held = next.await.expect("a task of the bench");
+    }
+    (nodes, held)
+}

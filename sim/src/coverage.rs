@@ -1,0 +1,262 @@
+//! What must have happened: a simulator that never meets a case says nothing about it.
+
+use tenure::error::StoreErrorKind;
+use tenure::protocol::ledger::Branch;
+use tenure::protocol::session_step::SessionEvent;
+use tenure::protocol::step::KeyEvent;
+
+macro_rules! counters {
+    ($($name:ident: $text:literal,)+) => {
+        /// A fault or a rare branch.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the texts say it")]
+        #[non_exhaustive]
+        pub enum Seen { $($name,)+ }
+
+        const ALL: &[(Seen, &str)] = &[$((Seen::$name, $text),)+];
+    };
+}
+
+counters! {
+    HandedOn: "handed on to the next caller of the process",
+    PushUsed: "pushed grant used at once",
+    PushConfirming: "pushed grant renewed before use",
+    PushStale: "push for a dead number ignored",
+    UnknownLeft: "grant for an unknown number left",
+    FoundGranted: "waiting claim found granted when it asked",
+    Renewed: "lease renewed",
+    RenewFailed: "renewal failed",
+    Asking: "answer to a claim lost and asked for",
+    Late: "claim refused as late (engine)",
+    GhostLeft: "claim never answered, left once more",
+    Requeued: "waiting claim forgotten by the store, claimed anew",
+    Yielded: "lease yielded after a burst",
+    TooShort: "grant yielded, as whoever is first wants a longer lease",
+    LeaveRepeated: "leave repeated",
+    LeaveFailed: "leave given up",
+    AnswerStale: "granted answer too old to be used",
+    WaitFailed: "waiting claim could not be renewed",
+    LateRefused: "claim refused as late (ledger)",
+    StalePassedOver: "waiter not heard of passed over",
+    DeafPassedOver: "waiter without inbox passed over",
+    DeadRemoved: "dead entry removed",
+    SettledForAnother: "free key given to another than the caller",
+    YieldRepeated: "yield of a number that does not own",
+    HandedOver: "handed over to another claim",
+    AskedAgain: "owner asked again",
+    TickOver: "tick asked for that is over",
+    TickEarly: "tick asked for before its time",
+    TickSkipped: "tick skipped, as an earlier one was running",
+    TickTakenOver: "tick granted once more",
+    TickFinishedLate: "tick finished after its record had ended",
+    TickFinishedByAnother: "finish of a tick by a claim that is not its latest winner",
+    TickLate: "claim of a tick refused as late",
+    TickOvertaken: "tick that had not ended well overtaken by a later one",
+    TickFiredTwice: "node fired one tick twice",
+    TickFiredLate: "node fired an earlier tick after a later one",
+    TickMissed: "tick given up by its node, as a later one had fired while the store was away",
+    TickTakenOverAtHome: "tick granted once more to the node that had won it",
+    TickTakenOverUnqueued: "tick granted once more by a store that cannot queue",
+    StandbyDropped: "standby of a tick dropped by the store, as it was over",
+    StandbyTold: "standby told by the store that its tick is over",
+    StandbyBusy: "standby told busy by a store that cannot queue",
+    WinnerKilled: "winner of a tick killed in a calm",
+    WinnerReplaced: "tick of a killed winner run by who stood by",
+    DeniedSkipped: "caller told that the tick is skipped",
+    DeniedOver: "caller told that the tick is over",
+    DeniedEarly: "caller told that the tick is early",
+    LostFinishAnswer: "answer lost after execution: finish",
+    Retired: "scheduler shut down",
+    TickRun: "tick run to its end",
+    TickLost: "run lost its lease",
+    Granted: "caller granted",
+    GrantedFixed: "fixed lease granted",
+    DeniedBusy: "caller told busy",
+    DeniedFull: "caller told the line is full",
+    DeniedNodeFull: "caller told that too many wait in its process",
+    DeniedStore: "caller told of the store's error",
+    DeniedClosed: "caller told that the node closes",
+    LostDeadline: "lost by its deadline",
+    LostGone: "lost because the store said gone",
+    LostEnded: "fixed lease ended",
+    FetchedLost: "taken up after it was lost",
+    LostUnfetched: "granted to a caller that never took it up, and given back",
+    LostShutdown: "lost in shutdown",
+    ReleaseKept: "release: kept to the end",
+    ReleaseLost: "release: lost",
+    ReleaseFailed: "release: the store could not be told",
+    CancelWaiting: "waiter cancelled",
+    CancelInFlight: "waiter cancelled while its request was under way",
+    CancelHolder: "guard dropped",
+    Crash: "node crashed",
+    CrashHolding: "node crashed with a guard",
+    PauseShort: "node paused for less than its lease",
+    PauseLong: "node paused for longer than its lease",
+    WokeLost: "first look after a pause says lost",
+    WokeHeld: "first look after a pause says held",
+    Close: "node closed",
+    Partition: "node cut off",
+    Stall: "connection stalled",
+    Reset: "connection reset",
+    GivenUp: "connection given up, as it was silent",
+    TimedOut: "request given up, its connection not",
+    Bystander: "request told that its connection broke or was given up for others",
+    ManyUnderWay: "sixteen batches under way",
+    BatchOfMany: "batch of several requests",
+    Ping: "server asked for a sign of life",
+    ProbeAnswered: "probe answered",
+    ProbeFailed: "probe failed",
+    Silent: "connection falls silent",
+    ConnectSilent: "connection that never opens nor fails",
+    ConnectClosing: "connection opened by a node that closes",
+    SubscribeSilent: "subscription that never opens nor fails",
+    InboxSilent: "inbox falls silent",
+    InboxPing: "inbox asked for a sign of life",
+    InboxPong: "inbox gave a sign of life",
+    InboxRefused: "inbox refused",
+    Reload: "batch sent again with its script",
+    ReloadOvertaken: "batch sent again with its script, and others before it",
+    ReloadInVain: "script unknown twice in a row",
+    Loading: "server refused batches as it was loading",
+    ReadOnly: "server refused writes as it was a replica",
+    Locked: "server refused passwords",
+    Killed: "connection or inbox killed soon after it opened",
+    OpenedTooLate: "connection opened when its attempt was given up",
+    AnsweredTooLate: "answer told of a connection that was given up",
+    Crowd: "worlds with more requests than can be served",
+    LateExecution: "batch executed after it was given up",
+    AnswerDiscarded: "answer of an abandoned connection discarded",
+    LostClaimAnswer: "answer lost after execution: claim",
+    LostRenewAnswer: "answer lost after execution: renew",
+    LostLeaveAnswer: "answer lost after execution: leave",
+    LostYieldAnswer: "answer lost after execution: yield",
+    Duplicate: "requests executed twice",
+    DuplicateYield: "yield executed twice",
+    KnownDown: "request refused as the server is known to be down",
+    ConnectFailed: "connection refused",
+    NotWritten: "request failed before it was written",
+    Reconnect: "connection made anew",
+    PushLost: "push lost",
+    PushHeld: "push held for long",
+    PushTwice: "push delivered twice",
+    PushBeforeAnswer: "push before the answer that says queued",
+    Resubscribed: "inbox opened again",
+    ServerStall: "server stalled",
+    ServerRestart: "server restarted with its memory",
+    ServerForgot: "server restarted empty",
+    ServerRefused: "server refused requests",
+    ClockSmall: "server's clock stepped within the margin",
+    ClockForward: "server's clock stepped forward",
+    ClockBack: "server's clock stepped back",
+    ForeignDelete: "foreign client deleted a record",
+    ForeignTake: "foreign client overwrote a record",
+    ForeignType: "foreign client put something that is no lock",
+    Calm: "calm periods watched",
+    NoQueue: "worlds whose store cannot queue",
+    WeakPush: "worlds whose pushes are not final",
+    NoProbe: "worlds whose server does not know who listens",
+}
+
+/// How often each thing happened.
+#[derive(Debug, Clone)]
+pub struct Coverage([u64; ALL.len()]);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Coverage([0; ALL.len()])
+    }
+}
+
+impl Coverage {
+    pub(crate) fn saw(&mut self, seen: Seen) {
+        self.0[seen as usize] += 1;
+    }
+
+    /// Adds what another world saw.
+    pub fn add(&mut self, other: &Coverage) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine += theirs;
+        }
+    }
+
+    /// What never happened.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.table()
+            .filter(|(_, count)| *count == 0)
+            .map(|(text, _)| text)
+            .collect()
+    }
+
+    /// Every counter.
+    pub fn table(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ALL.iter().map(|(seen, text)| (*text, self.0[*seen as usize]))
+    }
+
+    /// How often this happened.
+    pub fn count(&self, seen: Seen) -> u64 {
+        self.0[seen as usize]
+    }
+}
+
+impl Seen {
+    pub(crate) fn notice(notice: &KeyEvent) -> Option<Seen> {
+        Some(match notice {
+            KeyEvent::HandedOn => Seen::HandedOn,
+            KeyEvent::PushUsed => Seen::PushUsed,
+            KeyEvent::PushConfirming => Seen::PushConfirming,
+            KeyEvent::PushStale => Seen::PushStale,
+            KeyEvent::UnknownLeft => Seen::UnknownLeft,
+            KeyEvent::FoundGranted => Seen::FoundGranted,
+            KeyEvent::Renewed { .. } => Seen::Renewed,
+            KeyEvent::RenewFailed { .. } => Seen::RenewFailed,
+            KeyEvent::Asking => Seen::Asking,
+            KeyEvent::Late => Seen::Late,
+            KeyEvent::GhostLeft => Seen::GhostLeft,
+            KeyEvent::Requeued => Seen::Requeued,
+            KeyEvent::Yielded => Seen::Yielded,
+            KeyEvent::TooShort => Seen::TooShort,
+            KeyEvent::LeaveRepeated => Seen::LeaveRepeated,
+            KeyEvent::LeaveFailed { .. } => Seen::LeaveFailed,
+            KeyEvent::AnswerStale => Seen::AnswerStale,
+            KeyEvent::WaitFailed { .. } => Seen::WaitFailed,
+            // Nobody forges here; the scenarios do.
+            KeyEvent::PushForged => return None,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn of_session(event: &SessionEvent) -> Option<Seen> {
+        Some(match event {
+            SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => {
+                Seen::GivenUp
+            }
+            SessionEvent::TimedOut(_) => Seen::TimedOut,
+            SessionEvent::Bystanders(_) => Seen::Bystander,
+            SessionEvent::Down(_) => Seen::KnownDown,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn branch(branch: Branch) -> Seen {
+        match branch {
+            Branch::LateRefused => Seen::LateRefused,
+            Branch::StalePassedOver => Seen::StalePassedOver,
+            Branch::DeafPassedOver => Seen::DeafPassedOver,
+            Branch::DeadRemoved => Seen::DeadRemoved,
+            Branch::SettledForAnother => Seen::SettledForAnother,
+            Branch::YieldRepeated => Seen::YieldRepeated,
+            Branch::HandedOver => Seen::HandedOver,
+            Branch::AskedAgain => Seen::AskedAgain,
+            Branch::TickOver => Seen::TickOver,
+            Branch::TickEarly => Seen::TickEarly,
+            Branch::TickSkipped => Seen::TickSkipped,
+            Branch::TickTakenOver => Seen::TickTakenOver,
+            Branch::TickFinishedLate => Seen::TickFinishedLate,
+            Branch::TickFinishedByAnother => Seen::TickFinishedByAnother,
+            Branch::TickLate => Seen::TickLate,
+            Branch::TickOvertaken => Seen::TickOvertaken,
+            Branch::StandbyDropped => Seen::StandbyDropped,
+            Branch::StandbyTold => Seen::StandbyTold,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! World after world, on all cores, until one fails.
+
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Coverage, Setup, run};
+
+/// How many worlds, and which.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// The first seed.
+    pub from: u64,
+    /// So many worlds at most.
+    pub worlds: Option<u64>,
+    /// For so long at most.
+    pub time: Option<Duration>,
+    /// On so many threads.
+    pub threads: usize,
+    /// Goes on beyond its time, up to ten times as long, until everything happened once.
+    pub until_covered: bool,
+}
+
+/// What came of them.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// How many worlds came to an end.
+    pub worlds: u64,
+    /// Events of the worlds.
+    pub steps: u64,
+    /// Inputs of key machines.
+    pub inputs: u64,
+    /// Time in the worlds.
+    pub virtual_ms: u64,
+    /// What happened how often.
+    pub coverage: Coverage,
+    /// The smallest seed of those that failed, and its story.
+    pub failure: Option<(u64, String)>,
+}
+
+/// Lives through worlds until the limits, or until one fails.
+pub fn explore(limits: &Limits) -> Found {
+    let begin = Instant::now();
+    let next = AtomicU64::new(limits.from);
+    let end = limits
+        .worlds
+        .map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
+    let found = Mutex::new(Found::default());
+    let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
+    let goes_on = || {
+        let Some(time) = limits.time else { return true };
+        let is_short = || begin.elapsed() < 10 * time && !lock().coverage.missing().is_empty();
+        begin.elapsed() < time || limits.until_covered && is_short()
+    };
+    let live = || {
+        while lock().failure.is_none() && goes_on() {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                break;
+            }
+            let setup = Setup {
+                seed,
+                ..Setup::default()
+            };
+            let lived = run(setup);
+            let failed = lived.failure.is_some().then(|| {
+                let history = true;
+                run(Setup { history, ..setup }).story()
+            });
+            let mut found = lock();
+            found.worlds += 1;
+            found.steps += lived.steps;
+            found.inputs += lived.inputs;
+            found.virtual_ms += lived.virtual_ms;
+            found.coverage.add(&lived.coverage);
+            if let Some(story) = failed
+                && found.failure.as_ref().is_none_or(|(first, _)| seed < *first)
+            {
+                found.failure = Some((seed, story));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..limits.threads.max(1) {
+            scope.spawn(live);
+        }
+    });
+    found.into_inner().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl Found {
+    /// How often everything happened, and how fast.
+    pub fn table(&self, wall: Duration) -> String {
+        let mut text = String::new();
+        for (what, count) in self.coverage.table() {
+            let _ = writeln!(text, "{count:>12}  {what}");
+        }
+        let missing = self.coverage.missing();
+        if !missing.is_empty() {
+            let _ = writeln!(text, "never happened: {missing:?}");
+        }
+        let (seconds, worlds) = (wall.as_secs_f64(), self.worlds.max(1));
+        let _ = writeln!(
+            text,
+            "{} worlds in {seconds:.1} s ({:.0} a second), {:.1} virtual hours; per world {} events, {} inputs of key machines",
+            self.worlds,
+            self.worlds as f64 / seconds,
+            self.virtual_ms as f64 / 3.6e6,
+            self.steps / worlds,
+            self.inputs / worlds,
+        );
+        text
+    }
+}

@@ -1,0 +1,200 @@
+//! Many nodes, one server, a hostile network and a virtual clock, from one seed.
+//!
+//! Everything is decided by the seed, so a failure is replayed exactly. What is real in it: the engine's shards and
+//! the ledger. What is modelled: the runtime (connections, deadlines of batches, the inbox), the network, the
+//! server's process and wall clock, and the callers. The model is kept as unkind as reality may be: bytes that were
+//! given up are executed late, pushes are older than answers, processes stop for longer than their leases.
+//!
+//! Reading order: [`coverage`] (what must have happened), `profile` (what kind of world it is), `world` (state and
+//! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
+//! (what must never happen), `log`.
+
+use tenure::protocol::flaw::Flaw;
+
+mod callers;
+pub mod coverage;
+pub mod explore;
+mod faults;
+mod inbox;
+mod jobs;
+mod log;
+mod network;
+mod node;
+pub mod planted;
+mod profile;
+mod server;
+mod watch;
+mod world;
+
+pub use coverage::Coverage;
+
+/// What is to be simulated.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Setup {
+    /// Decides everything.
+    pub seed: u64,
+    /// A mistake that is planted: in the key machine, the session, the link or the ledger.
+    pub flaw: Option<Flaw>,
+    /// The store adds nothing to a lease: what the margin pays for is paid by nobody.
+    pub no_margin: bool,
+    /// The scheduler gives back a job whose future goes on.
+    pub release_early: bool,
+    /// Look out for this alone, so that a planted mistake is found by its harm and not by its means.
+    pub only: Option<Wrong>,
+    /// Write down what happens.
+    pub history: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Run {
+    /// How many events were handled.
+    pub steps: u64,
+    /// How often a key machine was told something.
+    pub inputs: u64,
+    /// How much time went by in the world, in milliseconds.
+    pub virtual_ms: u64,
+    /// Depends on everything that happened.
+    pub hash: u64,
+    /// What happened how often.
+    pub coverage: Coverage,
+    /// The first thing that must never happen and did.
+    pub failure: Option<Failure>,
+    /// What happened, when it was asked for.
+    pub history: Vec<Line>,
+}
+
+/// One line of a history.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Which key it is about, if about one.
+    pub key: Option<usize>,
+    /// Time, node, event.
+    pub text: String,
+}
+
+/// What must never happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Wrong {
+    /// Two guards of one key answer *held* at one instant.
+    TwoHolders,
+    /// A guard answers *held* and the server's record is not its own.
+    Unbacked,
+    /// Two runs of one job go on at once.
+    TwoRuns,
+    /// A tick that ended well is granted again.
+    TickAgain,
+    /// A run began before its time.
+    TickEarly,
+    /// Marks went back, attempts were miscounted, or a tick was skipped or finished by what may not do so.
+    TickOrder,
+    /// Somebody pursues a tick and nobody runs it.
+    TickAsleep,
+    /// Somebody stands by for a tick that is over and is not told.
+    TickUntold,
+    /// A tick was given up that may still be run.
+    TickDropped,
+    /// A fence does not exceed one that was granted before it.
+    Fence,
+    /// A record was changed by somebody who does not own it.
+    NotTheOwner,
+    /// One claim number was granted twice.
+    NumberTwice,
+    /// A ticket that was lost is held again.
+    Revived,
+    /// A caller was told what cannot be, or not told what must be.
+    Outcome,
+    /// A record or queue entry that no engine pursues.
+    Orphan,
+    /// A grant to a waiter that was not heard of.
+    DeadGranted,
+    /// A lock is free and somebody waits for it.
+    Asleep,
+    /// Something is left when all is over.
+    LeftOver,
+    /// Requests without end.
+    Storm,
+    /// Something is sent on a connection that was given up, or beside its successor.
+    Beside,
+    /// A request is neither answered nor reported, or told of twice.
+    Unanswered,
+    /// A lease is lost in a calm, although its owner is alive.
+    LostInCalm,
+    /// A caller is told of an error of a healthy store.
+    DeniedInCalm,
+    /// A connection that nothing comes through is used on and on.
+    Unnoticed,
+}
+
+impl Wrong {
+    /// All of them.
+    pub const ALL: [Wrong; 24] = [
+        Wrong::TwoHolders,
+        Wrong::Unbacked,
+        Wrong::TwoRuns,
+        Wrong::TickAgain,
+        Wrong::TickEarly,
+        Wrong::TickOrder,
+        Wrong::TickAsleep,
+        Wrong::TickUntold,
+        Wrong::TickDropped,
+        Wrong::Fence,
+        Wrong::NotTheOwner,
+        Wrong::NumberTwice,
+        Wrong::Revived,
+        Wrong::Outcome,
+        Wrong::Orphan,
+        Wrong::DeadGranted,
+        Wrong::Asleep,
+        Wrong::LeftOver,
+        Wrong::Storm,
+        Wrong::Beside,
+        Wrong::Unanswered,
+        Wrong::LostInCalm,
+        Wrong::DeniedInCalm,
+        Wrong::Unnoticed,
+    ];
+}
+
+/// A thing that must never happen and did.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Which.
+    pub wrong: Wrong,
+    /// About which key.
+    pub key: Option<usize>,
+    /// In words.
+    pub text: String,
+}
+
+/// Lives through one world.
+pub fn run(setup: Setup) -> Run {
+    world::World::new(setup).run()
+}
+
+impl Run {
+    /// The failure with its history, fit to be read.
+    pub fn story(&self) -> String {
+        use std::fmt::Write;
+        let mut story = String::new();
+        let key = self.failure.as_ref().and_then(|failure| failure.key);
+        let (old, last) = self.history.split_at(self.history.len().saturating_sub(200));
+        // All of the offending key, but not without end; and the last lines of everything.
+        let of_key: Vec<_> = old
+            .iter()
+            .filter(|line| line.key.is_some() && line.key == key)
+            .collect();
+        for line in &of_key[of_key.len().saturating_sub(400)..] {
+            let _ = writeln!(story, "{}", line.text);
+        }
+        let _ = writeln!(story, "---- the last {} lines, all keys", last.len());
+        for line in last {
+            let _ = writeln!(story, "{}", line.text);
+        }
+        if let Some(failure) = &self.failure {
+            let _ = writeln!(story, "==== {:?}: {}", failure.wrong, failure.text);
+        }
+        story
+    }
+}

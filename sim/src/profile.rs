@@ -1,0 +1,139 @@
+//! What kind of world a seed makes.
+
+use std::time::Duration;
+
+use crate::Setup;
+use crate::world::{MS, SETTLE};
+use tenure::protocol::message::LeaseTimes;
+use tenure::protocol::step::Rules;
+
+/// What kind of world it is. Drawn from the seed, then fixed.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    pub(crate) nodes: usize,
+    /// Between two ticks of a job, in ms.
+    pub(crate) period: u64,
+    pub(crate) terms: Vec<LeaseTimes>,
+    /// Fastest and slowest way of a message, in ns.
+    pub(crate) delay: (u64, u64),
+    /// Between two callers of one node, in ns.
+    pub(crate) pause: u64,
+    /// The most callers of one node at a time.
+    pub(crate) callers: usize,
+    /// The longest ordinary hold, in ns.
+    pub(crate) hold: u64,
+    /// Between two faults, in ns.
+    pub(crate) fault_pause: u64,
+    pub(crate) rules: Rules,
+    pub(crate) request_timeout: Duration,
+    /// The driver is woken so late at most, in ns; with 0 it steps its session after each input.
+    pub(crate) lag: u64,
+    /// The server lets nobody subscribe.
+    pub(crate) no_inbox: bool,
+    /// Many callers that want a lease of their own: far more than the server can serve in time.
+    pub(crate) crowd: bool,
+    pub(crate) probe: bool,
+    /// The server may come back empty.
+    pub(crate) forgetful: bool,
+    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
+    /// meet young ones.
+    pub(crate) sleepy: bool,
+    /// Its clock may step by more than the margin.
+    pub(crate) wild_clock: bool,
+    /// When the storm begins, when it ends, and when the drain begins, in ns.
+    pub(crate) storm: (u64, u64),
+    pub(crate) drain: u64,
+}
+
+impl Profile {
+    pub(crate) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
+        let lengths: &[u64] = match rng.u8(0..5) {
+            0 => &[400],
+            1 => &[1000],
+            2 => &[3000],
+            3 => &[400, 1000],
+            _ => &[400, 1000, 3000],
+        };
+        let margin = |lease: u64| if setup.no_margin { 0 } else { (lease / 10).max(250) };
+        let terms = lengths
+            .iter()
+            .map(|&lease_ms| LeaseTimes {
+                lease_ms,
+                margin_ms: margin(lease_ms),
+            })
+            .collect();
+        let high = [200_000, 2 * MS, 10 * MS, 35 * MS][rng.usize(0..4)];
+        let burst = [1, 4, 64, 1023][rng.usize(0..4)];
+        let burst_time = Duration::from_millis([5, 20, 20, 1000][rng.usize(0..4)]);
+        let rules = Rules {
+            burst,
+            burst_time,
+            queues: rng.u8(0..16) > 0,
+            final_push: rng.u8(0..16) > 0,
+        };
+        // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
+        let (storm, drain) = match rng.u8(0..4) {
+            0 => ((0, 0), 6_000 * MS),
+            1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
+        };
+        if setup.seed % 96 == 5 {
+            return Profile::crowd(setup, rules);
+        }
+        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
+        Profile {
+            sleepy,
+            nodes: rng.usize(2..=5),
+            period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
+            terms,
+            delay: (high / 8, high),
+            pause: [2, 5, 30, 200][rng.usize(0..4)] * MS,
+            callers: [2, 4, 8][rng.usize(0..3)],
+            hold: if sleepy { hold.max(100 * MS) } else { hold },
+            fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
+            rules,
+            request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
+            lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
+            no_inbox: rng.u8(0..16) == 0,
+            crowd: false,
+            probe: rng.u8(0..8) > 0,
+            forgetful: rng.bool(),
+            wild_clock: rng.u8(0..4) == 0,
+            storm,
+            drain,
+        }
+    }
+
+    /// Two nodes, each with far more claims of one key than can be renewed in time, on a slow way: whoever holds has
+    /// to be heard all the same.
+    fn crowd(setup: &Setup, rules: Rules) -> Self {
+        Profile {
+            crowd: true,
+            sleepy: false,
+            nodes: 2,
+            period: 1000,
+            terms: vec![LeaseTimes {
+                lease_ms: 400,
+                margin_ms: if setup.no_margin { 0 } else { 250 },
+            }],
+            delay: (25 * MS, 35 * MS),
+            pause: 2 * MS,
+            callers: 200,
+            hold: 500 * MS,
+            fault_pause: 250 * MS,
+            rules: Rules {
+                queues: true,
+                ..rules
+            },
+            request_timeout: Duration::from_secs(2),
+            lag: 0,
+            no_inbox: false,
+            probe: true,
+            forgetful: false,
+            wild_clock: false,
+            storm: (0, 0),
+            drain: 2_500 * MS,
+        }
+    }
+}

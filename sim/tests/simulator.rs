@@ -1,0 +1,284 @@
+//! The simulator's runs: it explores, it replays, and it finds each planted mistake.
+//!
+//! `TENURE_SEED` replays one world and prints its history (all of it to the file
+//! `TENURE_HISTORY`), `TENURE_SIM_SECONDS` says how long to explore, and
+//! `TENURE_SIM_BASE` from which seed.
+
+// Tests play the outside world: they may look at its clock.
+#![allow(clippy::disallowed_methods)]
+
+use std::env;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use tenure::protocol::flaw::Flaw;
+use tenure_sim::explore::{Limits, explore};
+use tenure_sim::{Setup, Wrong, run};
+
+fn env_number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text}"))
+    })
+}
+
+/// How to see a world again.
+fn again(seed: u64) -> String {
+    format!("seed {seed}: TENURE_SEED={seed} cargo test -p tenure-sim replay -- --nocapture")
+}
+
+#[test]
+fn explores() {
+    let begin = Instant::now();
+    let found = explore(&Limits {
+        from: env_number("TENURE_SIM_BASE").unwrap_or(1),
+        time: Some(Duration::from_secs(
+            env_number("TENURE_SIM_SECONDS").unwrap_or(45),
+        )),
+        threads: available_parallelism().map_or(2, usize::from),
+        // On a slow machine the rare takes longer.
+        until_covered: true,
+        ..Limits::default()
+    });
+    println!("{}", found.table(begin.elapsed()));
+    if let Some((seed, story)) = found.failure {
+        panic!("{story}\n{}", again(seed));
+    }
+    let missing = found.coverage.missing();
+    assert!(missing.is_empty(), "never happened: {missing:?}");
+}
+
+#[test]
+fn replay() {
+    let seed = env_number("TENURE_SEED").unwrap_or(1);
+    let run = run(Setup {
+        seed,
+        history: true,
+        ..Setup::default()
+    });
+    if let Ok(path) = env::var("TENURE_HISTORY") {
+        let lines: Vec<_> = run.history.iter().map(|line| line.text.as_str()).collect();
+        std::fs::write(path, lines.join("\n")).expect("the history can be written");
+    }
+    if env::var("TENURE_SEED").is_ok() {
+        println!("{}", run.story());
+    }
+    assert!(run.failure.is_none(), "{:?}", run.failure);
+}
+
+#[test]
+fn the_same_seed_is_the_same_world() {
+    for seed in 1..=40 {
+        let setup = Setup {
+            seed,
+            ..Setup::default()
+        };
+        let (one, other) = (run(setup), run(setup));
+        assert_eq!((one.hash, one.steps), (other.hash, other.steps), "seed {seed}");
+        let written = run(Setup {
+            history: true,
+            ..setup
+        });
+        assert_eq!(
+            one.hash, written.hash,
+            "writing a history changed the world of seed {seed}"
+        );
+    }
+}
+
+/// Finds the planted mistake by its harm in one of the seeds, and nothing in any of the last of them without it. The
+/// seeds begin close before one that is known to find it; when the machines change, others will.
+#[track_caller]
+fn finds(planted: Setup, harm: Wrong, first: u64) {
+    let mistaken = |seed| Setup {
+        seed,
+        only: Some(harm),
+        ..planted
+    };
+    let seeds = first..first + 2_000;
+    let found = seeds.clone().find(|seed| run(mistaken(*seed)).failure.is_some());
+    let Some(found) = found else {
+        panic!("{planted:?} does no harm of kind {harm:?} in {seeds:?}")
+    };
+    println!("{:?}: {harm:?} in seed {found}", planted.flaw);
+    for seed in first.max(found.saturating_sub(20))..=found {
+        let sound = run(Setup {
+            seed,
+            ..Setup::default()
+        });
+        assert!(sound.failure.is_none(), "{:?}\n{}", sound.failure, again(seed));
+    }
+}
+
+fn with(flaw: Flaw) -> Setup {
+    Setup {
+        flaw: Some(flaw),
+        ..Setup::default()
+    }
+}
+
+#[test]
+fn finds_a_deadline_counted_from_the_answer() {
+    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 25);
+}
+
+#[test]
+fn finds_a_late_renewal_that_revives() {
+    finds(with(Flaw::LateRenewalRevives), Wrong::Revived, 44);
+}
+
+#[test]
+fn finds_a_claim_number_used_twice() {
+    finds(with(Flaw::NumberTwice), Wrong::Unbacked, 39);
+}
+
+#[test]
+fn finds_t0_of_an_unanswered_refresh() {
+    finds(with(Flaw::UnansweredRefresh), Wrong::TwoHolders, 12);
+}
+
+#[test]
+fn finds_a_yield_without_a_fresh_number() {
+    finds(with(Flaw::YieldKeepsNumber), Wrong::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_leave_that_does_not_kill_its_number() {
+    finds(with(Flaw::LeaveKeepsNumber), Wrong::Asleep, 1);
+}
+
+#[test]
+fn finds_a_grant_for_an_unknown_claim_that_is_kept() {
+    finds(with(Flaw::UnknownKept), Wrong::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_cancelled_waiter_that_is_forgotten() {
+    finds(with(Flaw::CancelledForgotten), Wrong::Orphan, 1);
+}
+
+#[test]
+fn finds_a_hand_off_under_the_old_number() {
+    finds(with(Flaw::NumberKeptOnHandOff), Wrong::Fence, 1);
+}
+
+#[test]
+fn finds_a_dead_head_that_is_granted() {
+    finds(with(Flaw::DeadHeadGranted), Wrong::DeadGranted, 1);
+}
+
+#[test]
+fn finds_a_free_key_with_a_queue_left_alone() {
+    finds(with(Flaw::NeverSettled), Wrong::LeftOver, 1);
+}
+
+#[test]
+fn finds_a_leave_by_anyone() {
+    finds(with(Flaw::LeaveByAnyone), Wrong::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_late_claim_that_is_executed() {
+    finds(with(Flaw::LateClaimExecuted), Wrong::Orphan, 1);
+}
+
+#[test]
+fn finds_a_margin_of_nothing() {
+    finds(
+        Setup {
+            no_margin: true,
+            ..Setup::default()
+        },
+        Wrong::TwoHolders,
+        1,
+    );
+}
+
+#[test]
+fn finds_a_job_without_a_mark() {
+    finds(with(Flaw::NoMark), Wrong::TickAgain, 1);
+}
+
+#[test]
+fn finds_a_mark_by_the_nodes_clock() {
+    finds(with(Flaw::EarlyTickGranted), Wrong::TickEarly, 1);
+}
+
+#[test]
+fn finds_a_finished_tick_handed_to_its_standby() {
+    finds(with(Flaw::FinishedTickHandedOver), Wrong::TickAgain, 1);
+}
+
+#[test]
+fn finds_a_release_before_the_jobs_future_ended() {
+    finds(
+        Setup {
+            release_early: true,
+            ..Setup::default()
+        },
+        Wrong::TwoRuns,
+        400,
+    );
+}
+
+#[test]
+fn finds_a_tick_that_nobody_stands_by_for() {
+    finds(with(Flaw::NoStandby), Wrong::TickDropped, 1);
+}
+
+#[test]
+fn finds_a_standby_that_is_never_granted() {
+    finds(with(Flaw::StandbyNeverGranted), Wrong::TickAsleep, 1);
+}
+
+#[test]
+fn finds_a_standby_that_is_never_told() {
+    finds(with(Flaw::StandbyNeverTold), Wrong::TickUntold, 1);
+}
+
+#[test]
+fn finds_a_tick_run_twice_by_two_claims_of_one_node() {
+    finds(with(Flaw::JobByNode), Wrong::TickAgain, 1);
+}
+
+#[test]
+fn finds_two_claims_of_one_node_that_run_a_job_at_once() {
+    finds(with(Flaw::JobByNode), Wrong::TwoHolders, 1);
+}
+
+// Of the session, and of the link under it.
+
+#[test]
+fn finds_a_not_after_by_an_old_reading_of_the_clock() {
+    finds(with(Flaw::NotAfterFromOldReading), Wrong::DeniedInCalm, 10);
+}
+
+#[test]
+fn finds_a_claim_that_counts_as_late_too_early() {
+    finds(with(Flaw::LateAfterTooEarly), Wrong::Orphan, 104);
+}
+
+#[test]
+fn finds_a_connection_used_beside_its_successor() {
+    finds(with(Flaw::ConnectionBesideSuccessor), Wrong::Beside, 1);
+}
+
+#[test]
+fn finds_a_reply_credited_to_another_batch() {
+    finds(with(Flaw::ReplyToAnotherBatch), Wrong::TwoHolders, 12);
+}
+
+#[test]
+fn finds_a_renewal_behind_a_full_queue() {
+    finds(with(Flaw::RenewalBehindQueue), Wrong::LostInCalm, 5);
+}
+
+#[test]
+fn finds_a_request_that_is_forgotten_with_its_connection() {
+    finds(with(Flaw::ForgottenWithConnection), Wrong::Unanswered, 1);
+}
+
+#[test]
+fn finds_a_reload_without_a_bound() {
+    finds(with(Flaw::ReloadWithoutBound), Wrong::Orphan, 950);
+}

@@ -1,0 +1,145 @@
+//! What the driver, and the steps of keys under their locks, have to tell, without running a line of foreign code
+//! there.
+//!
+//! A subscriber may block, panic, or ask the very locks that tell it. So nothing is told where it happens: it is
+//! counted in atomics and, if its level is on, queued for the one event thread of the process. What a caller itself
+//! sees is no matter of this: its own thread calls [`observe`].
+
+use std::task::Waker;
+
+use tokio_util::sync::CancellationToken;
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
+
+use crate::driver::events::queue::{Entry, Queue};
+use crate::error::LostCause;
+use crate::observe::{kept, shielded};
+use crate::protocol::message::{Name, NodeId};
+use crate::protocol::session_step::SessionEvent;
+use crate::protocol::step::KeyEvent;
+
+mod event;
+mod queue;
+
+pub(crate) use crate::driver::events::event::DriverEvent;
+
+/// One for a process, and for its child after a fork, and for that one's: a thread is not copied, and a lock may have
+/// been copied in use.
+static QUEUES: [Queue; 4] = [const { Queue::new() }; 4];
+
+/// The queue of this process. From the fourth fork in a row on nothing is told.
+fn queue() -> &'static Queue {
+    let mine = QUEUES.iter().find(|queue| queue.is_mine());
+    mine.unwrap_or(&QUEUES[0])
+}
+
+/// Where a node's events go. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct EventSink {
+    node: NodeId,
+    /// The subscriber that was the default where the node was built. `None`: the global one of the moment.
+    dispatch: Option<Dispatch>,
+    queue: &'static Queue,
+}
+
+impl EventSink {
+    /// For a node that is built here and now.
+    pub(crate) fn capture(node: NodeId) -> EventSink {
+        EventSink::to(queue(), node)
+    }
+
+    fn to(queue: &'static Queue, node: NodeId) -> EventSink {
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
+        EventSink {
+            node,
+            // One that is set later is looked up later.
+            dispatch: (!dispatch.is::<NoSubscriber>()).then_some(dispatch),
+            queue,
+        }
+    }
+
+    /// Tells and counts. Never blocks, fails or panics.
+    pub(crate) fn push(&self, event: DriverEvent) {
+        if event.count() {
+            self.queue.counted();
+        }
+        if event.is_on() {
+            self.queue.push(self.entry(Some(event)));
+        }
+    }
+
+    /// The same for what happened to a key; it is cloned only if it is told.
+    pub(crate) fn key_event(&self, name: &Name, event: &KeyEvent) {
+        if event::count_of_key(name, event) {
+            self.queue.counted();
+        }
+        if event::is_on(event::level_of_key(event)) {
+            let (name, event) = (name.clone(), event.clone());
+            self.queue
+                .push(self.entry(Some(DriverEvent::Key { name, event })));
+        }
+    }
+
+    /// A lease ended while it was held.
+    pub(crate) fn lost(&self, name: &Name, cause: LostCause) {
+        let name = name.clone();
+        self.push(DriverEvent::Lost { name, cause });
+    }
+
+    /// What happened between this node and a server.
+    pub(crate) fn session_event(&self, event: SessionEvent) {
+        self.push(match event {
+            SessionEvent::Sent(requests) => {
+                kept::departed(requests);
+                return self.queue.counted();
+            }
+            SessionEvent::Connected(took) => DriverEvent::Connected { took },
+            SessionEvent::ConnectionLost { error, first } => DriverEvent::ConnectionLost { error, first },
+            SessionEvent::InboxOpen => DriverEvent::InboxOpen,
+            SessionEvent::InboxLost { error, first } => DriverEvent::InboxLost { error, first },
+            // Each is told with its key, and all of them with the connection.
+            SessionEvent::TimedOut(_) | SessionEvent::Bystanders(_) | SessionEvent::Down(_) => return,
+        });
+    }
+
+    fn entry(&self, event: Option<DriverEvent>) -> Entry {
+        Entry {
+            node: self.node,
+            dispatch: self.dispatch.clone(),
+            event,
+        }
+    }
+}
+
+impl Drop for EventSink {
+    /// The last handle of a subscriber runs its `Drop`: not here.
+    fn drop(&mut self) {
+        if let Some(dispatch) = self.dispatch.take() {
+            self.queue.push(Entry {
+                node: self.node,
+                dispatch: Some(dispatch),
+                event: None,
+            });
+        }
+    }
+}
+
+/// Waits until everything that was queued and counted before has been told; ten seconds at the most, and not on the
+/// event thread.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn flush() {
+    queue().flush(std::time::Duration::from_secs(10));
+}
+
+/// Wakes a caller. A waker is foreign: it may panic, but not into us.
+pub(crate) fn wake(waker: Waker) {
+    shielded(|| waker.wake());
+}
+
+/// Cancels a token, which wakes whoever waits for it.
+pub(crate) fn cancel(token: CancellationToken) {
+    shielded(|| token.cancel());
+}
+
+#[cfg(test)]
+mod tests;

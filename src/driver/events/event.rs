@@ -1,0 +1,157 @@
+//! The events of the background: what is counted of them, how loud they are, and how they are told.
+
+use std::time::Duration;
+
+use tracing::Level;
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+
+use crate::error::{LostCause, StoreError};
+use crate::observe::{self, kept};
+use crate::protocol::message::{Name, NodeId};
+use crate::protocol::step::KeyEvent;
+
+/// What happened in the background.
+#[derive(Debug, Clone)]
+pub(crate) enum DriverEvent {
+    /// To a key.
+    Key { name: Name, event: KeyEvent },
+    /// A lease ended while it was held.
+    Lost { name: Name, cause: LostCause },
+    /// A connection to the store is open.
+    Connected { took: Duration },
+    /// A connection was given up, or could not be opened. `first`: it was fine before.
+    ConnectionLost { error: StoreError, first: bool },
+    /// Grants are pushed to this node.
+    InboxOpen,
+    /// And are no more.
+    InboxLost { error: StoreError, first: bool },
+    /// A server is set up in a way that endangers leases.
+    ServerWarning { text: String },
+    /// The driver panicked.
+    DriverFailed,
+}
+
+impl DriverEvent {
+    /// Counts it, if there is anything to count.
+    pub(super) fn count(&self) -> bool {
+        match self {
+            DriverEvent::Key { name, event } => return count_of_key(name, event),
+            DriverEvent::Lost { name, cause } => kept::lost(name, *cause),
+            DriverEvent::ConnectionLost { error, .. } => kept::store_failed("connection", error),
+            DriverEvent::InboxLost { error, .. } => kept::store_failed("inbox", error),
+            DriverEvent::Connected { .. }
+            | DriverEvent::InboxOpen
+            | DriverEvent::ServerWarning { .. }
+            | DriverEvent::DriverFailed => return false,
+        }
+        true
+    }
+
+    /// Whether anybody may listen to it. It costs an atomic read: no subscriber is asked.
+    pub(super) fn is_on(&self) -> bool {
+        is_on(self.level())
+    }
+
+    /// A loss that is trouble is told also when nothing else can be.
+    pub(super) fn is_loss(&self) -> bool {
+        matches!(self, DriverEvent::Lost { .. }) && self.level() == Some(Level::ERROR)
+    }
+
+    pub(super) fn level(&self) -> Option<Level> {
+        Some(match self {
+            DriverEvent::Key { event, .. } => return level_of_key(event),
+            DriverEvent::Lost { cause, .. } => match cause {
+                LostCause::Deadline | LostCause::Gone => Level::ERROR,
+                LostCause::Unfetched => Level::WARN,
+                LostCause::Ended | LostCause::Shutdown | LostCause::Released => Level::DEBUG,
+            },
+            DriverEvent::Connected { .. } | DriverEvent::InboxOpen => Level::DEBUG,
+            DriverEvent::ConnectionLost { first: false, .. }
+            | DriverEvent::InboxLost { first: false, .. } => Level::DEBUG,
+            DriverEvent::ConnectionLost { .. }
+            | DriverEvent::InboxLost { .. }
+            | DriverEvent::ServerWarning { .. } => Level::WARN,
+            DriverEvent::DriverFailed => Level::ERROR,
+        })
+    }
+
+    /// Runs the subscriber.
+    pub(super) fn tell(&self, node: NodeId) {
+        match self {
+            DriverEvent::Key { name, event } => tell_of_key(name, event),
+            DriverEvent::Lost { name, cause } => observe::lost(name, *cause),
+            DriverEvent::Connected { took } => observe::connected(node, *took),
+            DriverEvent::ConnectionLost { error, .. } => observe::connection_lost(node, error),
+            DriverEvent::InboxOpen => observe::inbox_open(node),
+            DriverEvent::InboxLost { error, .. } => observe::inbox_lost(node, error),
+            DriverEvent::ServerWarning { text } => observe::server_warning(node, text),
+            DriverEvent::DriverFailed => observe::driver_failed(node),
+        }
+    }
+}
+
+/// As the macros of `tracing` do before they ask a subscriber.
+pub(super) fn is_on(level: Option<Level>) -> bool {
+    level.is_some_and(|level| level <= STATIC_MAX_LEVEL && level <= LevelFilter::current())
+}
+
+pub(super) fn count_of_key(name: &Name, event: &KeyEvent) -> bool {
+    match event {
+        KeyEvent::HandedOn => kept::handed(name, "local"),
+        KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
+            kept::handed(name, "remote");
+        }
+        KeyEvent::Renewed { slack } => kept::renewed(*slack),
+        KeyEvent::RenewFailed { error, .. } => kept::store_failed("renew", error),
+        KeyEvent::WaitFailed { error } => kept::store_failed("wait", error),
+        KeyEvent::LeaveFailed { error } => kept::leave_failed(error.as_ref()),
+        _ => return false,
+    }
+    true
+}
+
+/// `None` for what only the simulator counts.
+pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
+    match event {
+        KeyEvent::HandedOn
+        | KeyEvent::PushUsed
+        | KeyEvent::PushConfirming
+        | KeyEvent::FoundGranted
+        | KeyEvent::Renewed { .. } => Some(Level::TRACE),
+        KeyEvent::Requeued | KeyEvent::Asking | KeyEvent::UnknownLeft | KeyEvent::PushStale => {
+            Some(Level::DEBUG)
+        }
+        KeyEvent::RenewFailed { .. }
+        | KeyEvent::WaitFailed { .. }
+        | KeyEvent::LeaveFailed { .. }
+        | KeyEvent::Late => Some(Level::WARN),
+        KeyEvent::PushForged => Some(Level::ERROR),
+        KeyEvent::TooShort
+        | KeyEvent::GhostLeft
+        | KeyEvent::Yielded
+        | KeyEvent::LeaveRepeated
+        | KeyEvent::AnswerStale => None,
+    }
+}
+
+fn tell_of_key(name: &Name, event: &KeyEvent) {
+    match event {
+        KeyEvent::HandedOn => observe::handed_on(name),
+        KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => observe::taken_over(name),
+        KeyEvent::Renewed { slack } => observe::renewed(name, *slack),
+        KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
+        KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
+        KeyEvent::Requeued => observe::requeued(name),
+        KeyEvent::Asking => observe::asked_again(name),
+        KeyEvent::Late => observe::late(name),
+        KeyEvent::UnknownLeft => observe::unknown_grant(name),
+        KeyEvent::PushStale => observe::stale_grant(name),
+        KeyEvent::PushForged => observe::forged_grant(name),
+        KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
+        KeyEvent::TooShort
+        | KeyEvent::GhostLeft
+        | KeyEvent::Yielded
+        | KeyEvent::LeaveRepeated
+        | KeyEvent::AnswerStale => {}
+    }
+}

@@ -1,0 +1,57 @@
+//! What users' values hold on to: when the last of them is gone, the driver finishes and ends.
+
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(feature = "scheduler")]
+use crate::driver::jobs::Jobs;
+use crate::driver::node::Node;
+use crate::options::Options;
+
+/// A share in a node.
+#[derive(Clone)]
+pub(crate) struct Handle(Arc<Owner>);
+
+struct Owner {
+    node: Arc<Node>,
+    #[cfg(feature = "scheduler")]
+    jobs: Arc<Jobs>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !self.node.is_forked() {
+            self.node.abandon();
+        }
+    }
+}
+
+impl Handle {
+    pub(crate) fn new(node: Arc<Node>) -> Self {
+        Handle(Arc::new(Owner {
+            node,
+            #[cfg(feature = "scheduler")]
+            jobs: Arc::default(),
+        }))
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.0.node
+    }
+
+    /// The jobs of this node.
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn jobs(&self) -> &Arc<Jobs> {
+        &self.0.jobs
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.node.options
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.node().id, f)
+    }
+}

@@ -1,0 +1,17 @@
+//! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
+//!
+//! Reading order: [`node`] (steps of keys, on any thread), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`]
+//! (stores in memory), [`waiter`], [`events`].
+
+pub(crate) mod at_once;
+pub(crate) mod clock;
+#[allow(clippy::module_inception, reason = "the thread that the folder is about")]
+pub(crate) mod driver;
+pub(crate) mod events;
+pub(crate) mod handle;
+pub(crate) mod inbox;
+#[cfg(feature = "scheduler")]
+pub(crate) mod jobs;
+pub(crate) mod node;
+pub(crate) mod servers;
+pub(crate) mod waiter;

@@ -1,0 +1,148 @@
+//! What there is per server: its session, its connections, and who asked it for a sign of life.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::driver::waiter::lock;
+use crate::error::StoreError;
+use crate::key::Key;
+use crate::protocol::message::Name;
+use crate::protocol::session::Session;
+use crate::protocol::session_step::{Attempt, Probe, SessionInput, SessionOptions};
+use crate::store::{AtOnce, Link, ServerId, Store};
+
+/// Every server that was ever asked for, in the order of the first question.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    pub(crate) store: Arc<dyn Store>,
+    timeout: Duration,
+    seed: u64,
+    list: RwLock<Vec<Arc<Server>>>,
+}
+
+/// One server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) id: ServerId,
+    pub(crate) session: Mutex<Session>,
+    pub(crate) io: Mutex<Io>,
+    probes: Mutex<HashMap<Probe, oneshot::Sender<Result<(), StoreError>>>>,
+}
+
+/// What the session's attempts came to. Only the driver touches it.
+#[derive(Default)]
+pub(crate) struct Io {
+    /// Attempts to connect under way.
+    pub(crate) connecting: HashMap<Attempt, AbortHandle>,
+    pub(crate) connections: HashMap<Attempt, Connection>,
+    pub(crate) inboxes: HashMap<Attempt, OpenInbox>,
+}
+
+/// A connection, and what is sent on it. Dropping it closes the socket.
+pub(crate) struct Connection {
+    pub(crate) link: Arc<dyn Link>,
+    pub(crate) batches: JoinSet<()>,
+}
+
+/// An inbox that is open or opening, and how it is asked for a sign of life.
+pub(crate) struct OpenInbox {
+    pub(crate) task: AbortHandle,
+    pub(crate) pings: mpsc::UnboundedSender<()>,
+}
+
+impl Drop for OpenInbox {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl fmt::Debug for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Io")
+            .field("connections", &self.connections.len())
+            .field("inboxes", &self.inboxes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Servers {
+    pub(crate) fn new(store: Arc<dyn Store>, timeout: Duration, seed: u64) -> Self {
+        Servers {
+            store,
+            timeout,
+            seed,
+            list: RwLock::default(),
+        }
+    }
+
+    /// The store answers at once: whoever asks it does so itself.
+    pub(crate) fn at_once(&self) -> Option<&dyn AtOnce> {
+        self.store.at_once()
+    }
+
+    /// The server that answers for `name`.
+    pub(crate) fn of(&self, name: &Name) -> Arc<Server> {
+        self.get(self.store.server(name))
+    }
+
+    /// A server, to speak to the store as such.
+    pub(crate) fn of_any(&self) -> Arc<Server> {
+        self.of(&Name::lock(Key::from("")))
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Server>> {
+        self.list.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn get(&self, id: ServerId) -> Arc<Server> {
+        let known = |list: &[Arc<Server>]| list.iter().find(|server| server.id == id).cloned();
+        if let Some(server) = known(&self.list.read().unwrap_or_else(PoisonError::into_inner)) {
+            return server;
+        }
+        let mut list = self.list.write().unwrap_or_else(PoisonError::into_inner);
+        known(&list).unwrap_or_else(|| {
+            let server = Arc::new(self.make(id));
+            list.push(server.clone());
+            server
+        })
+    }
+
+    fn make(&self, id: ServerId) -> Server {
+        let session = Session::new(SessionOptions {
+            request_timeout: self.timeout,
+            server: self.store.describe(id).into(),
+            remote: self.store.at_once().is_none(),
+            seed: self.seed.wrapping_add(u64::from(id.0)),
+        });
+        Server {
+            id,
+            session: Mutex::new(session),
+            io: Mutex::default(),
+            probes: Mutex::default(),
+        }
+    }
+}
+
+impl Server {
+    /// Asks for a sign of life. The driver has to be woken afterwards.
+    pub(crate) fn probe(&self) -> (SessionInput, oneshot::Receiver<Result<(), StoreError>>) {
+        let (tell, answer) = oneshot::channel();
+        let mut probes = lock(&self.probes);
+        // Those who gave up waiting are forgotten.
+        probes.retain(|_, tell| !tell.is_closed());
+        let probe = Probe(probes.keys().map(|probe| probe.0).max().unwrap_or(0) + 1);
+        probes.insert(probe, tell);
+        (SessionInput::Probed(probe), answer)
+    }
+
+    pub(crate) fn probed(&self, probe: Probe, answer: Result<(), StoreError>) {
+        if let Some(tell) = lock(&self.probes).remove(&probe) {
+            let _ = tell.send(answer);
+        }
+    }
+}

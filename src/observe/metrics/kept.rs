@@ -1,0 +1,136 @@
+//! What is counted where no foreign code may run: on the driver's thread, and under locks. It costs an atomic, and the
+//! event thread tells it to the recorder.
+
+#[cfg(feature = "metrics")]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "metrics")]
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+#[cfg(feature = "metrics")]
+use super::{BATCH, METADATA, Row, SLACK};
+use super::{ERRORS, HANDOFFS, LOSSES, Series, kind, loss, word};
+use crate::error::{LostCause, StoreError, StoreErrorKind};
+#[cfg(feature = "metrics")]
+use crate::observe::shield::shielded;
+use crate::protocol::message::Name;
+
+/// A lease passed to the next holder, within the process (`local`) or from another one (`remote`).
+pub(crate) fn handed(name: &Name, from: &'static str) {
+    count(&HANDOFFS, &[kind(name), from]);
+}
+
+pub(crate) fn lost(name: &Name, cause: LostCause) {
+    if let Some(cause) = loss(cause) {
+        count(&LOSSES, &[kind(name), cause]);
+    }
+}
+
+pub(crate) fn store_failed(during: &'static str, error: &StoreError) {
+    count(&ERRORS, &[during, word(error.kind())]);
+}
+
+/// A dead claim could not be withdrawn before it ended by itself. Without an error the last try got no answer.
+pub(crate) fn leave_failed(error: Option<&StoreError>) {
+    let error = word(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
+    count(&ERRORS, &["withdraw", error]);
+}
+
+/// A lease was renewed with so much of it left.
+pub(crate) fn renewed(slack: Duration) {
+    #[cfg(feature = "metrics")]
+    {
+        if let Some(mut slacks) = slacks()
+            && slacks.len() < MOST_SLACKS
+        {
+            slacks.push(slack);
+        }
+    }
+    #[cfg(not(feature = "metrics"))]
+    let _ = slack;
+}
+
+/// So many requests leave for the store in one batch.
+pub(crate) fn departed(requests: usize) {
+    #[cfg(feature = "metrics")]
+    BATCHES[requests.min(BATCHES.len() - 1)].fetch_add(1, Ordering::SeqCst);
+    #[cfg(not(feature = "metrics"))]
+    let _ = requests;
+}
+
+/// Tells the recorder what was kept. For the event thread alone; a recorder that panics loses one series' counts.
+pub(crate) fn flush() {
+    #[cfg(feature = "metrics")]
+    {
+        let series = [&HANDOFFS, &LOSSES, &ERRORS];
+        for row in series
+            .into_iter()
+            .filter_map(|series| series.rows.get())
+            .flatten()
+        {
+            let kept = row.kept.swap(0, Ordering::SeqCst);
+            if kept > 0 {
+                shielded(|| increment(row, kept));
+            }
+        }
+        for (requests, kept) in BATCHES.iter().enumerate() {
+            let batches = kept.swap(0, Ordering::SeqCst);
+            if batches > 0 {
+                shielded(|| record(&BATCH, requests as f64, batches));
+            }
+        }
+        let slacks = slacks().map(|mut slacks| std::mem::take(&mut *slacks));
+        for slack in slacks.unwrap_or_default() {
+            shielded(|| record(&SLACK, slack.as_secs_f64(), 1));
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn count(series: &Series, values: &[&str]) {
+    if let Some(row) = series.row(values) {
+        // In one order with what tells the event thread that there is something.
+        row.kept.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+fn count(_: &Series, _: &[&str]) {}
+
+/// Batches by their length, which is 128 at the most.
+#[cfg(feature = "metrics")]
+static BATCHES: [AtomicU64; 129] = [const { AtomicU64::new(0) }; 129];
+
+/// Slacks that are kept at the most, for a tenth of a second. The rest is left out: it would say the same.
+#[cfg(feature = "metrics")]
+const MOST_SLACKS: usize = 4_096;
+
+#[cfg(feature = "metrics")]
+static SLACKS: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
+
+/// `None` while another thread adds one, or in a child that was forked just then: nobody waits for a sample.
+#[cfg(feature = "metrics")]
+fn slacks() -> Option<MutexGuard<'static, Vec<Duration>>> {
+    match SLACKS.try_lock() {
+        Ok(slacks) => Some(slacks),
+        Err(TryLockError::Poisoned(slacks)) => Some(slacks.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn increment(row: &Row, by: u64) {
+    ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(by));
+}
+
+/// Of a histogram without labels.
+#[cfg(feature = "metrics")]
+fn record(series: &Series, value: f64, times: u64) {
+    if let Some(row) = series.row(&[]) {
+        let times = usize::try_from(times).unwrap_or(usize::MAX);
+        ::metrics::with_recorder(|to| {
+            to.register_histogram(&row.key, &METADATA)
+                .record_many(value, times);
+        });
+    }
+}

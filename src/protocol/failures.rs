@@ -1,0 +1,270 @@
+//! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
+//!
+//! Whoever waits already rides out an outage of one lease, counted from when the server was last heard. Whoever comes to
+//! a store that is away hears of it: at once when it is known to be down, else after one more try.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::claims::{Owner, Phase, RequestKind};
+use crate::protocol::context::StepContext;
+use crate::protocol::flaw::Plant;
+use crate::protocol::key_state::{KeyState, Reclaim};
+use crate::protocol::line::Caller;
+use crate::protocol::message::{ClaimNumber, Reply, Unanswered};
+use crate::protocol::renewal::LONGEST_RETRY;
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag};
+use crate::protocol::time::Instant;
+
+/// A request that came to nothing.
+#[derive(Debug)]
+pub(crate) struct Failing {
+    pub(crate) why: Unanswered,
+    /// When its server was last heard.
+    pub(crate) heard: Option<Instant>,
+    pub(crate) error: StoreError,
+}
+
+impl Failing {
+    fn is_refused(&self) -> bool {
+        matches!(self.error.kind(), StoreErrorKind::Refused(_))
+    }
+
+    fn is_for_good(&self) -> bool {
+        matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
+    }
+
+    /// Whether it counts as nothing and is asked again at once. Connections that break one after the other without a
+    /// word from the server are an outage.
+    fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
+        self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
+    }
+
+    /// Whether that caller goes on waiting, after so many failures in a row.
+    fn spares(&self, caller: &Caller, strikes: u32, now: Instant) -> bool {
+        let rides_out = caller.options.wait
+            && self
+                .heard
+                .is_some_and(|heard| caller.entered <= heard && now < heard + caller.lease());
+        let has_another = self.why != Unanswered::Down && strikes <= 1 && !self.is_refused();
+        !self.is_for_good() && (rides_out || has_another)
+    }
+}
+
+impl<P: Plant> KeyState<P> {
+    pub(crate) fn failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        tag: Tag,
+        why: Unanswered,
+        late_after: Instant,
+        heard: Option<Instant>,
+        error: StoreError,
+    ) {
+        let Some(asked) = self.take_asked(tag) else {
+            return;
+        };
+        self.error = Some(error.clone());
+        let failing = Failing { why, heard, error };
+        match asked {
+            RequestKind::Claim { .. } | RequestKind::Yield => {
+                self.claim_failed(cx, tag.claim, late_after, &failing);
+            }
+            RequestKind::Renew => self.renew_failed(cx, tag.claim, &failing),
+            RequestKind::Leave => self.leave_failed(cx, tag.claim, &failing),
+        }
+    }
+
+    /// The store answered that it would not. It was not executed, and the server is there, for whatever it is worth: who
+    /// rides that out is whoever it told before that somebody has the key.
+    pub(crate) fn refused(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        asked: RequestKind,
+        error: StoreError,
+    ) {
+        self.error = Some(error.clone());
+        let failing = Failing {
+            why: Unanswered::No,
+            heard: self.taken,
+            error,
+        };
+        match asked {
+            RequestKind::Claim { .. } => {
+                let claim = self.claims.remove(number);
+                let owner = claim.map_or(Owner::Nobody, |claim| claim.owner);
+                self.claim_again(cx, owner, &failing);
+            }
+            RequestKind::Yield => {
+                let refusal = Reply::NotThere;
+                self.yield_undone(cx, number, &refusal);
+            }
+            RequestKind::Renew => self.renew_failed(cx, number, &failing),
+            RequestKind::Leave => self.leave_failed(cx, number, &failing),
+        }
+    }
+
+    /// Counts a failure for those for whom a claim is. Whoever does not go on is told. Says who is left, and how many
+    /// failures in a row that was.
+    fn strike(&mut self, cx: &mut StepContext<'_>, owner: Owner, failing: &Failing) -> (Owner, u32) {
+        let now = cx.now;
+        let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
+            let error = AcquireError::Store(failing.error.clone());
+            cx.effects.push(Effect::Denied(caller.ticket, error));
+        };
+        match owner {
+            Owner::Cohort => {
+                self.strikes += 1;
+                let strikes = self.strikes;
+                let stays = |caller: &Caller| failing.spares(caller, strikes, now);
+                self.line.retain(stays, |caller| deny(caller, cx));
+                if self.line.is_empty() {
+                    self.strikes = 0;
+                }
+                (owner, strikes)
+            }
+            Owner::Solo(mut caller) => {
+                caller.strikes += 1;
+                if failing.spares(&caller, caller.strikes, now) {
+                    (Owner::Solo(caller), caller.strikes)
+                } else {
+                    deny(&caller, cx);
+                    (Owner::Nobody, caller.strikes)
+                }
+            }
+            Owner::Nobody => (owner, 0),
+        }
+    }
+
+    /// A claim is over and was for nothing: whoever goes on waiting is claimed for anew, the first time at once.
+    pub(crate) fn claim_again(&mut self, cx: &mut StepContext<'_>, owner: Owner, failing: &Failing) {
+        let (owner, strikes) = self.strike(cx, owner, failing);
+        let lease = match owner {
+            Owner::Solo(caller) => {
+                self.solos.insert(caller.ticket, caller);
+                caller.lease()
+            }
+            Owner::Cohort if !self.line.is_empty() => self.line.front().map_or(LONGEST_RETRY, Caller::lease),
+            _ => return,
+        };
+        if strikes <= 1 && failing.why != Unanswered::Down && !failing.is_refused() {
+            return;
+        }
+        let pause = (lease / 16).min(LONGEST_RETRY);
+        let at = cx.now + cx.source.jittered(pause);
+        let error = failing.error.clone();
+        cx.event(KeyEvent::WaitFailed { error });
+        self.reclaim.get_or_insert(Reclaim {
+            at,
+            after_failure: true,
+        });
+    }
+
+    /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
+    fn claim_failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        late_after: Instant,
+        failing: &Failing,
+    ) {
+        let may_be_executed = matches!(failing.why, Unanswered::Unknown | Unanswered::Bystander);
+        // The older half of a yield is dead here since it was sent, and is left now whatever happened.
+        if let Some(yielded) = self.claims[number].yielded.take() {
+            cx.event(KeyEvent::LeaveRepeated);
+            self.leave_old_number(cx, yielded, may_be_executed);
+        }
+        let claim = &mut self.claims[number];
+        match claim.phase {
+            Phase::Asked => {}
+            // A push told us more than the answer could have.
+            Phase::Held(_) => return self.schedule(cx, number),
+            _ => return self.ask(cx, number, RequestKind::Renew),
+        }
+        if !may_be_executed {
+            let claim = self.claims.remove(number);
+            let owner = claim.map_or(Owner::Nobody, |claim| claim.owner);
+            return self.claim_again(cx, owner, failing);
+        }
+        claim.may_execute_until = Some(late_after.max(cx.now));
+        if claim.owner == Owner::Nobody || (claim.owner == Owner::Cohort && self.line.is_empty()) {
+            return;
+        }
+        cx.event(KeyEvent::Asking);
+        self.ask_or_wait(cx, number, failing);
+    }
+
+    /// Asks what became of a claim: at once for a bystander, and after the first failure.
+    fn ask_or_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+        let claim = &self.claims[number];
+        if failing.is_bystander(cx.now, claim.lease()) {
+            return self.ask(cx, number, RequestKind::Renew);
+        }
+        let (owner, strikes) = self.strike(cx, claim.owner, failing);
+        let claim = &mut self.claims[number];
+        claim.owner = owner;
+        let is_first = strikes <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
+        match owner {
+            // Nobody is left: it will be found unwanted.
+            Owner::Nobody => {}
+            Owner::Cohort if self.line.is_empty() => {}
+            _ if is_first && matches!(claim.phase, Phase::Asked) => {
+                self.ask(cx, number, RequestKind::Renew);
+            }
+            _ => {
+                let error = failing.error.clone();
+                cx.event(KeyEvent::WaitFailed { error });
+                self.schedule_retry(cx, number);
+            }
+        }
+    }
+
+    fn renew_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+        let claim = &self.claims[number];
+        match claim.phase {
+            Phase::Leaving(_) => {}
+            Phase::Held(_) if failing.is_bystander(cx.now, claim.lease()) => {
+                self.ask(cx, number, RequestKind::Renew);
+            }
+            Phase::Held(held) => {
+                let left = held.deadline.since(cx.now);
+                let error = failing.error.clone();
+                cx.event(KeyEvent::RenewFailed { left, error });
+                self.schedule_retry(cx, number);
+            }
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
+                self.ask_or_wait(cx, number, failing);
+            }
+        }
+    }
+
+    /// Told again until the lease has ended by itself.
+    fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+        let claim = &mut self.claims[number];
+        let is_bystander = failing.is_bystander(cx.now, claim.lease());
+        let Phase::Leaving(leaving) = &mut claim.phase else {
+            return;
+        };
+        cx.event(KeyEvent::LeaveRepeated);
+        leaving.repeated |= matches!(failing.why, Unanswered::Unknown | Unanswered::Bystander);
+        let is_over = cx.now >= leaving.until;
+        let at_once = is_bystander || (claim.fails == 0 && failing.why != Unanswered::Down);
+        let error = || failing.error.clone();
+        if (is_over || !at_once)
+            && let Some(ticket) = leaving.release.take()
+        {
+            cx.effects
+                .push(Effect::Released(ticket, Outcome::Failed(error())));
+        }
+        if is_over {
+            cx.event(KeyEvent::LeaveFailed { error: Some(error()) });
+            self.claims.remove(number);
+        } else if at_once {
+            claim.fails += u32::from(!is_bystander);
+            self.ask(cx, number, RequestKind::Leave);
+        } else {
+            self.schedule_retry(cx, number);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The inbox as its session sees it: open or not, and whether it can be relied on.
+//!
+//! Grants are pushed to it. Nothing depends on a push that arrives, but whoever relies on them waits by slow timers, so
+//! an inbox that may be deaf has to be noticed: it is asked for signs of life, and at once when its server's
+//! connection fell silent.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::session_step::{
+    Attempt, InboxEffect, PAUSE, SILENCE, SessionEffect, SessionEvent, SessionOptions,
+};
+use crate::protocol::step::InboxState;
+use crate::protocol::time::Instant;
+
+/// After a refusal, which is nothing that passes by itself, it is opened again this seldom.
+const REFUSED: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    state: State,
+    told: InboxState,
+    pause: Duration,
+    /// The last thing told of it was its loss.
+    lost: bool,
+    timeout: Duration,
+    remote: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Unwanted,
+    Closed {
+        since: Instant,
+        until: Instant,
+    },
+    Opening {
+        attempt: Attempt,
+        began: Instant,
+    },
+    Open {
+        attempt: Attempt,
+        since: Instant,
+        heard: Instant,
+        /// Since when a sign of life is waited for.
+        asked: Option<Instant>,
+    },
+}
+
+impl Inbox {
+    pub(crate) fn new(options: &SessionOptions) -> Self {
+        Inbox {
+            state: State::Unwanted,
+            told: InboxState::Unconfirmed,
+            pause: PAUSE.0,
+            lost: false,
+            timeout: options.request_timeout,
+            remote: options.remote,
+        }
+    }
+
+    pub(crate) fn want(&mut self, now: Instant) {
+        if let State::Unwanted = self.state {
+            self.state = State::Closed {
+                since: now,
+                until: now,
+            };
+        }
+    }
+
+    /// Opened, if it is this attempt that is waited for.
+    pub(crate) fn opened(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        match self.state {
+            State::Opening { attempt: ours, .. } if ours == attempt => {}
+            _ => {
+                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+                return false;
+            }
+        }
+        self.state = State::Open {
+            attempt,
+            since: now,
+            heard: now,
+            asked: None,
+        };
+        self.lost = false;
+        effects.push(SessionEffect::Event(SessionEvent::InboxOpen));
+        // News each time: grants may have been missed.
+        self.told = InboxState::Confirmed;
+        effects.push(SessionEffect::InboxState(InboxState::Confirmed));
+        true
+    }
+
+    pub(crate) fn heard(&mut self, now: Instant, attempt: Attempt, effects: &mut Vec<SessionEffect>) {
+        if let State::Open {
+            attempt: ours,
+            heard,
+            asked,
+            ..
+        } = &mut self.state
+            && *ours == attempt
+        {
+            (*heard, *asked) = (now, None);
+            self.tell(InboxState::Confirmed, effects);
+        }
+    }
+
+    /// Broken, or not opened. True when it had been open: then the connection is under suspicion, too.
+    pub(crate) fn failed(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        error: StoreError,
+        jitter: f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        let was_open_since = match self.state {
+            State::Opening { attempt: ours, .. } if ours == attempt => None,
+            State::Open {
+                attempt: ours, since, ..
+            } if ours == attempt => Some(since),
+            _ => return false,
+        };
+        // One that breaks as soon as it is open is opened no sooner for it.
+        let lasted = was_open_since.is_some_and(|since| now.since(since) >= PAUSE.1);
+        let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        let pause = if refused {
+            REFUSED
+        } else if lasted {
+            self.pause = PAUSE.0;
+            Duration::ZERO
+        } else {
+            let pause = self.pause;
+            self.pause = (2 * pause).min(PAUSE.1);
+            pause.mul_f64(jitter)
+        };
+        self.state = State::Closed {
+            since: now,
+            until: now + pause,
+        };
+        effects.push(SessionEffect::Event(SessionEvent::InboxLost {
+            error,
+            first: !std::mem::replace(&mut self.lost, true),
+        }));
+        let state = if refused {
+            InboxState::Refused
+        } else {
+            InboxState::Unconfirmed
+        };
+        self.tell(state, effects);
+        was_open_since.is_some()
+    }
+
+    /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
+    pub(crate) fn suspect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if self.remote
+            && let State::Open { attempt, asked, .. } = &mut self.state
+        {
+            if asked.is_none() {
+                *asked = Some(now);
+                effects.push(SessionEffect::Inbox(InboxEffect::Ping(*attempt)));
+            }
+            self.tell(InboxState::Unconfirmed, effects);
+        }
+    }
+
+    /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    pub(crate) fn retry_now(&mut self, now: Instant) {
+        if let State::Closed { since, until } = &mut self.state
+            && self.told != InboxState::Refused
+        {
+            *until = (*until).min(now.max(*since + PAUSE.0));
+        }
+    }
+
+    /// Does what is due. True when it turned out to be dead.
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        next_attempt: impl FnOnce() -> Attempt,
+        jitter: f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        match self.state {
+            State::Closed { until, .. } if until <= now => {
+                let attempt = next_attempt();
+                self.state = State::Opening { attempt, began: now };
+                effects.push(SessionEffect::Inbox(InboxEffect::Open(attempt)));
+                false
+            }
+            State::Opening { attempt, began } if now.since(began) >= self.timeout => {
+                self.give_up(now, attempt, "the subscription did not open", jitter, effects)
+            }
+            State::Open {
+                attempt,
+                asked: Some(asked),
+                ..
+            } if now.since(asked) >= self.timeout => {
+                self.give_up(now, attempt, "the subscription is silent", jitter, effects)
+            }
+            State::Open {
+                attempt,
+                since,
+                heard,
+                asked: None,
+            } if self.remote && now.since(heard) >= SILENCE => {
+                self.state = State::Open {
+                    attempt,
+                    since,
+                    heard,
+                    asked: Some(now),
+                };
+                effects.push(SessionEffect::Inbox(InboxEffect::Ping(attempt)));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn give_up(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        why: &str,
+        jitter: f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+        let timeout = self.timeout;
+        let error = StoreError::new(StoreErrorKind::TimedOut, format_args!("{why} within {timeout:?}"));
+        self.failed(now, attempt, error, jitter, effects)
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        match self.state {
+            State::Unwanted => None,
+            State::Closed { until, .. } => Some(until),
+            State::Opening { began, .. } => Some(began + self.timeout),
+            State::Open {
+                asked: Some(asked), ..
+            } => Some(asked + self.timeout),
+            State::Open { heard, .. } => self.remote.then(|| heard + SILENCE),
+        }
+    }
+
+    fn tell(&mut self, state: InboxState, effects: &mut Vec<SessionEffect>) {
+        if std::mem::replace(&mut self.told, state) != state {
+            effects.push(SessionEffect::InboxState(state));
+        }
+    }
+}

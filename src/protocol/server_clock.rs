@@ -1,0 +1,82 @@
+//! A server's clock as it is known here: until when a claim may be executed, and from when on it surely is not.
+
+use std::time::Duration;
+
+use crate::protocol::time::Instant;
+
+/// One reading: the server said `time` somewhere between two instants of ours.
+///
+/// A claim carries its *not-after*, in server time, so that bytes which a stalled server reads after their sender gave
+/// up do nothing. Whoever got no answer leaves the number once more when that instant has passed for sure. Both bounds
+/// allow for clocks whose rates differ by two hundredths.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerClock {
+    time: u64,
+    asked: Instant,
+    heard: Instant,
+}
+
+impl ServerClock {
+    /// The server's clock showed `time` (in µs) between the instants `asked` and `heard`.
+    pub fn read(time: u64, asked: Instant, heard: Instant) -> Self {
+        ServerClock { time, asked, heard }
+    }
+
+    /// The younger of two readings.
+    pub fn younger(self, other: ServerClock) -> ServerClock {
+        if other.asked >= self.asked { other } else { self }
+    }
+
+    /// For a claim that is given up at `deadline`: its not-after, the latest that the server's clock (in µs) can show
+    /// by then; and from when on, by our clock, that has passed at the server for sure.
+    pub fn bounds(&self, deadline: Instant) -> (u64, Instant) {
+        let ahead = deadline.since(self.asked);
+        let until = ahead + ahead / 50;
+        let not_after = self
+            .time
+            .saturating_add(u64::try_from(until.as_micros()).unwrap_or(u64::MAX))
+            .saturating_add(1);
+        // At the latest it was read when we heard of it, and it may run slower than ours.
+        let late_after = self.heard + (until + until / 40) + Duration::from_micros(2);
+        (not_after, late_after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// The reading of a server whose clock runs at `rate` thousandths of ours, when ours shows `nanos`.
+    fn server_us(nanos: u64, rate: u64) -> u64 {
+        nanos / 1000 * rate / 1000
+    }
+
+    #[test]
+    fn a_claim_is_executed_before_it_is_given_up_and_never_after_it_counts_as_late() {
+        for rate in [980, 990, 1000, 1010, 1020] {
+            for read_after in [0, 5_000_000, 300_000_000] {
+                let asked = 7 * SECOND;
+                let heard = asked + 300_000_000;
+                let clock = ServerClock::read(
+                    server_us(asked + read_after, rate),
+                    Instant::from_nanos(asked),
+                    Instant::from_nanos(heard),
+                );
+                for age in [0, 1, 2, 60, 3600] {
+                    let deadline = heard + age * SECOND;
+                    let (not_after, late_after) = clock.bounds(Instant::from_nanos(deadline));
+                    assert!(
+                        server_us(deadline, rate) <= not_after,
+                        "refused before its deadline: {rate} {age}"
+                    );
+                    assert!(
+                        server_us(late_after.as_nanos(), rate) > not_after,
+                        "executed after it counted as late: {rate} {read_after} {age}"
+                    );
+                }
+            }
+        }
+    }
+}

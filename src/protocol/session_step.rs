@@ -1,0 +1,146 @@
+//! What goes into a session and what comes out of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::StoreError;
+use crate::protocol::message::{Batch, BatchReply, Failure, Name};
+use crate::protocol::step::{InboxState, Input};
+
+/// The pauses before a connection or an inbox is opened again: the first, and the longest.
+pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How long a connection or an inbox may be silent before it is asked for a sign of life.
+pub const SILENCE: Duration = Duration::from_secs(10);
+
+/// An attempt to open a connection or an inbox, and what came of it. Never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attempt(pub u64);
+
+/// A batch under way. Never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId(pub u64);
+
+/// Somebody who wants to know whether the server answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Probe(pub u64);
+
+/// What does not change in the life of a session.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// How long a request, a connection's opening or a sign of life may take at most.
+    pub request_timeout: Duration,
+    /// The server, as errors name it.
+    pub server: Arc<str>,
+    /// It can vanish without a word, so it is asked for signs of life.
+    pub remote: bool,
+    /// Parts the pauses of many nodes.
+    pub seed: u64,
+}
+
+/// What happens to a session.
+#[derive(Debug)]
+pub enum SessionInput {
+    /// A connection is open. The server's clock showed `time` (in µs) since the attempt began.
+    Connected {
+        /// Which attempt.
+        attempt: Attempt,
+        /// The server's clock.
+        time: u64,
+    },
+    /// A connection could not be opened.
+    ConnectFailed {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Why.
+        error: StoreError,
+    },
+    /// A batch was answered, or never will be.
+    Replied {
+        /// Which batch.
+        batch: BatchId,
+        /// What was answered.
+        reply: Result<BatchReply, Failure>,
+    },
+    /// Somebody wants a sign of life.
+    Probed(Probe),
+    /// Grants will be waited for.
+    InboxWanted,
+    /// The inbox is open: from now on grants are pushed.
+    InboxOpened(Attempt),
+    /// The inbox gave a sign of life.
+    InboxHeard(Attempt),
+    /// The inbox could not be opened, or broke.
+    InboxFailed(Attempt, StoreError),
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum SessionEffect {
+    /// Open a connection.
+    Connect(Attempt),
+    /// Close this connection, or give up opening it. Nothing that comes of it is wanted.
+    Close(Attempt),
+    /// Send this batch.
+    Send {
+        /// On which connection.
+        connection: Attempt,
+        /// Comes back with the reply.
+        id: BatchId,
+        /// What to send.
+        batch: Batch,
+    },
+    /// Tell the key machine of this name.
+    Tell(Name, Input),
+    /// A connection opened: whatever waits to be told to the server can be told now.
+    Reachable,
+    /// Open an inbox, ask it for a sign of life, or close it.
+    Inbox(InboxEffect),
+    /// Whether grants are pushed has changed.
+    InboxState(InboxState),
+    /// The answer to a probe.
+    Probed(Probe, Result<(), StoreError>),
+    /// Something worth an event or a metric.
+    Event(SessionEvent),
+}
+
+/// Something worth an event or a metric, or that the simulator counts.
+#[derive(Debug, Clone)]
+pub enum SessionEvent {
+    /// A connection opened, after so long.
+    Connected(Duration),
+    /// A connection broke or was given up, or could not be opened. `first`: it was fine before.
+    ConnectionLost {
+        /// Why.
+        error: StoreError,
+        /// The first since a connection was open.
+        first: bool,
+    },
+    /// A batch of so many requests was sent.
+    Sent(usize),
+    /// Requests were asked for in vain before their connection was given up, and told so.
+    TimedOut(usize),
+    /// Requests were under way on a connection that was given up for others.
+    Bystanders(usize),
+    /// So many requests were not sent, as the server is down.
+    Down(usize),
+    /// The inbox is open.
+    InboxOpen,
+    /// The inbox broke or could not be opened. `first`: it was fine before.
+    InboxLost {
+        /// Why.
+        error: StoreError,
+        /// The first since it was open.
+        first: bool,
+    },
+}
+
+/// What is to be done with an inbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InboxEffect {
+    /// Open it.
+    Open(Attempt),
+    /// Ask it for a sign of life.
+    Ping(Attempt),
+    /// Close it, or give up opening it.
+    Close(Attempt),
+}

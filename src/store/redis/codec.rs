@@ -1,0 +1,392 @@
+//! What the script is called with and what it answers: words out, replies in. Also what it publishes.
+
+use std::fmt::Display;
+
+use redis::{Cmd, Value};
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::options::LONGEST_LEASE;
+use crate::protocol::message::{
+    Batch, BatchReply, Executed, Failure, Grant, Holder, Kind, NodeId, Reply, Request, TickTime, Verb,
+    append_number,
+};
+use crate::store::redis::names::{CLOCK, Names};
+use crate::store::redis::script::SCRIPT;
+
+/// How many words a request has, as `lua/open.lua` lists them.
+const WORDS: usize = 6;
+
+/// Up to here Lua counts in ones.
+const EXACT: TickTime = 1 << 53;
+
+/// The call that applies a batch, which is all of one kind.
+pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
+    let requests = &batch.requests;
+    let is_jobs = requests.iter().any(|request| request.name.kind == Kind::Job);
+    debug_assert!(requests.iter().all(|r| (r.name.kind == Kind::Job) == is_jobs));
+    let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
+    let bytes: usize = requests.iter().map(|r| 2 * names.length(&r.name) + 160).sum();
+    let mut call = Call {
+        cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
+        word: Vec::with_capacity(128),
+    };
+    call.cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(keys);
+    for request in requests {
+        call.put(|word| names.push_record(&request.name, word));
+    }
+    call.cmd.arg(CLOCK);
+    let mut record = Vec::with_capacity(64);
+    for request in requests {
+        record.clear();
+        names.push_record(&request.name, &mut record);
+        call.put(|word| names.push_queue(&record, word));
+    }
+    if is_jobs {
+        for request in requests {
+            call.put(|word| names.push_memory(&request.name, word));
+        }
+    }
+    // 0 for none.
+    let not_after = match batch.not_after {
+        u64::MAX => 0,
+        not_after => not_after.max(1),
+    };
+    call.put_number(batch.highest);
+    call.put_number(not_after);
+    call.cmd.arg(if probe { "p" } else { "" });
+    for request in requests {
+        call.put_request(request);
+    }
+    call.cmd
+}
+
+/// A call of the script, on its way to be written.
+struct Call {
+    cmd: Cmd,
+    word: Vec<u8>,
+}
+
+impl Call {
+    /// One word more, as `push` makes it.
+    fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
+        self.word.clear();
+        push(&mut self.word);
+        self.cmd.arg(&self.word);
+    }
+
+    fn put_number(&mut self, number: u64) {
+        self.put(|word| append_number(word, number));
+    }
+
+    fn put_holder(&mut self, holder: &Holder) {
+        self.put(|word| {
+            holder.append_to(word);
+            word.push(b':');
+        });
+    }
+
+    /// As many words as [`WORDS`] says. A new field is one more here, there and in `lua/open.lua`.
+    fn put_request(&mut self, request: &Request) {
+        let is_job = request.name.kind == Kind::Job;
+        self.cmd.arg(match request.verb {
+            Verb::Claim { wait: false } => "c",
+            Verb::Claim { wait: true } => "w",
+            Verb::Renew => "r",
+            Verb::Finish if is_job => "f",
+            Verb::Leave | Verb::Finish => "l",
+            Verb::Yield { .. } => "y",
+        });
+        self.put_holder(&request.holder);
+        self.put_number(request.term.lease_ms);
+        self.put_number(request.term.hold_ms());
+        self.put_number(if is_job { request.mark.min(EXACT) } else { 0 });
+        match &request.verb {
+            Verb::Yield { to } => self.put_holder(to),
+            _ => drop(self.cmd.arg("")),
+        }
+    }
+}
+
+/// What the script answered.
+pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failure> {
+    let Value::Array(values) = value else {
+        return Err(malformed("the script's answer is no list"));
+    };
+    let mut values = values.into_iter();
+    let Some(Value::Int(time)) = values.next() else {
+        return Err(malformed("the script's answer has no time"));
+    };
+    let mut replies = Vec::with_capacity(requests);
+    for value in values {
+        let reply = decode_reply(value)?;
+        if reply == Reply::Refused(StoreRefusal::ReadOnly) {
+            // Every write of the batch was refused, and its other answers come from a server that is no master.
+            return Err(Failure {
+                executed: Executed::No,
+                error: StoreError::refused(StoreRefusal::ReadOnly),
+            });
+        }
+        replies.push(reply);
+    }
+    if replies.len() != requests {
+        return Err(malformed(format_args!(
+            "the script answered {} of {requests} requests",
+            replies.len()
+        )));
+    }
+    Ok(BatchReply {
+        time: time.unsigned_abs(),
+        replies,
+    })
+}
+
+fn decode_reply(value: Value) -> Result<Reply, Failure> {
+    let text = match value {
+        Value::Int(0) => return Ok(Reply::Done),
+        Value::Int(number) if number > 0 => return Ok(Reply::Granted(number.unsigned_abs())),
+        Value::BulkString(text) => text,
+        _ => return Err(malformed("a reply of the script is neither a number nor a text")),
+    };
+    let (letter, rest) = text
+        .split_first()
+        .ok_or_else(|| malformed("a reply of the script is empty"))?;
+    let rest = String::from_utf8_lossy(rest);
+    let left = || {
+        if rest.is_empty() {
+            Ok(None)
+        } else {
+            rest.parse().map(Some)
+        }
+    };
+    let bad = |_| malformed("a reply of the script has a bad number");
+    Ok(match letter {
+        b'Q' => Reply::Queued(left().map_err(bad)?),
+        b'B' => Reply::Busy(left().map_err(bad)?),
+        b'W' => {
+            let (number, attempt) = rest
+                .split_once(':')
+                .ok_or_else(|| malformed("a reply of the script has no attempt"))?;
+            Reply::Won(number.parse().map_err(bad)?, attempt.parse().map_err(bad)?)
+        }
+        b'O' => Reply::Over,
+        b'F' => Reply::Early(rest.parse().map_err(bad)?),
+        b'L' => Reply::Late,
+        b'X' => Reply::Gone,
+        b'N' => Reply::NotThere,
+        b'E' => Reply::Refused(refusal(&rest)),
+        _ => return Err(malformed("a reply of the script is unknown")),
+    })
+}
+
+/// A server whose answers make no sense has perhaps done what was asked.
+pub(super) fn malformed(why: impl Display) -> Failure {
+    Failure {
+        executed: Executed::Unknown,
+        error: StoreError::new(StoreErrorKind::Interrupted, why),
+    }
+}
+
+/// Sorts an error text of a server's. What Redis 6.2 tells a script begins with the script's line and a dash:
+/// `@user_script: 19: -OOM command not allowed …`.
+pub(super) fn refusal(text: &str) -> StoreRefusal {
+    let inside = text
+        .strip_prefix("@user_script: ")
+        .and_then(|rest| rest.split_once(": "));
+    let text = inside.map_or(text, |(_, rest)| rest);
+    let text = text.trim_start_matches('-').trim_end();
+    match text.split(' ').next().unwrap_or_default() {
+        "WRONGTYPE" => StoreRefusal::WrongType,
+        "OOM" => StoreRefusal::OutOfMemory,
+        "READONLY" => StoreRefusal::ReadOnly,
+        "LOADING" => StoreRefusal::Loading,
+        "BUSY" => StoreRefusal::Busy,
+        "MISCONF" => StoreRefusal::Misconfigured,
+        "NOREPLICAS" => StoreRefusal::NoReplicas,
+        "NOAUTH" => StoreRefusal::NoAuth,
+        "WRONGPASS" => StoreRefusal::WrongPassword,
+        "NOPERM" => StoreRefusal::NoPermission,
+        // What Redis 7 says inside of a script.
+        _ if text.contains("The user executing the script can't") => StoreRefusal::NoPermission,
+        _ => StoreRefusal::Other(text.to_owned()),
+    }
+}
+
+/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, or
+/// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`. `None` when it is none of these formats.
+pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Grant> {
+    let mut rest = payload;
+    let mut word = || {
+        let end = rest.iter().position(|&b| b == b' ')?;
+        let word = std::str::from_utf8(&rest[..end]).ok();
+        rest = &rest[end + 1..];
+        word
+    };
+    if word()? != "1" {
+        return None;
+    }
+    let word_of_kind = word()?;
+    let kind = [Kind::Lock, Kind::Job]
+        .into_iter()
+        .find(|kind| kind.word() == word_of_kind)?;
+    let claim = word()?.parse().ok()?;
+    let nonce = u64::from_str_radix(word()?, 16).ok()?;
+    let number = word()?.parse().ok()?;
+    let lease_ms = word()?
+        .parse()
+        .ok()
+        .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
+    let attempt = match kind {
+        Kind::Lock => 0,
+        Kind::Job => word()?.parse().ok()?,
+    };
+    Some(Grant {
+        name: names.name(kind, rest)?,
+        holder: Holder { node, claim, nonce },
+        number,
+        lease_ms,
+        attempt,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::protocol::message::{LeaseTimes, Name};
+
+    fn request(name: Name, verb: Verb) -> Request {
+        Request {
+            name,
+            holder: Holder {
+                node: NodeId::numbered(1),
+                claim: 2,
+                nonce: 3,
+            },
+            term: LeaseTimes {
+                lease_ms: 1000,
+                margin_ms: 250,
+            },
+            mode: Default::default(),
+            mark: 7,
+            verb,
+        }
+    }
+
+    /// The words of a call, without those of the protocol.
+    fn words(requests: Vec<Request>) -> Vec<String> {
+        let batch = Batch {
+            highest: 17,
+            not_after: u64::MAX,
+            requests,
+        };
+        let packed = encode(&batch, &Names::new(b"lock:"), true).get_packed_command();
+        let text = String::from_utf8(packed).unwrap();
+        text.split("\r\n").skip(2).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn one_request_and_many_are_the_same_call() {
+        let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
+        let one = words(vec![lock("a", Verb::Leave)]);
+        let holder = "00000000000000000000000000000001:2:0000000000000003:";
+        assert_eq!(one[2..4], ["3", "lock:a"]);
+        assert_eq!(
+            one[6..],
+            ["17", "0", "p", "l", holder, "1000", "1250", "0", ""],
+            "{one:?}"
+        );
+        let to = Holder {
+            node: NodeId::numbered(1),
+            claim: 4,
+            nonce: 5,
+        };
+        let two = words(vec![lock("a", Verb::Leave), lock("b", Verb::Yield { to })]);
+        assert_eq!(two[2], "5");
+        assert_eq!(two[8..17], one[6..]);
+        assert_eq!(two.len(), one.len() + 2 + WORDS);
+        assert_eq!(two.last().unwrap(), &format!("{to}:"));
+        let job = words(vec![request(Name::job(Key::from("a")), Verb::Finish)]);
+        assert_eq!(job[2], "4");
+        assert_eq!(job[10], "f");
+        assert_eq!(job[14], "7");
+    }
+
+    #[test]
+    fn lua_has_as_many_words() {
+        assert!(SCRIPT.text.contains(&format!("local words, at = {WORDS}, 3\n")));
+    }
+
+    #[test]
+    fn a_refusal_is_known_by_what_any_server_says() {
+        for (text, kind) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                StoreRefusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 19: -OOM command not allowed when used memory > 'maxmemory'.\r\n",
+                StoreRefusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 129: -READONLY You can't write against a read only replica.\r\n",
+                StoreRefusal::ReadOnly,
+            ),
+            (
+                "-MISCONF Redis is configured to save RDB snapshots",
+                StoreRefusal::Misconfigured,
+            ),
+            (
+                "@user_script: 7: The user executing the script can't run this command or subcommand",
+                StoreRefusal::NoPermission,
+            ),
+            ("WRONGTYPE the record is not a string", StoreRefusal::WrongType),
+            (
+                "@user_script: none",
+                StoreRefusal::Other("@user_script: none".to_owned()),
+            ),
+        ] {
+            assert_eq!(refusal(text), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_push_of_another_format_is_no_grant() {
+        let node = NodeId::numbered(7);
+        let names = Names::new(b"lock:");
+        let push = |text: &str| decode_push(text.as_bytes(), node, &names);
+        let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
+        assert_eq!(grant.name.key, Key::from("a b"));
+        assert_eq!(
+            (
+                grant.holder.claim,
+                grant.holder.nonce,
+                grant.number,
+                grant.lease_ms
+            ),
+            (3, 255, 17, 1000)
+        );
+        assert_eq!(grant.attempt, 0);
+        let grant = push("1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:a b").unwrap();
+        assert_eq!(
+            (grant.name, grant.attempt, grant.number),
+            (Name::job(Key::from("a b")), 2, 17)
+        );
+        for other in [
+            "",
+            "1 job 3 ff 17 1000 tenure1:o:{0abc}lock:a",
+            "1 job 3 ff 17 1000 2 lock:a",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0a",
+            "2 lock 3 ff 17 1000 lock:a",
+            "1 latch 3 ff 17 1000 lock:a",
+            "1 lock 3 ff 17 1000",
+            "1 lock 3 ff 17 1000 lock:",
+            "1 lock 3 ff 17 1000 other:a",
+            "1 lock x ff 17 1000 lock:a",
+            "1 lock 3 ff 17 -1 lock:a",
+            "1 lock 3 ff 17 18446744073709551615 lock:a",
+        ] {
+            assert_eq!(push(other), None, "{other}");
+        }
+    }
+}

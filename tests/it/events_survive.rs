@@ -1,0 +1,280 @@
+//! Subscribers that misbehave: whatever a program's log does, leases are kept, losses are told and locks are given.
+//!
+//! Each in a process of its own, as a subscriber is for all of it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+
+use tenure::error::LostCause;
+use tenure::{Guard, Locks, MemoryStore};
+use tokio::sync::watch;
+
+use crate::help::{ms, poll_once, soon};
+use crate::support::alone::alone;
+use crate::support::events::{Each, Told};
+
+/// A third of it is much for a machine to stand still.
+const LEASE: std::time::Duration = ms(4_500);
+
+/// Longer than what is left of a lease after its first renewal.
+const BEYOND: std::time::Duration = ms(7_500);
+
+/// How a subscriber fails. Only in the background: a caller is to blame for what it does on a thread of its own.
+#[derive(Clone, Copy)]
+enum Ill {
+    Panics,
+    Blocks,
+}
+
+/// How many events were told in the background so far.
+type Heard = watch::Receiver<usize>;
+
+impl Ill {
+    fn subscriber(self) -> (impl tracing::Subscriber + Send + Sync, Heard) {
+        let (caller, (count, heard)) = (thread::current().id(), watch::channel(0));
+        let subscriber = Each(move |told: &Told| {
+            if thread::current().id() == caller {
+                return;
+            }
+            count.send_modify(|count| *count += 1);
+            match self {
+                Ill::Panics => panic!("a subscriber could not write `{}`", told.event),
+                Ill::Blocks => loop {
+                    thread::park();
+                },
+            }
+        });
+        (subscriber, heard)
+    }
+}
+
+/// Where it is set.
+#[derive(Clone, Copy)]
+enum Set {
+    /// For the whole process.
+    Everywhere,
+    /// On the thread that builds the locks, while it does.
+    AtBuild,
+}
+
+/// Locks of a process with such a subscriber, whose keys are on `store`.
+fn locks(ill: Ill, set: Set, store: &MemoryStore) -> (Locks, Heard) {
+    let (subscriber, heard) = ill.subscriber();
+    let build = || Locks::builder().lease(LEASE).memory_shared(store).unwrap();
+    let locks = match set {
+        Set::Everywhere => {
+            tracing::subscriber::set_global_default(subscriber).unwrap();
+            build()
+        }
+        Set::AtBuild => tracing::subscriber::with_default(subscriber, build),
+    };
+    (locks, heard)
+}
+
+/// One thread calls, so that every other is in the background.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().unwrap().block_on(future)
+}
+
+async fn held(locks: &Locks, key: String) -> Guard {
+    soon(locks.mutex(key).lock()).await.unwrap()
+}
+
+/// Held for longer than they would be without renewals, and something was told meanwhile.
+async fn keeps_its_leases(ill: Ill, set: Set) {
+    let (locks, mut heard) = locks(ill, set, &MemoryStore::new());
+    let mut guards = Vec::new();
+    for n in 0..10 {
+        guards.push(held(&locks, n.to_string()).await);
+    }
+    tokio::time::sleep(BEYOND).await;
+    let kept = guards.iter().filter(|guard| guard.is_held()).count();
+    assert_eq!(
+        kept,
+        10,
+        "leases were lost after {} events",
+        *heard.borrow_and_update()
+    );
+    assert!(*heard.borrow() > 0, "the subscriber heard of nothing");
+}
+
+/// A lease that the store took away is lost, and its holder hears of it.
+async fn tells_a_loss(ill: Ill) {
+    let store = MemoryStore::new();
+    let (locks, mut heard) = locks(ill, Set::Everywhere, &store);
+    let guard = held(&locks, "a".into()).await;
+    soon(heard.wait_for(|count| *count > 0)).await.unwrap();
+    tokio::time::sleep(LEASE / 2).await;
+    store.with_ledger(|ledger, _| ledger.forget());
+    let lost = tokio::time::timeout(ms(20_000), guard.lost()).await;
+    assert_eq!(lost.ok(), Some(LostCause::Gone), "nobody was told of the loss");
+}
+
+/// A key whose guard was dropped is locked again.
+async fn gives_what_was_dropped(ill: Ill) {
+    let (locks, mut heard) = locks(ill, Set::Everywhere, &MemoryStore::new());
+    let guard = held(&locks, "a".into()).await;
+    soon(heard.wait_for(|count| *count > 0)).await.unwrap();
+    tokio::time::sleep(LEASE / 2).await;
+    drop(guard);
+    let again = tokio::time::timeout(ms(20_000), locks.mutex("a").lock()).await;
+    assert!(again.is_ok(), "a lock that nobody holds was waited for in vain");
+    again.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Leases are renewed beside a subscriber that panics each time.
+#[test]
+fn leases_outlive_a_subscriber_that_panics() {
+    alone("events_survive::leases_outlive_a_subscriber_that_panics", || {
+        block_on(keeps_its_leases(Ill::Panics, Set::Everywhere));
+    });
+}
+
+/// Leases are renewed beside a subscriber that never returns.
+#[test]
+fn leases_outlive_a_subscriber_that_blocks() {
+    alone("events_survive::leases_outlive_a_subscriber_that_blocks", || {
+        block_on(keeps_its_leases(Ill::Blocks, Set::Everywhere));
+    });
+}
+
+/// The subscriber that was there when locks were built hears of what happens in the background, and may panic.
+#[test]
+fn leases_outlive_a_scoped_subscriber_that_panics() {
+    alone(
+        "events_survive::leases_outlive_a_scoped_subscriber_that_panics",
+        || block_on(keeps_its_leases(Ill::Panics, Set::AtBuild)),
+    );
+}
+
+/// The same when it never returns.
+#[test]
+fn leases_outlive_a_scoped_subscriber_that_blocks() {
+    alone(
+        "events_survive::leases_outlive_a_scoped_subscriber_that_blocks",
+        || block_on(keeps_its_leases(Ill::Blocks, Set::AtBuild)),
+    );
+}
+
+/// `lost` fires beside a subscriber that panics.
+#[test]
+fn a_loss_is_told_beside_a_subscriber_that_panics() {
+    alone(
+        "events_survive::a_loss_is_told_beside_a_subscriber_that_panics",
+        || block_on(tells_a_loss(Ill::Panics)),
+    );
+}
+
+/// `lost` fires beside a subscriber that never returns.
+#[test]
+fn a_loss_is_told_beside_a_subscriber_that_blocks() {
+    alone(
+        "events_survive::a_loss_is_told_beside_a_subscriber_that_blocks",
+        || block_on(tells_a_loss(Ill::Blocks)),
+    );
+}
+
+/// What was dropped is free beside a subscriber that panics.
+#[test]
+fn a_dropped_lock_is_free_beside_a_subscriber_that_panics() {
+    alone(
+        "events_survive::a_dropped_lock_is_free_beside_a_subscriber_that_panics",
+        || block_on(gives_what_was_dropped(Ill::Panics)),
+    );
+}
+
+/// What was dropped is free beside a subscriber that never returns.
+#[test]
+fn a_dropped_lock_is_free_beside_a_subscriber_that_blocks() {
+    alone(
+        "events_survive::a_dropped_lock_is_free_beside_a_subscriber_that_blocks",
+        || block_on(gives_what_was_dropped(Ill::Blocks)),
+    );
+}
+
+/// Renewals travel together. A panic that one of them meets is no matter of the others.
+#[test]
+fn one_panic_costs_no_other_lease_its_renewal() {
+    alone(
+        "events_survive::one_panic_costs_no_other_lease_its_renewal",
+        || {
+            let (panicked, renewed) = (AtomicBool::new(false), AtomicUsize::new(0));
+            let once = move |told: &Told| {
+                // In the middle of them.
+                if told.event == "renewed"
+                    && renewed.fetch_add(1, Ordering::SeqCst) > 50
+                    && !panicked.swap(true, Ordering::SeqCst)
+                {
+                    panic!("a subscriber could not write");
+                }
+            };
+            tracing::subscriber::set_global_default(Each(once)).unwrap();
+            block_on(async {
+                let locks = Locks::builder().lease(LEASE).memory().unwrap();
+                let mut guards = Vec::new();
+                for n in 0..200 {
+                    guards.push(held(&locks, n.to_string()).await);
+                }
+                tokio::time::sleep(BEYOND).await;
+                let kept = guards.iter().filter(|guard| guard.is_held()).count();
+                assert_eq!(kept, 200, "some were renewed no more");
+            });
+        },
+    );
+}
+
+/// A subscriber may ask the locks about themselves, whatever it is told: nothing is told under a lock.
+#[test]
+fn a_subscriber_may_look_at_the_locks() {
+    static LOCKS: OnceLock<Locks> = OnceLock::new();
+    alone("events_survive::a_subscriber_may_look_at_the_locks", || {
+        let looks = Each(|_: &Told| {
+            LOCKS.get().map(|locks| (locks.keys(), locks.waiting()));
+        });
+        tracing::subscriber::set_global_default(looks).unwrap();
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            block_on(async {
+                let locks = LOCKS.get_or_init(|| Locks::builder().lease(LEASE).memory().unwrap());
+                // Granted, denied, handed on, released.
+                let guard = held(locks, "a".into()).await;
+                assert!(locks.mutex("a").try_lock().await.unwrap().is_none());
+                let mut waiting = Box::pin(locks.mutex("a").lock());
+                assert!(poll_once(&mut waiting).await.is_none());
+                guard.release().await.unwrap();
+                let guard = soon(waiting).await.unwrap();
+                done.send("use").unwrap();
+                // Lost.
+                locks.shutdown().await;
+                assert!(!guard.is_held());
+                done.send("shutdown").unwrap();
+            });
+        });
+        for what in ["use", "shutdown"] {
+            let is_done = is_done.recv_timeout(ms(20_000));
+            assert_eq!(is_done, Ok(what), "{what} waits for itself");
+        }
+    });
+}
+
+/// The subscriber of the process is looked for when something is told: one that was set later hears of it, and may panic.
+#[test]
+fn a_subscriber_that_is_set_after_the_build_hears_of_the_background() {
+    alone(
+        "events_survive::a_subscriber_that_is_set_after_the_build_hears_of_the_background",
+        || {
+            block_on(async {
+                let locks = Locks::builder().lease(LEASE).memory().unwrap();
+                let guard = held(&locks, "a".into()).await;
+                let (subscriber, mut heard) = Ill::Panics.subscriber();
+                let subscriber: Arc<dyn tracing::Subscriber + Send + Sync> = Arc::new(subscriber);
+                tracing::subscriber::set_global_default(subscriber).unwrap();
+                soon(heard.wait_for(|count| *count > 0)).await.unwrap();
+                tokio::time::sleep(BEYOND).await;
+                assert!(guard.is_held(), "its renewals ended");
+            });
+        },
+    );
+}

@@ -1,0 +1,27 @@
+//! What several of these tests share.
+
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Fails loudly instead of hanging for ever.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(ms(20_000), future)
+        .await
+        .expect("did not happen in time")
+}
+
+/// One step of a future, whose answer it is if it has one.
+pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        Poll::Ready(match Pin::new(&mut *future).poll(cx) {
+            Poll::Ready(ready) => Some(ready),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}

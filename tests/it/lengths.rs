@@ -1,0 +1,57 @@
+//! How long a lease is: as long as its caller asked for, and not too short to be kept.
+
+use tenure::{Error, Locks, MemoryStore};
+
+use crate::help::{ms, poll_once, soon};
+
+/// Somebody who asks for a minute gets a minute, also when a caller of the same process held for a second before.
+#[tokio::test]
+async fn a_long_lease_is_not_the_rest_of_a_short_one() {
+    let locks = Locks::memory();
+    let short = soon(locks.mutex("a").lease(ms(1_000)).lock()).await.unwrap();
+    let mut long = Box::pin(locks.mutex("a").lease(ms(60_000)).lock());
+    assert!(poll_once(&mut long).await.is_none());
+    soon(short.release()).await.unwrap();
+    let guard = soon(long).await.unwrap();
+    assert!(guard.remaining() > ms(30_000), "{guard:?}");
+    soon(guard.release()).await.unwrap();
+    soon(locks.idle()).await;
+}
+
+/// Nor is it what was asked for on behalf of a caller who is gone.
+#[tokio::test]
+async fn a_long_lease_is_not_what_a_short_caller_queued_for() {
+    let store = MemoryStore::new();
+    let make = || Locks::builder().memory_shared(&store).unwrap();
+    let (locks, other) = (make(), make());
+    let guard = soon(other.mutex("a").lock()).await.unwrap();
+    let mut short = Box::pin(locks.mutex("a").lease(ms(1_000)).lock());
+    assert!(poll_once(&mut short).await.is_none());
+    let mut long = Box::pin(locks.mutex("a").lease(ms(60_000)).lock());
+    assert!(poll_once(&mut long).await.is_none());
+    drop(short);
+    soon(guard.release()).await.unwrap();
+    let guard = soon(long).await.unwrap();
+    assert!(guard.remaining() > ms(30_000), "{guard:?}");
+    soon(guard.release()).await.unwrap();
+    soon(other.idle()).await;
+    soon(locks.idle()).await;
+    assert!(store.is_empty());
+}
+
+/// A lease that a round trip and a renewal do not fit into is refused, and the refusal names what is short enough.
+#[tokio::test]
+async fn leases_below_400_ms_are_refused() {
+    let names_it = |text: &str| text.contains("400ms") || text.contains("400 ms");
+    for lease in [ms(50), ms(100), ms(399)] {
+        let refused = Locks::builder().lease(lease).memory();
+        let refused = refused.expect_err("too short to be kept").to_string();
+        assert!(names_it(&refused), "{refused}");
+        match soon(Locks::memory().mutex("a").lease(lease).lock()).await {
+            Err(Error::Options(refused)) => assert!(names_it(&refused.to_string()), "{refused}"),
+            other => panic!("{lease:?}: {other:?}"),
+        }
+    }
+    let locks = Locks::builder().lease(ms(400)).memory().unwrap();
+    drop(soon(locks.mutex("a").lock()).await.unwrap());
+}

@@ -1,0 +1,190 @@
+//! A key machine that is told what to see: answers that no store gives on demand.
+
+use std::time::Duration;
+
+use tenure::Key;
+use tenure::error::StoreError;
+use tenure::protocol::context::Seed;
+use tenure::protocol::message::{LeaseTimes, NO_TICK, Name, NodeId, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::shard::Shard;
+use tenure::protocol::step::{
+    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
+};
+use tenure::protocol::time::Instant;
+use tenure::testing::timed_out;
+
+/// A shard, its key, and what it sent.
+pub(crate) struct Machine {
+    pub(crate) shard: Shard,
+    pub(crate) name: Name,
+    pub(crate) now: Instant,
+    pub(crate) effects: Vec<Effect>,
+}
+
+/// What a patient caller wants.
+pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
+    AcquireOptions {
+        term: LeaseTimes {
+            lease_ms,
+            margin_ms: 250,
+        },
+        wait: true,
+        fixed: false,
+        mark: NO_TICK,
+        limit: 100_000,
+        node_is_full: false,
+    }
+}
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+impl Machine {
+    pub(crate) fn new(rules: Rules) -> Self {
+        Machine::of(Name::lock(Key::from("a")), rules)
+    }
+
+    pub(crate) fn of(name: Name, rules: Rules) -> Self {
+        let mut machine = Machine {
+            shard: Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules),
+            name,
+            now: Instant::from_nanos(1_000_000_000),
+            effects: Vec::new(),
+        };
+        machine.inbox(InboxState::Confirmed);
+        machine
+    }
+
+    /// A node that yields at every second release.
+    pub(crate) fn yielding() -> Self {
+        Machine::new(Rules {
+            burst: 1,
+            ..Rules::default()
+        })
+    }
+
+    pub(crate) fn tell(&mut self, input: Input) {
+        self.shard.handle(self.now, &self.name, input, &mut self.effects);
+    }
+
+    pub(crate) fn inbox(&mut self, state: InboxState) {
+        self.shard.inbox(self.now, state, &mut self.effects, |_, _| {});
+    }
+
+    pub(crate) fn reachable(&mut self) {
+        self.shard.reachable(self.now, &mut self.effects, |_, _| {});
+    }
+
+    pub(crate) fn enter(&mut self, options: AcquireOptions) -> Ticket {
+        let ticket = self.shard.issue();
+        self.tell(Input::Lock(ticket, options));
+        ticket
+    }
+
+    pub(crate) fn lock(&mut self, fixed: bool) -> Ticket {
+        self.enter(AcquireOptions {
+            fixed,
+            ..options(1000)
+        })
+    }
+
+    pub(crate) fn tick(&mut self, mark: TickTime) -> Ticket {
+        self.enter(AcquireOptions {
+            mark,
+            ..options(1000)
+        })
+    }
+
+    /// Holds, and took up what it was granted.
+    pub(crate) fn holder(&mut self, lease_ms: u64) -> Ticket {
+        let ticket = self.enter(options(lease_ms));
+        self.answer(Reply::Granted(7));
+        self.tell(Input::Fetched(ticket));
+        ticket
+    }
+
+    /// How many requests there were.
+    pub(crate) fn sends(&self) -> usize {
+        let sends = self.effects.iter();
+        sends.filter(|effect| matches!(effect, Effect::Send(_))).count()
+    }
+
+    /// The latest request.
+    pub(crate) fn sent(&self) -> Outgoing {
+        let sent = self.effects.iter().rev().find_map(|effect| match effect {
+            Effect::Send(outgoing) => Some(outgoing.clone()),
+            _ => None,
+        });
+        sent.expect("a request")
+    }
+
+    /// The latest request of that kind.
+    pub(crate) fn sent_of(&self, kind: impl Fn(Verb) -> bool) -> Outgoing {
+        let sent = self.effects.iter().rev().find_map(|effect| match effect {
+            Effect::Send(outgoing) if kind(outgoing.request.verb) => Some(outgoing.clone()),
+            _ => None,
+        });
+        sent.expect("a request of that kind")
+    }
+
+    pub(crate) fn answer(&mut self, reply: Reply) {
+        self.answer_to(&self.sent(), self.now, reply);
+    }
+
+    pub(crate) fn answer_to(&mut self, outgoing: &Outgoing, sent: Instant, reply: Reply) {
+        let tag = outgoing.tag;
+        self.tell(Input::Answered { tag, sent, reply });
+    }
+
+    /// The latest request comes to nothing; its server was last heard at `heard`.
+    pub(crate) fn fail(&mut self, why: Unanswered, heard: Option<Instant>) {
+        self.fail_with(&self.sent(), why, heard, timed_out());
+    }
+
+    pub(crate) fn fail_with(
+        &mut self,
+        outgoing: &Outgoing,
+        why: Unanswered,
+        heard: Option<Instant>,
+        error: StoreError,
+    ) {
+        self.tell(Input::Failed {
+            tag: outgoing.tag,
+            why,
+            late_after: self.now + ms(50),
+            heard,
+            error,
+        });
+    }
+
+    /// Time passes, and no timer fires.
+    pub(crate) fn later(&mut self, span: Duration) {
+        self.now = self.now + span;
+    }
+
+    /// Until the next timer.
+    pub(crate) fn passes(&mut self) -> Duration {
+        let due = self.shard.next_due().expect("something is due");
+        let passed = due.since(self.now);
+        self.now = due.max(self.now);
+        self.shard.wake(self.now, &mut self.effects);
+        passed
+    }
+
+    pub(crate) fn denial(&self, of: Ticket) -> Option<&AcquireError> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn is_granted(&self, of: Ticket) -> bool {
+        let mut effects = self.effects.iter();
+        effects.any(|effect| matches!(effect, Effect::Granted(ticket, _) if *ticket == of))
+    }
+
+    pub(crate) fn holds(&self, ticket: Ticket) -> bool {
+        self.shard.remaining(self.now, &self.name, ticket).is_some()
+    }
+}

@@ -1,0 +1,58 @@
+//! The nonce of a claim is what makes a forged grant hard: nobody can work it out.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{Holder, Name};
+use tenure::{Locks, MemoryStore};
+
+/// The node's first claim, as it stands in the store.
+fn first_claim() -> Holder {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let _guard = runtime.block_on(locks.mutex("a").lock()).unwrap();
+    let record = store.with_ledger(|ledger, now| ledger.record(&Name::lock("a".into()), now).cloned());
+    match record {
+        Some(Record {
+            owner: RecordOwner::Claim(holder, _),
+            ..
+        }) => holder,
+        other => panic!("no claim: {other:?}"),
+    }
+}
+
+/// Whoever knows about when locks were built, and on which thread, tries every nanosecond: so many steps are no work.
+#[test]
+fn no_moment_explains_a_nonce() {
+    let build = || {
+        let (before, thread) = (Instant::now(), thread::current().id());
+        let holder = first_claim();
+        (before, before.elapsed(), thread, holder)
+    };
+    // On a thread that has drawn no number yet.
+    let (before, took, thread, holder) = thread::spawn(build).join().unwrap();
+    for nanos in 0..took.as_nanos().min(50_000_000) as u64 {
+        let mut hasher = DefaultHasher::new();
+        (before + Duration::from_nanos(nanos)).hash(&mut hasher);
+        thread.hash(&mut hasher);
+        let mut seeds = fastrand::Rng::with_seed(hasher.finish()).fork();
+        for _ in 0..16 {
+            let nonce = fastrand::Rng::with_seed(seeds.u64(..)).u64(..);
+            assert_ne!(nonce, holder.nonce, "found after {nanos} of {took:?}");
+        }
+    }
+}
+
+/// What else a program does with random numbers, seeding them too, does not decide it.
+#[test]
+fn no_seed_of_the_program_decides_a_nonce() {
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..64 {
+        fastrand::seed(7);
+        let nonce = first_claim().nonce;
+        assert!(seen.insert(nonce), "{nonce:x} came again");
+    }
+}

@@ -1,0 +1,410 @@
+//! What becomes of waiters, holders and leavers while the store is away, and when it is back.
+
+use std::time::Duration;
+
+use tenure::error::{LostCause, StoreErrorKind};
+use tenure::protocol::message::{Reply, Unanswered, Verb};
+use tenure::protocol::step::{
+    AcquireError, AcquireOptions, Class, Effect, InboxState, Input, Outcome, Rules, Ticket,
+};
+
+use crate::machine::{Machine, ms, options};
+
+const HOUR: u64 = 3_600_000;
+
+fn is_claim(verb: Verb) -> bool {
+    matches!(verb, Verb::Claim { .. })
+}
+
+fn is_told_of_the_store(machine: &Machine, ticket: Ticket) -> bool {
+    matches!(machine.denial(ticket), Some(AcquireError::Store(_)))
+}
+
+#[test]
+fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.lock(false);
+    let number = machine.sent().tag.claim;
+    for _ in 0..5 {
+        let before = machine.sends();
+        machine.fail(Unanswered::Bystander, Some(machine.now));
+        assert_eq!(machine.sends(), before + 1, "at once");
+        let sent = machine.sent();
+        assert_eq!((sent.request.verb, sent.tag.claim), (Verb::Renew, number));
+        assert!(machine.denial(ticket).is_none());
+    }
+    // It was no failure, so the first one is still to come.
+    machine.fail(Unanswered::Unknown, None);
+    assert!(machine.denial(ticket).is_none());
+    machine.answer(Reply::Granted(7));
+    assert!(machine.holds(ticket));
+    // A holder's renewal, and a leave.
+    machine.passes();
+    let before = machine.sends();
+    machine.fail(Unanswered::Bystander, Some(machine.now));
+    assert_eq!(
+        (machine.sends(), machine.sent().class),
+        (before + 1, Class::OwnerRenewal)
+    );
+    machine.answer(Reply::Granted(7));
+    machine.tell(Input::Release(ticket));
+    machine.fail(Unanswered::Bystander, Some(machine.now));
+    machine.answer(Reply::NotThere);
+    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
+    assert!(machine.effects.iter().any(kept), "our own first try did it");
+}
+
+#[test]
+fn connections_that_break_without_end_are_an_outage() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.lock(false);
+    let heard = machine.now;
+    machine.later(ms(1001));
+    for _ in 0..2 {
+        machine.fail(Unanswered::Bystander, Some(heard));
+    }
+    assert!(is_told_of_the_store(&machine, ticket));
+}
+
+#[test]
+fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
+    let mut machine = Machine::new(Rules::default());
+    for wait in [true, false] {
+        let ticket = machine.enter(AcquireOptions {
+            wait,
+            ..options(1000)
+        });
+        machine.fail(Unanswered::Down, None);
+        assert!(is_told_of_the_store(&machine, ticket));
+        assert!(machine.shard.is_empty());
+    }
+}
+
+#[test]
+fn whoever_comes_to_a_store_that_does_not_answer_is_asked_for_once_more() {
+    let mut machine = Machine::new(Rules::default());
+    let asked = machine.lock(false);
+    machine.fail(Unanswered::Unknown, None);
+    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    assert!(machine.denial(asked).is_none());
+    machine.fail(Unanswered::Unknown, None);
+    assert!(is_told_of_the_store(&machine, asked));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+
+    let mut machine = Machine::new(Rules::default());
+    let unsent = machine.lock(false);
+    let first = machine.sent().tag.claim;
+    machine.fail(Unanswered::No, None);
+    assert!(is_claim(machine.sent().request.verb) && machine.sent().tag.claim > first);
+    machine.fail(Unanswered::No, None);
+    assert!(is_told_of_the_store(&machine, unsent));
+    assert!(machine.shard.is_empty());
+}
+
+#[test]
+fn a_refusal_for_good_is_heard_of_at_once_by_all() {
+    let mut machine = Machine::new(Rules::default());
+    let tickets = [machine.lock(false), machine.lock(false)];
+    machine.answer(Reply::Queued(Some(5_000)));
+    machine.passes();
+    machine.answer(Reply::Refused(tenure::error::StoreRefusal::NoPermission));
+    for ticket in tickets {
+        assert!(is_told_of_the_store(&machine, ticket));
+    }
+}
+
+/// A line that waits behind a holder of its own process, whose lease is yielded when the server is away, rides out a
+/// lease from when the server was last heard.
+#[test]
+fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
+    for why in [Unanswered::Down, Unanswered::No, Unanswered::Unknown] {
+        let mut machine = Machine::yielding();
+        let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
+        machine.answer(Reply::Granted(7));
+        machine.tell(Input::Release(tickets[0]));
+        let heard = machine.now;
+        // The server is silent for a while before anybody asks it for anything.
+        machine.later(ms(300));
+        machine.tell(Input::Release(tickets[1]));
+        let newcomer = machine.lock(false);
+        let mut tries = 0;
+        loop {
+            let outgoing = machine.sent_of(|verb| verb != Verb::Leave);
+            let before = machine.sends();
+            machine.fail_with(&outgoing, why, Some(heard), tenure::testing::timed_out());
+            tries += 1;
+            if tries > 1 || why == Unanswered::Down {
+                assert!(
+                    is_told_of_the_store(&machine, newcomer),
+                    "{why:?}: a newcomer waits"
+                );
+            }
+            if is_told_of_the_store(&machine, tickets[2]) {
+                break;
+            }
+            assert!(machine.now.since(heard) < ms(1500), "{why:?}: waits for ever");
+            // Until the next try for the line.
+            while !machine.effects[..].iter().skip(before).any(|effect| {
+                matches!(effect, Effect::Send(sent) if sent.request.verb != Verb::Leave && sent.tag != outgoing.tag)
+            }) || machine.sent_of(|verb| verb != Verb::Leave).tag == outgoing.tag
+            {
+                machine.passes();
+            }
+        }
+        let waited = machine.now.since(heard);
+        assert!(waited >= ms(1000), "{why:?}: denied after {waited:?}");
+        assert!(is_told_of_the_store(&machine, tickets[3]));
+    }
+}
+
+#[test]
+fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
+    let mut machine = Machine::yielding();
+    let tickets: Vec<Ticket> = (0..3).map(|_| machine.lock(false)).collect();
+    machine.answer(Reply::Granted(7));
+    machine.tell(Input::Release(tickets[0]));
+    let heard = machine.now;
+    machine.tell(Input::Release(tickets[1]));
+    machine.fail_with(
+        &machine.sent_of(|verb| matches!(verb, Verb::Yield { .. })),
+        Unanswered::Down,
+        Some(heard),
+        tenure::testing::timed_out(),
+    );
+    assert!(machine.denial(tickets[2]).is_none(), "it waited before");
+    machine.later(ms(1));
+    let newcomer = machine.lock(false);
+    let claim = machine.sent_of(is_claim);
+    machine.fail_with(
+        &claim,
+        Unanswered::Down,
+        Some(heard),
+        tenure::testing::timed_out(),
+    );
+    assert!(is_told_of_the_store(&machine, newcomer), "hears of it at once");
+    assert!(machine.denial(tickets[2]).is_none());
+    // And when the store is back, the one that waited is claimed for.
+    machine.later(ms(1));
+    machine.reachable();
+    machine.answer(Reply::Granted(9));
+    assert!(machine.is_granted(tickets[2]));
+}
+
+#[test]
+fn failures_of_others_are_no_failures_of_the_line() {
+    let mut machine = Machine::new(Rules::default());
+    let alone = machine.lock(true);
+    machine.fail(Unanswered::No, None);
+    machine.fail(Unanswered::No, None);
+    assert!(is_told_of_the_store(&machine, alone));
+    let other = machine.lock(true);
+    machine.fail(Unanswered::No, None);
+    let in_line = machine.lock(false);
+    machine.fail(Unanswered::No, None);
+    assert!(machine.denial(in_line).is_none(), "its first failure");
+    assert!(machine.denial(other).is_none());
+}
+
+/// The longest pause between requests that fail, in an hour's lease.
+fn longest_pause(machine: &mut Machine, why: Unanswered) -> Duration {
+    let heard = Some(machine.now);
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        let before = machine.sends();
+        machine.fail(why, heard);
+        if machine.sends() == before {
+            longest = longest.max(machine.passes());
+        }
+        assert!(machine.sends() > before, "nothing is tried again");
+    }
+    longest
+}
+
+#[test]
+fn no_pause_is_longer_than_a_second_whatever_the_lease() {
+    for why in [Unanswered::Unknown, Unanswered::No, Unanswered::Down] {
+        let mut leaving = Machine::new(Rules::default());
+        let holder = leaving.holder(HOUR);
+        leaving.tell(Input::Release(holder));
+        assert!(longest_pause(&mut leaving, why) <= ms(1000), "a leave");
+
+        let mut waiting = Machine::new(Rules::default());
+        waiting.enter(options(HOUR));
+        waiting.answer(Reply::Queued(None));
+        waiting.passes();
+        assert!(longest_pause(&mut waiting, why) <= ms(1000), "a waiter");
+
+        let mut holding = Machine::new(Rules::default());
+        holding.holder(HOUR);
+        holding.passes();
+        assert!(longest_pause(&mut holding, why) <= ms(1000), "a holder");
+    }
+    // What little is left counts, too.
+    let mut short = Machine::new(Rules::default());
+    let holder = short.holder(400);
+    short.passes();
+    while let Some(left) = short.shard.remaining(short.now, &short.name, holder) {
+        short.fail(Unanswered::Down, None);
+        let pause = short.passes();
+        assert!(pause <= (left / 4).max(ms(10)), "{pause:?} of {left:?}");
+    }
+}
+
+#[test]
+fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
+    let mut leaving = Machine::new(Rules::default());
+    let holder = leaving.holder(HOUR);
+    leaving.tell(Input::Release(holder));
+    leaving.fail(Unanswered::Down, Some(leaving.now));
+
+    let mut waiting = Machine::new(Rules::default());
+    waiting.enter(options(HOUR));
+    waiting.answer(Reply::Queued(None));
+    waiting.passes();
+    waiting.fail(Unanswered::Down, Some(waiting.now));
+
+    let mut holding = Machine::new(Rules::default());
+    holding.holder(HOUR);
+    holding.passes();
+    holding.fail(Unanswered::Down, Some(holding.now));
+
+    let mut line = Machine::yielding();
+    let tickets: Vec<Ticket> = (0..3).map(|_| line.lock(false)).collect();
+    line.answer(Reply::Granted(7));
+    line.tell(Input::Release(tickets[0]));
+    line.tell(Input::Release(tickets[1]));
+    line.fail(Unanswered::Down, Some(line.now));
+    line.answer(Reply::Done);
+
+    for (mut machine, class) in [
+        (leaving, Class::Leave),
+        (waiting, Class::WaiterRenewal),
+        (holding, Class::OwnerRenewal),
+        (line, Class::Claim),
+    ] {
+        machine.later(ms(1));
+        let before = machine.sends();
+        machine.reachable();
+        assert_eq!(machine.sends(), before + 1, "{class:?}");
+        assert_eq!(machine.sent().class, class);
+        // What is under way is not sent twice.
+        machine.reachable();
+        assert_eq!(machine.sends(), before + 1, "{class:?}");
+    }
+}
+
+#[test]
+fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.lock(false);
+    machine.fail(Unanswered::Unknown, None);
+    machine.tell(Input::Cancel(ticket));
+    machine.answer(Reply::Gone);
+    // Left once more when it can be executed no longer, and not because a connection opens.
+    let before = machine.sends();
+    machine.reachable();
+    assert_eq!(machine.sends(), before);
+    assert_eq!(machine.passes(), ms(50));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+}
+
+#[test]
+fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
+    let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
+    let tick = machine.tick(100);
+    machine.answer(Reply::Won(7, 1));
+    machine.tell(Input::Fetched(tick));
+    machine.tell(Input::Finish(tick));
+    let begin = machine.now;
+    // For eight leases, if the program stays.
+    while machine.now.since(begin) < ms(3_000) {
+        machine.fail(Unanswered::Down, Some(begin));
+        machine.passes();
+    }
+    assert!(!machine.shard.is_empty());
+    machine.shard.close(machine.now, &mut machine.effects, |_, _| {});
+    machine.fail(Unanswered::Down, Some(begin));
+    assert!(machine.shard.is_empty(), "told for longer than its lease");
+
+    let mut machine = Machine::new(Rules::default());
+    // Of a fixed lease little is left, and the margin.
+    let holder = machine.lock(true);
+    machine.answer(Reply::Granted(7));
+    machine.later(ms(900));
+    machine.shard.close(machine.now, &mut machine.effects, |_, _| {});
+    let lost =
+        |effect: &Effect| matches!(effect, Effect::Lost(ticket, LostCause::Shutdown) if *ticket == holder);
+    assert!(machine.effects.iter().any(lost));
+    let closed = machine.now;
+    while !machine.shard.is_empty() {
+        machine.fail(Unanswered::Down, Some(closed));
+        if machine.shard.next_due().is_some() {
+            machine.passes();
+        }
+    }
+    let (took, pause) = (machine.now.since(closed), ms(250));
+    assert!(took <= ms(350) + pause, "{took:?}");
+}
+
+#[test]
+fn waiters_look_often_while_nobody_knows_whether_grants_are_pushed() {
+    let mut machine = Machine::new(Rules::default());
+    machine.enter(options(30_000));
+    machine.answer(Reply::Queued(None));
+    machine.inbox(InboxState::Unconfirmed);
+    for _ in 0..5 {
+        let pause = machine.passes();
+        assert!((ms(100)..=ms(250)).contains(&pause), "{pause:?}");
+        assert_eq!(machine.sent().class, Class::WaiterRenewal);
+        machine.answer(Reply::Queued(None));
+    }
+    machine.inbox(InboxState::Refused);
+    machine.passes();
+    machine.answer(Reply::Queued(None));
+    let pause = machine.passes();
+    assert!((ms(9_000)..=ms(10_000)).contains(&pause), "{pause:?}");
+}
+
+#[test]
+fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
+    let mut machine = Machine::new(Rules::default());
+    machine.enter(options(30_000));
+    machine.inbox(InboxState::Confirmed);
+    // It may have been executed, and another's lease handed over, before anybody listened.
+    machine.answer(Reply::Queued(None));
+    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    machine.inbox(InboxState::Unconfirmed);
+    machine.inbox(InboxState::Confirmed);
+    let before = machine.sends();
+    machine.answer(Reply::Queued(None));
+    assert_eq!(machine.sends(), before + 1);
+    machine.answer(Reply::Queued(None));
+    assert_eq!(machine.sends(), before + 1, "and that is enough");
+}
+
+#[test]
+fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
+    let mut machine = Machine::new(Rules::default());
+    let begin = machine.now;
+    machine.lock(false);
+    let told = |machine: &Machine| machine.shard.told_taken(machine.now, &machine.name, begin);
+    assert!(!told(&machine));
+    machine.fail(Unanswered::Unknown, None);
+    let error = machine.shard.last_error(&machine.name).expect("what kept it");
+    assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
+    assert!(!told(&machine));
+    machine.answer(Reply::Queued(None));
+    assert!(told(&machine) && machine.shard.last_error(&machine.name).is_none());
+    machine.later(ms(1));
+    // What was said of a place in the queue holds until it is asked again.
+    assert!(machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    machine.inbox(InboxState::Confirmed);
+    assert!(!machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    assert!(told(&machine));
+    machine.fail(Unanswered::Unknown, Some(begin));
+    assert!(!told(&machine), "nor does it hold through an outage");
+    let mut holding = Machine::new(Rules::default());
+    holding.holder(1000);
+    holding.later(ms(1));
+    assert!(holding.shard.told_taken(holding.now, &holding.name, holding.now));
+}

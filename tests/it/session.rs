@@ -1,0 +1,417 @@
+//! The session by itself: what it sends when, and what it reports of what was not answered.
+
+use std::time::Duration;
+
+use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
+use tenure::key::Key;
+use tenure::protocol::message::{
+    Batch, BatchReply, Executed, Failure, Holder, LeaseTimes, Mode, NO_TICK, Name, NodeId, Reply, Request,
+    Unanswered, Verb,
+};
+use tenure::protocol::session::Session;
+use tenure::protocol::session_step::{
+    Attempt, BatchId, InboxEffect, Probe, SILENCE, SessionEffect, SessionInput, SessionOptions,
+};
+use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
+use tenure::protocol::time::Instant;
+
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A session, a clock, and what it wanted done.
+struct Bench {
+    session: Session,
+    now: Instant,
+    effects: Vec<SessionEffect>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let session = Session::new(SessionOptions {
+            request_timeout: TIMEOUT,
+            server: "here".into(),
+            remote: true,
+            seed: 7,
+        });
+        Bench {
+            session,
+            now: Instant::from_nanos(1_000_000_000_000),
+            effects: Vec::new(),
+        }
+    }
+
+    /// One with an open connection on which something was answered.
+    fn proven() -> (Self, Attempt) {
+        let mut bench = Bench::new();
+        bench.ask("first", 1, 10_000, Class::Claim);
+        let attempt = bench.connect();
+        let (_, id, batch) = bench.sent().remove(0);
+        bench.answer(id, batch.requests.len());
+        bench.effects.clear();
+        (bench, attempt)
+    }
+
+    fn step(&mut self) {
+        loop {
+            let before = self.effects.len();
+            self.session.step(self.now, &mut self.effects);
+            if self.effects.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn tell(&mut self, input: SessionInput) {
+        self.session.handle(self.now, input, &mut self.effects);
+        self.step();
+    }
+
+    fn pass(&mut self, span: Duration) {
+        self.now = self.now + span;
+        self.step();
+    }
+
+    fn ask(&mut self, key: &str, claim: u64, lease_ms: u64, class: Class) {
+        let (node, nonce) = (NodeId::numbered(1), 0);
+        self.session.queue(Outgoing {
+            tag: Tag { claim, seq: 1 },
+            request: Request {
+                name: Name::lock(Key::from(key)),
+                holder: Holder { node, claim, nonce },
+                term: LeaseTimes {
+                    lease_ms,
+                    margin_ms: 250,
+                },
+                mode: Mode::Exclusive,
+                mark: NO_TICK,
+                verb: Verb::Renew,
+            },
+            lease: ms(lease_ms),
+            class,
+        });
+    }
+
+    fn attempts(&mut self) -> Vec<Attempt> {
+        let of = |effect: &SessionEffect| match effect {
+            SessionEffect::Connect(attempt) => Some(*attempt),
+            _ => None,
+        };
+        let found = self.effects.iter().filter_map(of).collect();
+        self.effects.retain(|effect| of(effect).is_none());
+        found
+    }
+
+    fn connect(&mut self) -> Attempt {
+        self.step();
+        let attempt = self.attempts()[0];
+        self.tell(SessionInput::Connected { attempt, time: 5 });
+        attempt
+    }
+
+    fn refuse(&mut self) {
+        let attempt = self.attempts()[0];
+        let error = StoreError::new(StoreErrorKind::Unreachable, "refused");
+        self.tell(SessionInput::ConnectFailed { attempt, error });
+    }
+
+    fn sent(&mut self) -> Vec<(Attempt, BatchId, Batch)> {
+        let mut sent = Vec::new();
+        self.effects.retain(|effect| match effect {
+            SessionEffect::Send {
+                connection,
+                id,
+                batch,
+            } => {
+                sent.push((*connection, *id, batch.clone()));
+                false
+            }
+            _ => true,
+        });
+        sent
+    }
+
+    fn answer(&mut self, batch: BatchId, requests: usize) {
+        let replies = vec![Reply::Done; requests];
+        let reply = Ok(BatchReply { time: 6, replies });
+        self.tell(SessionInput::Replied { batch, reply });
+    }
+
+    /// The claims that were told of a failure, and why.
+    fn failed(&mut self) -> Vec<(u64, Unanswered)> {
+        let of = |effect: &SessionEffect| match effect {
+            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim, *why)),
+            _ => None,
+        };
+        let found = self.effects.iter().filter_map(of).collect();
+        self.effects.retain(|effect| of(effect).is_none());
+        found
+    }
+
+    fn wants(&self, wanted: impl Fn(&SessionEffect) -> bool) -> bool {
+        self.effects.iter().any(wanted)
+    }
+}
+
+fn interrupted() -> Failure {
+    Failure {
+        executed: Executed::Unknown,
+        error: StoreError::new(StoreErrorKind::Interrupted, "reset"),
+    }
+}
+
+fn claims(batch: &Batch) -> Vec<u64> {
+    batch
+        .requests
+        .iter()
+        .map(|request| request.holder.claim)
+        .collect()
+}
+
+#[test]
+fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
+    let (mut bench, _) = Bench::proven();
+    for claim in 1..=20 {
+        bench.ask("hot", claim, 10_000, Class::Claim);
+    }
+    bench.step();
+    let sent = bench.sent();
+    assert_eq!(
+        sent.len(),
+        16,
+        "a batch names a key once, and no more are under way"
+    );
+    bench.ask("cool", 30, 10_000, Class::WaiterRenewal);
+    bench.ask("cold", 31, 10_000, Class::OwnerRenewal);
+    bench.ask("hot", 32, 10_000, Class::Leave);
+    bench.answer(sent[0].1, 1);
+    let next = bench.sent();
+    assert_eq!(next.len(), 1);
+    assert_eq!(claims(&next[0].2), [31, 32, 30]);
+}
+
+#[test]
+fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connection() {
+    let (mut bench, attempt) = Bench::proven();
+    bench.ask("short", 2, 400, Class::Claim);
+    bench.step();
+    let (_, id, batch) = bench.sent().remove(0);
+    assert!(batch.not_after < u64::MAX);
+    bench.pass(ms(99));
+    assert!(bench.failed().is_empty());
+    bench.pass(ms(1));
+    assert_eq!(bench.failed(), [(2, Unanswered::Unknown)]);
+    assert!(!bench.wants(|effect| matches!(effect, SessionEffect::Close(_))));
+    // Its late reply decides nothing.
+    bench.answer(id, 1);
+    assert!(!bench.wants(|effect| matches!(effect, SessionEffect::Tell(..))));
+    // A long one gives the connection up after a quarter of its lease.
+    bench.ask("long", 3, 4_000, Class::Claim);
+    bench.step();
+    bench.pass(ms(1_000));
+    assert_eq!(bench.failed(), [(3, Unanswered::Unknown)]);
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
+}
+
+#[test]
+fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
+    let (mut bench, attempt) = Bench::proven();
+    bench.ask("a", 2, 2_000, Class::OwnerRenewal);
+    bench.step();
+    bench.pass(ms(300));
+    bench.ask("b", 3, 8_000, Class::OwnerRenewal);
+    bench.step();
+    bench.pass(ms(200));
+    assert_eq!(
+        bench.failed(),
+        [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]
+    );
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
+    // One that never answered excuses nobody.
+    bench.effects.clear();
+    bench.ask("b", 4, 8_000, Class::OwnerRenewal);
+    bench.pass(ms(100));
+    let attempt = bench.connect();
+    let sent = bench.sent();
+    assert_eq!(sent[0].0, attempt);
+    let reply = Err(interrupted());
+    bench.tell(SessionInput::Replied {
+        batch: sent[0].1,
+        reply,
+    });
+    assert_eq!(bench.failed(), [(4, Unanswered::Unknown)]);
+}
+
+#[test]
+fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout() {
+    let (mut bench, _) = Bench::proven();
+    bench.ask("a", 2, 10_000, Class::Claim);
+    bench.step();
+    let id = bench.sent()[0].1;
+    let reply = Err(interrupted());
+    bench.tell(SessionInput::Replied { batch: id, reply });
+    assert_eq!(bench.failed(), [(2, Unanswered::Bystander)]);
+    bench.ask("a", 3, 10_000, Class::Claim);
+    bench.step();
+    bench.refuse();
+    assert!(bench.failed().is_empty(), "it may only be a moment");
+    while bench.failed().is_empty() {
+        let due = bench.session.next_due().expect("something is due");
+        bench.pass(due.since(bench.now));
+        if bench.wants(|effect| matches!(effect, SessionEffect::Connect(_))) {
+            bench.refuse();
+        }
+    }
+    assert!(bench.now.since(Instant::from_nanos(1_000_000_000_000)) >= TIMEOUT);
+    // From then on at once.
+    bench.ask("a", 4, 10_000, Class::Claim);
+    bench.step();
+    assert_eq!(bench.failed(), [(4, Unanswered::Down)]);
+}
+
+#[test]
+fn a_wrong_password_needs_no_second_opinion_and_a_full_server_does() {
+    for (refusal, is_down) in [
+        (StoreRefusal::WrongPassword, true),
+        (StoreRefusal::Loading, false),
+        (
+            StoreRefusal::Other("ERR max number of clients reached".into()),
+            false,
+        ),
+    ] {
+        let (mut bench, _) = Bench::proven();
+        bench.ask("a", 2, 10_000, Class::Claim);
+        bench.step();
+        let (batch, reply) = (bench.sent()[0].1, Err(interrupted()));
+        bench.tell(SessionInput::Replied { batch, reply });
+        bench.failed();
+        bench.ask("a", 3, 10_000, Class::Claim);
+        bench.step();
+        let (attempt, error) = (bench.attempts()[0], StoreError::refused(refusal));
+        bench.tell(SessionInput::ConnectFailed { attempt, error });
+        assert_eq!(!bench.failed().is_empty(), is_down);
+    }
+}
+
+#[test]
+fn pauses_grow_to_a_second_at_most() {
+    let mut bench = Bench::new();
+    let mut longest = Duration::ZERO;
+    bench.tell(SessionInput::Probed(Probe(1)));
+    for probe in 2..20 {
+        bench.refuse();
+        bench.tell(SessionInput::Probed(Probe(probe)));
+        let began = bench.now;
+        while !bench.wants(|effect| matches!(effect, SessionEffect::Connect(_))) {
+            bench.pass(ms(1));
+            bench.tell(SessionInput::Probed(Probe(100 * probe)));
+        }
+        longest = longest.max(bench.now.since(began));
+    }
+    assert!((ms(500)..=ms(1_001)).contains(&longest), "{longest:?}");
+}
+
+#[test]
+fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
+    let mut bench = Bench::new();
+    bench.ask("a", 1, 10_000, Class::Claim);
+    bench.step();
+    let old = bench.attempts()[0];
+    bench.pass(TIMEOUT);
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
+    bench.ask("a", 2, 10_000, Class::Claim);
+    bench.pass(ms(100));
+    let new = bench.attempts()[0];
+    bench.effects.clear();
+    bench.tell(SessionInput::Connected {
+        attempt: old,
+        time: 5,
+    });
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
+    assert!(bench.sent().is_empty());
+    bench.tell(SessionInput::Connected {
+        attempt: new,
+        time: 5,
+    });
+    let sent = bench.sent();
+    assert_eq!((sent.len(), sent[0].0), (1, new));
+    let error = StoreError::new(StoreErrorKind::Unreachable, "late");
+    bench.tell(SessionInput::ConnectFailed { attempt: old, error });
+    assert!(bench.failed().is_empty());
+}
+
+#[test]
+fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
+    let (mut bench, connection) = Bench::proven();
+    bench.tell(SessionInput::InboxWanted);
+    let opening = bench.effects.iter().find_map(|effect| match effect {
+        SessionEffect::Inbox(InboxEffect::Open(attempt)) => Some(*attempt),
+        _ => None,
+    });
+    let inbox = opening.expect("it is opened");
+    bench.tell(SessionInput::InboxOpened(inbox));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
+    bench.effects.clear();
+    bench.pass(SILENCE);
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
+    );
+    let sent = bench.sent();
+    assert!(
+        sent.len() == 1 && sent[0].2.requests.is_empty(),
+        "an empty batch is a ping"
+    );
+    bench.tell(SessionInput::InboxHeard(inbox));
+    bench.effects.clear();
+    // Nothing comes back: the connection is given up, and the inbox has to answer within the same time.
+    bench.pass(TIMEOUT);
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == connection)));
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
+    );
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
+    bench.pass(TIMEOUT);
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Close(of)) if *of == inbox))
+    );
+    assert!(
+        bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Open(of)) if *of != inbox))
+    );
+}
+
+#[test]
+fn what_opens_and_breaks_at_once_is_opened_a_few_times_a_second() {
+    let mut bench = Bench::new();
+    bench.tell(SessionInput::InboxWanted);
+    bench.ask("a", 1, 10_000, Class::Claim);
+    bench.step();
+    let (begin, mut opened) = (bench.now, 0);
+    while bench.now.since(begin) < Duration::from_secs(5) {
+        for effect in std::mem::take(&mut bench.effects) {
+            match effect {
+                SessionEffect::Connect(attempt) => {
+                    opened += 1;
+                    bench.tell(SessionInput::Connected { attempt, time: 5 });
+                }
+                SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
+                    opened += 1;
+                    bench.tell(SessionInput::InboxOpened(attempt));
+                    let error = StoreError::new(StoreErrorKind::Interrupted, "killed");
+                    bench.tell(SessionInput::InboxFailed(attempt, error));
+                }
+                SessionEffect::Send { id, .. } => {
+                    bench.tell(SessionInput::Replied {
+                        batch: id,
+                        reply: Err(interrupted()),
+                    });
+                    bench.ask("a", opened + 10, 10_000, Class::Claim);
+                }
+                _ => {}
+            }
+        }
+        bench.pass(ms(1));
+    }
+    assert!(opened < 5 * 50, "{opened}");
+}

@@ -1,0 +1,117 @@
+//! Who waits: how many may, and what becomes of one that does not come for what it waited for.
+
+use std::time::Duration;
+
+use tenure::{Error, Guard, Locks, MemoryStore};
+
+use crate::help::{ms, poll_once, soon};
+
+const LIMIT: usize = 5;
+
+/// As many callers wait for "held" as may wait on this node, behind the guard.
+async fn crowded() -> (Locks, Guard, Vec<impl Future>) {
+    let locks = Locks::builder().waiters_per_node(LIMIT).memory().unwrap();
+    let guard = soon(locks.mutex("held").lock()).await.unwrap();
+    let mut waiting: Vec<_> = (0..LIMIT).map(|_| Box::pin(locks.mutex("held").lock())).collect();
+    for waiting in &mut waiting {
+        assert!(poll_once(waiting).await.is_none());
+    }
+    assert_eq!(locks.waiting(), LIMIT);
+    (locks, guard, waiting)
+}
+
+/// The limit is for callers that would wait: a key that is free is locked, however it is asked for.
+#[tokio::test]
+async fn a_free_key_is_locked_while_a_node_is_full_of_waiters() {
+    let (locks, _guard, _waiting) = crowded().await;
+    let free = soon(locks.mutex("free").lock()).await;
+    assert!(free.is_ok(), "{free:?}");
+    let patient = soon(locks.mutex("patient").lock_timeout(ms(10_000))).await;
+    assert!(patient.is_ok(), "{patient:?}");
+    let fixed = soon(locks.mutex("fixed").fixed(ms(10_000)).lock()).await;
+    assert!(fixed.is_ok(), "{fixed:?}");
+}
+
+/// Whoever would not wait is told whether it is free.
+#[tokio::test]
+async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
+    let (locks, _guard, _waiting) = crowded().await;
+    let free = soon(locks.mutex("free").try_lock()).await;
+    assert!(matches!(free, Ok(Some(_))), "{free:?}");
+    let held = soon(locks.mutex("held").try_lock()).await;
+    assert!(matches!(held, Ok(None)), "{held:?}");
+    let held = soon(locks.mutex("held").lock_timeout(Duration::ZERO)).await;
+    assert!(matches!(held, Err(Error::Busy { .. })), "{held:?}");
+}
+
+/// Whoever would wait is refused, and reads of no line that is not there.
+#[tokio::test]
+async fn who_would_wait_on_a_full_node_is_told_the_truth() {
+    let store = MemoryStore::new();
+    let make = || Locks::builder().waiters_per_node(LIMIT);
+    let (locks, other) = (
+        make().memory_shared(&store).unwrap(),
+        make().memory_shared(&store).unwrap(),
+    );
+    let _guards = [
+        soon(other.mutex("line").lock()).await.unwrap(),
+        soon(other.mutex("no line").lock()).await.unwrap(),
+    ];
+    let mut waiting: Vec<_> = (0..LIMIT).map(|_| Box::pin(locks.mutex("line").lock())).collect();
+    for waiting in &mut waiting {
+        assert!(poll_once(waiting).await.is_none());
+    }
+    let full = soon(locks.mutex("line").lock()).await.unwrap_err();
+    assert!(matches!(full, Error::NodeFull { limit: LIMIT, .. }), "{full:?}");
+    let full = soon(locks.mutex("no line").lock()).await.unwrap_err();
+    assert!(matches!(full, Error::NodeFull { limit: LIMIT, .. }), "{full:?}");
+    let text = full.to_string();
+    assert!(
+        !text.contains("5 callers already wait for `no line`"),
+        "nobody does: {text}"
+    );
+}
+
+/// A lock that was granted to a future which nobody polls, as a `select!` in a loop may leave one, goes to another node
+/// after a lease.
+#[tokio::test]
+async fn a_grant_that_is_not_fetched_goes_to_another_node() {
+    let store = MemoryStore::new();
+    let make = || Locks::builder().lease(ms(1_000)).memory_shared(&store).unwrap();
+    let (locks, other, third) = (make(), make(), make());
+    let guard = soon(other.mutex("a").lock()).await.unwrap();
+    let mut forgotten = Box::pin(locks.mutex("a").lock());
+    assert!(poll_once(&mut forgotten).await.is_none());
+    soon(guard.release()).await.unwrap();
+    // Lease, margin, and much for a slow machine.
+    let guard = third.mutex("a").lock_timeout(ms(15_000)).await;
+    let guard = guard.expect("nobody uses it, so it is free after a lease");
+    // When it is polled after all, it holds nothing that is somebody else's.
+    if let Some(Ok(late)) = poll_once(&mut forgotten).await {
+        assert!(!(late.is_held() && guard.is_held()), "two hold it");
+    }
+    drop(forgotten);
+    soon(guard.release()).await.unwrap();
+}
+
+/// And to the next caller of the same node.
+#[tokio::test]
+async fn a_grant_that_is_not_fetched_goes_to_the_next_in_line() {
+    let locks = Locks::builder().lease(ms(1_000)).memory().unwrap();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    let mut forgotten = Box::pin(locks.mutex("a").lock());
+    assert!(poll_once(&mut forgotten).await.is_none());
+    let mut next = Box::pin(locks.mutex("a").lock());
+    assert!(poll_once(&mut next).await.is_none());
+    soon(guard.release()).await.unwrap();
+    let next = tokio::time::timeout(ms(15_000), next).await;
+    let guard = next
+        .expect("nobody uses it, so it is free after a lease")
+        .unwrap();
+    if let Some(Ok(late)) = poll_once(&mut forgotten).await {
+        assert!(!(late.is_held() && guard.is_held()), "two hold it");
+    }
+    drop(forgotten);
+    soon(guard.release()).await.unwrap();
+    soon(locks.idle()).await;
+}

@@ -1,0 +1,276 @@
+//! A node of the version before (commit c815443) beside one of this: its script on the same records, queues and jobs.
+
+use std::sync::Arc;
+
+use redis::Value;
+use tenure::protocol::message::{Holder, NodeId, Reply, TickTime, Verb};
+use tenure::store::Link;
+use tenure::store::redis::RedisStore;
+
+use crate::server::RedisServer;
+use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, connect, holder, store, tick};
+
+const LOCKS: &str = include_str!("before/locks.lua");
+const JOBS: &str = include_str!("before/jobs.lua");
+
+/// A server, a node of this version, and what the version before calls things.
+struct Both {
+    server: RedisServer,
+    store: RedisStore,
+    link: Arc<dyn Link>,
+    client: redis::Connection,
+    queue: Vec<u8>,
+    memory: Vec<u8>,
+}
+
+impl Both {
+    /// The names have tags that only the store can work out, so it is asked for them first.
+    async fn start() -> Self {
+        let server = RedisServer::start();
+        let store = store(&server.url());
+        let link = connect(&store).await.unwrap();
+        let mut client = server.client();
+        let mut named = async |verb, job, pattern: &str| {
+            for (of, verb) in [(holder(1, 1), CLAIM), (holder(2, 1), verb)] {
+                match job {
+                    true => drop(link.apply(batch(vec![tick(b"a", of, 1, verb)])).await.unwrap()),
+                    false => drop(ask(&link, b"a", of, verb).await),
+                }
+            }
+            let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg(pattern).query(&mut client).unwrap();
+            let () = redis::cmd("FLUSHALL").query(&mut client).unwrap();
+            keys.into_iter().next().expect("a name")
+        };
+        let queue = named(WAIT, false, "tenure1:q:*").await;
+        let memory = named(WAIT, true, "tenure1:j:*").await;
+        Both {
+            server,
+            store,
+            link,
+            client,
+            queue,
+            memory,
+        }
+    }
+
+    /// What the version before answers to one request about the lock `a`: a number or a text.
+    fn old(&mut self, verb: &str, of: Holder) -> Value {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(LOCKS)
+            .arg(3)
+            .arg("lock:a")
+            .arg("tenure1:clock")
+            .arg(&self.queue);
+        eval.arg(0)
+            .arg(0)
+            .arg("pq")
+            .arg(verb)
+            .arg(TERM.lease_ms)
+            .arg(TERM.hold_ms());
+        eval.arg(format!("{of}:"));
+        let mut answer: Vec<Value> = eval.query(&mut self.client).unwrap();
+        answer.pop().unwrap()
+    }
+
+    /// The same about the job `a`.
+    fn old_tick(&mut self, verb: &str, of: Holder, mark: TickTime) -> Value {
+        let mut record = self.memory.clone();
+        record["tenure1:".len()] = b'o';
+        let end = self.memory[b"tenure1:j:{0000}".len()..].to_vec();
+        let tag = &self.memory[b"tenure1:j:{".len()..][..4];
+        // The queue of a job has the tag of its record, which holds the same.
+        let queue = [b"tenure1:q:{", tag, b"}tenure1:o:{", tag, b"}", &*end].concat();
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(JOBS)
+            .arg(4)
+            .arg(record)
+            .arg("tenure1:clock")
+            .arg(queue)
+            .arg(&self.memory);
+        eval.arg(0)
+            .arg(0)
+            .arg("pq")
+            .arg(verb)
+            .arg(TERM.lease_ms)
+            .arg(TERM.hold_ms());
+        eval.arg(format!("{of}:")).arg(mark);
+        let mut answer: Vec<Value> = eval.query(&mut self.client).unwrap();
+        answer.pop().unwrap()
+    }
+
+    async fn new(&self, verb: Verb, of: Holder) -> Reply {
+        ask(&self.link, b"a", of, verb).await
+    }
+
+    async fn new_tick(&self, verb: Verb, of: Holder, mark: TickTime) -> Reply {
+        let batch = batch(vec![tick(b"a", of, mark, verb)]);
+        self.link.apply(batch).await.unwrap().replies.remove(0)
+    }
+
+    async fn inbox(&self, node: u128) -> Inbox {
+        Inbox::open(&self.store, NodeId::numbered(node)).await.unwrap()
+    }
+
+    /// A waiter was not heard of for so many of its leases.
+    fn age(&mut self, of: Holder, leases: f64) {
+        let member = format!("b{of}:{}:{}", TERM.lease_ms, TERM.hold_ms());
+        let by = -(TERM.lease_ms as f64 * leases) as i64;
+        let mut cmd = redis::cmd("ZINCRBY");
+        let () = cmd
+            .arg(&self.queue)
+            .arg(by)
+            .arg(member)
+            .query(&mut self.client)
+            .unwrap();
+    }
+
+    fn members(&mut self) -> usize {
+        redis::cmd("ZCARD")
+            .arg(&self.queue)
+            .query(&mut self.client)
+            .unwrap()
+    }
+}
+
+fn number(value: &Value) -> u64 {
+    match value {
+        Value::Int(number) if *number > 0 => number.unsigned_abs(),
+        other => panic!("no grant but {other:?}"),
+    }
+}
+
+fn letter(value: &Value) -> char {
+    match value {
+        Value::BulkString(text) => text[0].into(),
+        other => panic!("no letter but {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_lock_goes_to_and_fro_between_two_versions() {
+    let mut both = Both::start().await;
+    let mut inboxes = [both.inbox(2).await, both.inbox(3).await, both.inbox(4).await];
+    let first = number(&both.old("w", holder(1, 1)));
+    assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+    assert!(matches!(
+        both.new(WAIT, holder(3, 1)).await,
+        Reply::Queued(Some(_))
+    ));
+    assert_eq!(letter(&both.old("w", holder(4, 1))), 'Q');
+    // Each knows what the other wrote: the owner, the waiters, their order.
+    assert_eq!(both.new(Verb::Renew, holder(1, 1)).await, Reply::Granted(first));
+    assert!(matches!(
+        both.new(Verb::Renew, holder(2, 1)).await,
+        Reply::Queued(Some(_))
+    ));
+    assert_eq!(letter(&both.old("r", holder(3, 1))), 'Q');
+    assert_eq!(both.new(Verb::Leave, holder(1, 1)).await, Reply::Done);
+    let second = inboxes[0].grant().await;
+    assert_eq!(second.holder, holder(2, 1));
+    assert_eq!(number(&both.old("r", holder(2, 1))), second.number);
+    assert_eq!(both.old("l", holder(2, 1)), Value::Int(0));
+    let third = inboxes[1].grant().await;
+    assert_eq!((third.holder, third.lease_ms), (holder(3, 1), TERM.lease_ms));
+    assert_eq!(
+        both.new(Verb::Renew, holder(3, 1)).await,
+        Reply::Granted(third.number)
+    );
+    let to = holder(3, 2);
+    assert!(matches!(
+        both.new(Verb::Yield { to }, holder(3, 1)).await,
+        Reply::Queued(Some(_))
+    ));
+    let fourth = inboxes[2].grant().await;
+    assert!(first < second.number && second.number < third.number && third.number < fourth.number);
+    assert_eq!(both.old("l", holder(4, 1)), Value::Int(0));
+    assert_eq!(inboxes[1].grant().await.holder, to);
+    assert_eq!(both.old("l", to), Value::Int(0));
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut both.client).unwrap();
+    assert_eq!(left, ["tenure1:clock"]);
+    drop(both.server);
+}
+
+#[tokio::test]
+async fn the_dead_of_one_version_are_dead_for_the_other() {
+    for old_leaves in [false, true] {
+        let mut both = Both::start().await;
+        let mut inbox = both.inbox(3).await;
+        let _dead = both.inbox(2).await;
+        number(&both.old("w", holder(1, 1)));
+        assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+        assert!(matches!(both.new(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+        assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
+        both.age(holder(2, 1), 1.5);
+        both.age(holder(2, 2), 1.5);
+        // This version's heartbeat leaves the dead, which the other's takes out.
+        assert!(matches!(
+            both.new(Verb::Renew, holder(3, 1)).await,
+            Reply::Queued(_)
+        ));
+        assert_eq!(both.members(), 6);
+        assert_eq!(both.new(Verb::Renew, holder(2, 2)).await, Reply::Gone);
+        assert_eq!(both.members(), 4);
+        if old_leaves {
+            assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
+        } else {
+            assert_eq!(both.new(Verb::Leave, holder(1, 1)).await, Reply::Done);
+        }
+        assert_eq!(inbox.grant().await.holder, holder(3, 1));
+        assert_eq!(both.members(), 0);
+        assert_eq!(letter(&both.old("r", holder(2, 1))), 'X');
+    }
+}
+
+#[tokio::test]
+async fn whoever_joins_a_queue_makes_the_dead_go() {
+    let mut both = Both::start().await;
+    number(&both.old("w", holder(1, 1)));
+    for claim in 0..40 {
+        assert_eq!(letter(&both.old("w", holder(2, claim))), 'Q');
+    }
+    for claim in 0..40 {
+        both.age(holder(2, claim), 1.5);
+    }
+    assert!(matches!(both.new(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+    assert_eq!(both.members(), 2);
+    let ttl: u64 = redis::cmd("PTTL")
+        .arg(&both.queue)
+        .query(&mut both.client)
+        .unwrap();
+    assert!(ttl <= TERM.lease_ms, "{ttl}");
+}
+
+#[tokio::test]
+async fn a_tick_goes_to_and_fro_between_two_versions() {
+    let mut both = Both::start().await;
+    let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
+    let won = both.old_tick("c", holder(1, 1), 1);
+    assert_eq!(letter(&won), 'W', "{won:?}");
+    assert!(matches!(
+        both.new_tick(WAIT, holder(2, 1), 1).await,
+        Reply::Queued(_)
+    ));
+    assert_eq!(letter(&both.old_tick("w", holder(3, 1), 1)), 'Q');
+    assert_eq!(both.old_tick("l", holder(1, 1), 1), Value::Int(0));
+    let grant = inboxes[0].grant().await;
+    assert_eq!((grant.holder, grant.attempt), (holder(2, 1), 2));
+    assert_eq!(
+        both.new_tick(Verb::Renew, holder(2, 1), 1).await,
+        Reply::Won(grant.number, 2)
+    );
+    assert_eq!(both.new_tick(Verb::Leave, holder(2, 1), 1).await, Reply::Done);
+    let grant = inboxes[1].grant().await;
+    assert_eq!((grant.holder, grant.attempt), (holder(3, 1), 3));
+    assert!(matches!(
+        both.new_tick(WAIT, holder(2, 2), 1).await,
+        Reply::Queued(_)
+    ));
+    assert_eq!(both.old_tick("f", holder(3, 1), 1), Value::Int(0));
+    // Who stands by for what is over is told so by either.
+    assert_eq!(both.new_tick(Verb::Renew, holder(2, 2), 1).await, Reply::Over);
+    assert_eq!(letter(&both.old_tick("c", holder(1, 2), 1)), 'O');
+    assert_eq!(
+        both.new_tick(Verb::Claim { wait: true }, holder(1, 3), 1).await,
+        Reply::Over
+    );
+}

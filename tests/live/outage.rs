@@ -1,0 +1,236 @@
+//! When a short outage is over, so is what it kept from happening: nothing waits on a scale of its lease.
+
+use std::time::Duration;
+
+use tenure::Locks;
+use tokio::task::JoinSet;
+
+use crate::contest::Contest;
+use crate::help::{Eyes, addr, held, held_at_last, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::events::Watch;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+const LEASES: [Duration; 3] = [ms(2_000), ms(30_000), ms(300_000)];
+const OUTAGES: [Duration; 3] = [ms(300), ms(700), ms(1_200)];
+
+/// What a pause of at most a second makes of it, with as much again for a machine that is busy.
+const BACK: Duration = ms(3_000);
+
+async fn leasing(url: &str, lease: Duration) -> Locks {
+    Locks::builder().lease(lease).redis(url).await.unwrap()
+}
+
+/// Breaks every connection and refuses new ones.
+fn cut(proxy: &Proxy) {
+    proxy.refuse(true);
+    proxy.reset();
+}
+
+/// A lock that is released or dropped while the store is away is free soon after it is back, however long its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_released_in_an_outage_is_free_soon_after() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let mut nodes = Vec::new();
+    for lease in LEASES {
+        nodes.push((lease, leasing(&url(proxy.addr()), lease).await));
+    }
+    let mut late = Vec::new();
+    for outage in OUTAGES {
+        let mut held_here = Vec::new();
+        for (lease, locks) in &nodes {
+            for way in ["dropped", "released"] {
+                for moment in ["at once", "later"] {
+                    let key = format!("{way} {moment}, lease {lease:?}, outage {outage:?}");
+                    held_here.push((held_at_last(locks.mutex(key.as_str())).await, way, moment, key));
+                }
+            }
+        }
+        cut(&proxy);
+        let away = now();
+        let mut releases = JoinSet::new();
+        let mut keys = Vec::new();
+        let (at_once, later): (Vec<_>, Vec<_>) = held_here.into_iter().partition(|held| held.2 == "at once");
+        for (guards, wait) in [(at_once, Duration::ZERO), (later, outage / 2)] {
+            tokio::time::sleep(wait).await;
+            for (guard, way, _, key) in guards {
+                keys.push(key);
+                match way {
+                    "dropped" => drop(guard),
+                    _ => drop(releases.spawn(guard.release())),
+                }
+            }
+        }
+        tokio::time::sleep((away + outage).saturating_sub(now())).await;
+        proxy.heal();
+        let back = now();
+        while !keys.is_empty() && now() - back < BACK {
+            keys.retain(|key| {
+                eyes.ask::<Option<String>>(&[b"GET", format!("lock:{key}").as_bytes()])
+                    .is_some()
+            });
+            tokio::time::sleep(ms(5)).await;
+        }
+        late.append(&mut keys);
+    }
+    assert!(
+        late.is_empty(),
+        "held {BACK:?} after the store was back: {late:#?}"
+    );
+}
+
+/// Keys that go from node to node go on soon after the store is back, however long their leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lines_go_on_soon_after_an_outage() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut pairs = Vec::new();
+    for lease in LEASES {
+        let url = url(proxy.addr());
+        pairs.push((lease, [leasing(&url, lease).await, leasing(&url, lease).await]));
+    }
+    let keys_of = |lease: Duration| (0..8).map(move |n| format!("{n}, lease {lease:?}"));
+    let sides = pairs
+        .iter()
+        .flat_map(|(lease, nodes)| keys_of(*lease).map(move |key| (key, &nodes[..])));
+    let contest = Contest::start(sides, ms(5));
+    let keys: Vec<String> = LEASES.into_iter().flat_map(keys_of).collect();
+    for outage in OUTAGES {
+        contest.until_handed_over(&keys, now(), 3).await;
+        cut(&proxy);
+        tokio::time::sleep(outage).await;
+        proxy.heal();
+        let back = now();
+        tokio::time::sleep(BACK).await;
+        let mut still = keys.clone();
+        still.retain(|key| contest.turns(key, back).is_empty());
+        assert!(
+            still.is_empty(),
+            "{} of {} keys stood still for {BACK:?} after an outage of {outage:?}: {still:#?}",
+            still.len(),
+            keys.len()
+        );
+    }
+}
+
+/// Who already waits rides out an outage of up to a lease, counted from when the store was last heard: also when the
+/// one who holds the lock is of the same process, and its lease was renewed some time before.
+async fn a_line_rides_out(outage: impl FnOnce(&Proxy)) {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let lease = ms(10_000);
+    let builder = Locks::builder().lease(lease).request_timeout(ms(800));
+    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
+    let key = format!("line {}", proxy.addr());
+    let watch = Watch::of(format!("key={key} "));
+    let guard = held(&locks, key.as_str()).await;
+    let mut line = JoinSet::new();
+    for _ in 0..20 {
+        let waiting = locks.mutex(key.as_str()).lock();
+        line.spawn(async move {
+            match waiting.await {
+                Ok(guard) => guard.release().await.map_err(|error| (now(), error)),
+                Err(error) => Err((now(), error)),
+            }
+        });
+    }
+    until("they wait", || locks.waiting() == 20).await;
+    // Shortly before the next renewal.
+    watch.until("renewed").await;
+    tokio::time::sleep(ms(2_700)).await;
+    held(&locks, "heard").await.release().await.unwrap();
+    let away = now();
+    outage(&proxy);
+    let back = away + lease * 85 / 100;
+    let denied = async {
+        while let Some(answer) = line.join_next().await {
+            if let Err((at, error)) = answer.unwrap() {
+                panic!(
+                    "denied {:?} after the store was last heard, with a lease of {lease:?}: {error}",
+                    at - away
+                );
+            }
+        }
+    };
+    let mut denied = std::pin::pin!(denied);
+    let healed = tokio::time::timeout(back.saturating_sub(now()), &mut denied).await;
+    assert!(healed.is_err(), "somebody got the lock without a store");
+    proxy.heal();
+    soon(denied).await;
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_rides_out_refused_connections() {
+    a_line_rides_out(cut).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_rides_out_a_mute_server() {
+    a_line_rides_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
+}
+
+/// Grants are pushed again as soon as commands pass again, in every process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_are_back_with_the_commands() {
+    // So many that some would meet the worst of any pause that has to do with chance.
+    const PAIRS: usize = 12;
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut pairs = Vec::new();
+    for _ in 0..PAIRS {
+        let url = url(proxy.addr());
+        pairs.push([leasing(&url, ms(10_000)).await, leasing(&url, ms(10_000)).await]);
+    }
+    let keys: Vec<String> = (0..PAIRS).map(|n| n.to_string()).collect();
+    let sides = keys.iter().cloned().zip(pairs.iter().map(|pair| &pair[..]));
+    let contest = Contest::start(sides, ms(20));
+    contest.until_handed_over(&keys, now(), 3).await;
+    cut(&proxy);
+    tokio::time::sleep(ms(5_000)).await;
+    proxy.heal();
+    let back = now();
+    until("commands pass", || {
+        keys.iter().any(|key| !contest.turns(key, back).is_empty())
+    })
+    .await;
+    // A second for the last of the connections, and another for a machine that is busy.
+    let from = now() + ms(2_000);
+    let to = from + ms(750);
+    tokio::time::sleep(to.saturating_sub(now())).await;
+    let counts: Vec<usize> = keys
+        .iter()
+        .map(|key| contest.handed_over(key, from, to))
+        .collect();
+    assert!(
+        counts.iter().all(|&count| count >= 5),
+        "hand-overs of each key in 750 ms, two seconds after commands passed again: {counts:?}"
+    );
+}
+
+/// Inboxes that break all the time do not leave anybody to a timer on the scale of its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_stay_short_while_inboxes_break() {
+    const BOUND: Duration = ms(2_000);
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let nodes = [
+        leasing(&server.url(), ms(30_000)).await,
+        leasing(&server.url(), ms(30_000)).await,
+    ];
+    let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
+    let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(5));
+    contest.until_handed_over(&keys, now(), 3).await;
+    let began = now();
+    let (mut killed, mut longest) = (0, Duration::ZERO);
+    while now() - began < ms(14_000) && longest < BOUND {
+        killed += eyes.text::<u64>("CLIENT KILL TYPE pubsub");
+        tokio::time::sleep(ms(200)).await;
+        longest = contest.longest_wait(began);
+    }
+    assert!(killed > 2, "{killed} inboxes were killed");
+    assert!(longest < BOUND, "somebody waited for {longest:?}");
+    assert!(contest.errors().is_empty(), "{:?}", contest.errors());
+}

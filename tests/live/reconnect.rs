@@ -1,0 +1,110 @@
+//! What callers are told when the server is away, and that one which is back, or was there all the time, serves them.
+
+use tenure::{Error, Locks};
+
+use crate::help::{Eyes, addr, held, held_at_last, locks, ms, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+/// A waiter that an outage catches hears of the outage when its patience ends, and not that somebody has the lock: nobody
+/// knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_in_an_outage_is_not_told_busy() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let direct = locks(&server.url(), ms(60_000)).await;
+    let guard = held(&direct, "a").await;
+    // It asks after three seconds, and rides an outage out for nine.
+    let cut_off = locks(&url(proxy.addr()), ms(9_000)).await;
+    let waiting = cut_off.mutex("a");
+    let waiting = tokio::spawn(async move { waiting.lock_timeout(ms(6_000)).await });
+    until("it waits", || eyes.queue("a") == 1).await;
+    proxy.refuse(true);
+    proxy.reset();
+    let refused = soon(waiting).await.unwrap().unwrap_err();
+    assert!(proxy.counts().refused > 0, "nobody tried to come back");
+    assert!(refused.is_unreachable(), "{refused:?}");
+    assert!(matches!(refused, Error::Store { .. }), "{refused:?}");
+    proxy.heal();
+    soon(guard.release()).await.unwrap();
+}
+
+/// Connections that a firewall forgot while they were idle: the next caller is served, by another connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_connection_that_was_dropped_costs_no_lock() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let locks = Locks::builder().redis(&url(proxy.addr())).await.unwrap();
+    // Every connection that there may be is open: a release is sent by the caller, a drop in the background.
+    held(&locks, "a").await.release().await.unwrap();
+    drop(held(&locks, "a").await);
+    soon(locks.idle()).await;
+    proxy.set_existing(Direction::Both, Flow::Hold);
+    let guard = soon(locks.mutex("a").lock()).await;
+    let guard = guard.expect("the server is there, and so is the way to it");
+    soon(guard.release()).await.unwrap();
+    soon(locks.idle()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// The server's names of its clients whose descriptions contain `word`.
+fn served(eyes: &mut Eyes, word: &str) -> Vec<String> {
+    let clients: String = eyes.text("CLIENT LIST");
+    let with_word = clients.lines().filter(|line| line.contains(word));
+    let ids = with_word.filter_map(|line| line.split(' ').next());
+    ids.map(str::to_owned).collect()
+}
+
+/// An attempt to connect that is given up may fail much later. That is no news of the connection that was made instead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_failure_to_connect_harms_no_successor() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    // So long may an attempt take. What it comes to after that is nobody's news.
+    let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(2_000));
+    let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
+    proxy.set_new(Direction::Both, Flow::Hold);
+    let first = tokio::spawn(locks.mutex("first").lock());
+    proxy.until(|counts| counts.held[0] > 0).await;
+    proxy.set_new(Direction::Both, Flow::Pass);
+    // Two seconds are given to an attempt; then another is made.
+    if let Ok(guard) = soon(first).await.unwrap() {
+        soon(guard.release()).await.unwrap();
+    }
+    // Who comes in the pause after an attempt shares its error.
+    drop(held_at_last(locks.mutex("a")).await);
+    for key in ["a", "b"] {
+        held(&locks, key).await.release().await.unwrap();
+        drop(held(&locks, key).await);
+        soon(locks.idle()).await;
+    }
+    let before = served(&mut eyes, "cmd=evalsha");
+    assert!(!before.is_empty());
+    // Now the first fails, if it is still there.
+    proxy.discard();
+    let (mut done, mut failed) = (0, Vec::new());
+    let end = tokio::time::Instant::now() + ms(1_000);
+    while tokio::time::Instant::now() < end {
+        match soon(locks.mutex("c").lock()).await {
+            Ok(guard) => {
+                soon(guard.release()).await.unwrap();
+                done += 1;
+            }
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    assert!(
+        failed.is_empty(),
+        "{} failed and {done} did not: {:?}",
+        failed.len(),
+        failed.first()
+    );
+    let after = served(&mut eyes, "id=");
+    assert!(
+        before.iter().all(|id| after.contains(id)),
+        "a healthy one of {before:?} was replaced"
+    );
+}

@@ -1,0 +1,157 @@
+//! A path that carries nothing and says nothing, and what callers are told meanwhile.
+
+use std::time::Duration;
+
+use tenure::{Error, Locks};
+use tokio::task::JoinSet;
+
+use crate::contest::Contest;
+use crate::help::{Eyes, addr, held, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+/// Connections that go silent without a word are replaced by their deadline, those that listen for grants as those
+/// for commands: hand-overs between nodes go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hand_overs_go_on_when_the_path_went_silent() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let url = url(proxy.addr());
+    let nodes = [
+        Locks::redis(&url).await.unwrap(),
+        Locks::redis(&url).await.unwrap(),
+    ];
+    let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
+    let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(10));
+    contest.until_handed_over(&keys, now(), 3).await;
+    // What exists is silent, and what is opened works.
+    proxy.set_existing(Direction::Both, Flow::Hold);
+    let silent = now();
+    let (from, to) = (silent + ms(6_000), silent + ms(8_000));
+    tokio::time::sleep(to.saturating_sub(now())).await;
+    let counts: Vec<usize> = keys
+        .iter()
+        .map(|key| contest.handed_over(key, from, to))
+        .collect();
+    assert!(
+        counts.iter().all(|&count| count >= 16),
+        "hand-overs of each key in two seconds, six seconds after the path went silent: {counts:?}"
+    );
+}
+
+/// Who waits for a store that says nothing is told so. Busy is what somebody is who was heard to have the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_does_not_answer_is_not_contention() {
+    let server = RedisServer::start();
+    let (locks, other) = (
+        Locks::redis(&server.url()).await.unwrap(),
+        Locks::redis(&server.url()).await.unwrap(),
+    );
+    let _guard = held(&other, "held").await;
+    let busy = soon(locks.mutex("held").lock_timeout(ms(500))).await.map(drop);
+    assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+    held(&locks, "free 0").await.release().await.unwrap();
+    soon(locks.idle()).await;
+
+    server.freeze();
+    let mut waits = JoinSet::new();
+    let keys = (0..20).map(|n| format!("free {}", n % 5));
+    for key in keys.chain(["held".to_owned()]) {
+        let mutex = locks.mutex(key.as_str());
+        waits.spawn(async move { (key, mutex.lock_timeout(ms(500)).await.map(drop)) });
+    }
+    let answers = soon(waits.join_all()).await;
+    server.thaw();
+    let wrong: Vec<_> = answers
+        .iter()
+        .filter(|(_, answer)| !answer.as_ref().is_err_and(Error::is_unreachable))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {} were not told that the store is silent: {wrong:#?}",
+        wrong.len(),
+        answers.len()
+    );
+}
+
+/// A short lease needs quick answers. That fails nobody whose lease is long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_leases_fail_nobody_else() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let locks = Locks::redis(&url(proxy.addr())).await.unwrap();
+    let mut tasks = JoinSet::new();
+    for n in 0..2 {
+        let short = locks.mutex(format!("short {n}")).lease(ms(400));
+        tasks.spawn(async move {
+            loop {
+                // May well fail in a stall of three quarters of its lease, which is its own affair.
+                match short.lock().await {
+                    Ok(guard) => drop(guard.release().await),
+                    Err(_) => tokio::time::sleep(ms(2)).await,
+                }
+            }
+        });
+    }
+    let keys: Vec<String> = (0..8).map(|n| n.to_string()).collect();
+    let alone = [locks.clone()];
+    let contest = Contest::start(keys.iter().map(|key| (key.clone(), &alone[..])), Duration::ZERO);
+    let moved = |from: Duration| keys.iter().all(|key| contest.turns(key, from).len() > 2);
+    for _ in 0..20 {
+        let before = now();
+        until("all go on", || moved(before)).await;
+        let (held_up, held_down) = (proxy.counts().held[0], proxy.counts().held[1]);
+        proxy.set(Direction::Both, Flow::Hold);
+        tokio::time::sleep(ms(300)).await;
+        proxy.release();
+        let counts = proxy.counts();
+        assert!(
+            counts.held[0] > held_up || counts.held[1] > held_down,
+            "nothing was held"
+        );
+    }
+    let after = now();
+    until("all go on", || moved(after)).await;
+    let errors = contest.errors();
+    assert!(
+        errors.is_empty(),
+        "{} locks of ten seconds failed in stalls of 300 ms, as `{}`",
+        errors.len(),
+        errors[0]
+    );
+    tasks.abort_all();
+}
+
+/// A server that forgets its scripts as soon as it is told them has refused nobody for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_are_forgotten_twice_refuse_nobody() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        crate::help::locks(&server.url(), ms(30_000)).await,
+        crate::help::locks(&url(proxy.addr()), ms(3_000)).await,
+    );
+    let guard = held(&one, "a").await;
+    let waiting = tokio::spawn(other.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    // Its heartbeat, and the same again after the script was loaded.
+    proxy.misname_scripts(2);
+    proxy.until(|counts| counts.misnamed == 2).await;
+    let asked = eyes.calls()["evalsha"];
+    until("it goes on, or not", || {
+        waiting.is_finished() || eyes.calls()["evalsha"] > asked + 4
+    })
+    .await;
+    soon(guard.release()).await.unwrap();
+    let guard = soon(waiting).await.unwrap().expect("it waited on");
+    soon(guard.release()).await.unwrap();
+    soon(other.idle()).await;
+    // Who comes new may be told to come again, which is no refusal.
+    proxy.misname_scripts(2);
+    match soon(other.mutex("b").lock()).await {
+        Ok(guard) => soon(guard.release()).await.unwrap(),
+        Err(error) => assert!(error.is_unreachable(), "{error}"),
+    }
+    assert_eq!(proxy.counts().misnamed, 4);
+}

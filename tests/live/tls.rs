@@ -1,0 +1,195 @@
+//! `rediss://`, with certificates that are made for the test.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tenure::Locks;
+use tenure::locks::ConnectError;
+
+use crate::help::{Eyes, Other, held, ms, now, soon, until};
+use crate::server::RedisServer;
+
+/// An authority that nobody knows, and what it certified: `ca.pem`, and key and certificate of `server` and `client`.
+struct Authority {
+    dir: PathBuf,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let n = MADE.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("tenure-tls-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        openssl(
+            &dir,
+            &format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=tenure-tests"),
+        );
+        std::fs::write(dir.join("ext"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n").unwrap();
+        for who in ["server", "client"] {
+            openssl(
+                &dir,
+                &format!("req {key} -keyout {who}.key -out {who}.csr -subj /CN={who}"),
+            );
+            openssl(
+                &dir,
+                &format!(
+                    "x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out {who}.pem"
+                ),
+            );
+        }
+        Authority { dir }
+    }
+
+    fn path(&self, file: &str) -> String {
+        self.dir.join(file).display().to_string()
+    }
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn openssl(dir: &Path, line: &str) {
+    let mut command = Command::new("openssl");
+    command
+        .args(line.split(' '))
+        .current_dir(dir)
+        .stdin(Stdio::null());
+    let output = command.output().expect("apt-get install openssl");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "openssl {line}: {said}");
+}
+
+/// A server that speaks TLS on a port of its own, beside the plain one.
+struct TlsServer {
+    plain: RedisServer,
+    port: u16,
+    authority: Authority,
+}
+
+impl TlsServer {
+    /// Who comes needs a certificate of the authority's, or not.
+    fn start(asks_for_certificates: bool) -> TlsServer {
+        let authority = Authority::new();
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = free.unwrap().port();
+        let plain = RedisServer::with_args(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &authority.path("server.pem"),
+            "--tls-key-file",
+            &authority.path("server.key"),
+            "--tls-ca-cert-file",
+            &authority.path("ca.pem"),
+            "--tls-auth-clients",
+            if asks_for_certificates { "yes" } else { "no" },
+        ]);
+        TlsServer {
+            plain,
+            port,
+            authority,
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("rediss://127.0.0.1:{}/", self.port)
+    }
+
+    /// One that trusts the authority, and nobody else. With a certificate of its own or without.
+    fn client(&self, certified: bool) -> redis::Client {
+        let read = |file: &str| std::fs::read(self.authority.path(file)).unwrap();
+        let client_tls = certified.then(|| redis::ClientTlsConfig {
+            client_cert: read("client.pem"),
+            client_key: read("client.key"),
+        });
+        let certificates = redis::TlsCertificates {
+            client_tls,
+            root_cert: Some(read("ca.pem")),
+        };
+        redis::Client::build_with_tls(self.url(), certificates).unwrap()
+    }
+}
+
+/// A process that trusts the authority as it trusts those of its system needs nothing but the URL.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_url_is_enough_where_the_authority_is_trusted() {
+    let server = TlsServer::start(false);
+    let mut eyes = Eyes::on(&server.plain);
+    let play = |role| {
+        let mut command = Other::command(role, &server.url(), "a", ms(30_000));
+        command.env("SSL_CERT_FILE", server.authority.path("ca.pem"));
+        Other::runs(command)
+    };
+    let mut holder = play("holds");
+    holder.hears("holds");
+    assert!(eyes.owner("a").is_some());
+    let mut waiter = play("waits");
+    waiter.hears("waits");
+    until("it waits", || eyes.queue("a") == 1).await;
+    holder.nod();
+    holder.hears("released");
+    waiter.hears("holds");
+}
+
+/// A server with a certificate that nobody vouches for is told as an error, with the reason.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_nobody_vouches_for_is_an_error() {
+    let server = TlsServer::start(false);
+    let error = soon(Locks::redis(&server.url())).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+/// TLS spoken to a port that is plain: the error says what to look for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_to_a_plain_port_is_told() {
+    let server = RedisServer::start();
+    let url = format!("rediss://127.0.0.1:{}/", server.port());
+    let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
+    assert!(error.contains("TLS"), "{error}");
+}
+
+/// And the other way round.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_words_to_a_tls_port_are_told() {
+    let server = TlsServer::start(false);
+    let url = format!("redis://127.0.0.1:{}/", server.port);
+    let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
+    assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
+}
+
+/// What a URL cannot say a client brings: here an authority of its own. Commands travel so, and pushed grants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_brings_an_authority() {
+    let server = TlsServer::start(false);
+    let mut eyes = Eyes::on(&server.plain);
+    let one = Locks::client(server.client(false)).await.unwrap();
+    let other = Locks::builder().lease(ms(60_000)).client(server.client(false));
+    let other = other.await.unwrap();
+    let guard = held(&one, "a").await;
+    let waiter = tokio::spawn(other.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    let released = now();
+    soon(guard.release()).await.unwrap();
+    let guard = soon(waiter).await.unwrap().unwrap();
+    // Not by a timer, which takes 20 s.
+    assert!(now() - released < ms(10_000), "{:?}", now() - released);
+    soon(guard.release()).await.unwrap();
+    soon(other.idle()).await;
+    eyes.until_empty().await;
+}
+
+/// And a certificate, where the server asks for one: without it there is an error, and no hanging.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_brings_a_certificate() {
+    let server = TlsServer::start(true);
+    let locks = Locks::client(server.client(true)).await.unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    let error = soon(Locks::client(server.client(false))).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Store { .. }), "{error}");
+}
