@@ -152,7 +152,7 @@ impl World {
     /// The server finds out that nobody reads that subscription.
     pub(crate) fn unsubscribed(&mut self, slot: usize, life: u32, sub: Attempt) {
         let of = self.server.listening.get(&slot);
-        if !of.is_some_and(|(l, s, _)| (*l, *s) == (life, sub)) {
+        if of.is_none_or(|(l, s, _)| (*l, *s) != (life, sub)) {
             return;
         }
         self.server.listening.remove(&slot);

@@ -9,6 +9,8 @@
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
+#![allow(clippy::too_many_lines, reason = "a table of events, and a world's beginning")]
+
 use tenure::protocol::flaw::Flaw;
 
 mod callers;

@@ -126,7 +126,7 @@ impl Drop for EventSink {
 
 /// Waits until everything that was queued and counted before has been told; ten seconds at the most, and not on the
 /// event thread.
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub(crate) fn flush() {
     queue().flush(std::time::Duration::from_secs(10));
 }

@@ -61,6 +61,10 @@ pub(crate) enum Unacquired {
     /// The tick was run, or skipped.
     Over,
     /// The tick comes only after this, by the store's clock.
+    #[cfg_attr(
+        not(feature = "scheduler"),
+        allow(dead_code, reason = "only ticks have a time")
+    )]
     Early(Duration),
 }
 

@@ -1,5 +1,6 @@
 //! Errors where services meet them: at the first `?`, and as what a handler returns.
 
+#[cfg(any(feature = "redis", feature = "axum"))]
 use tenure::Error;
 
 /// A service's start, with one kind of error.

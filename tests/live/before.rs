@@ -98,7 +98,7 @@ impl Both {
         answer.pop().unwrap()
     }
 
-    async fn new(&self, verb: Verb, of: Holder) -> Reply {
+    async fn asked(&self, verb: Verb, of: Holder) -> Reply {
         ask(&self.link, b"a", of, verb).await
     }
 
@@ -153,18 +153,18 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     let first = number(&both.old("w", holder(1, 1)));
     assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
     assert!(matches!(
-        both.new(WAIT, holder(3, 1)).await,
+        both.asked(WAIT, holder(3, 1)).await,
         Reply::Queued(Some(_))
     ));
     assert_eq!(letter(&both.old("w", holder(4, 1))), 'Q');
     // Each knows what the other wrote: the owner, the waiters, their order.
-    assert_eq!(both.new(Verb::Renew, holder(1, 1)).await, Reply::Granted(first));
+    assert_eq!(both.asked(Verb::Renew, holder(1, 1)).await, Reply::Granted(first));
     assert!(matches!(
-        both.new(Verb::Renew, holder(2, 1)).await,
+        both.asked(Verb::Renew, holder(2, 1)).await,
         Reply::Queued(Some(_))
     ));
     assert_eq!(letter(&both.old("r", holder(3, 1))), 'Q');
-    assert_eq!(both.new(Verb::Leave, holder(1, 1)).await, Reply::Done);
+    assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
     let second = inboxes[0].grant().await;
     assert_eq!(second.holder, holder(2, 1));
     assert_eq!(number(&both.old("r", holder(2, 1))), second.number);
@@ -172,12 +172,12 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     let third = inboxes[1].grant().await;
     assert_eq!((third.holder, third.lease_ms), (holder(3, 1), TERM.lease_ms));
     assert_eq!(
-        both.new(Verb::Renew, holder(3, 1)).await,
+        both.asked(Verb::Renew, holder(3, 1)).await,
         Reply::Granted(third.number)
     );
     let to = holder(3, 2);
     assert!(matches!(
-        both.new(Verb::Yield { to }, holder(3, 1)).await,
+        both.asked(Verb::Yield { to }, holder(3, 1)).await,
         Reply::Queued(Some(_))
     ));
     let fourth = inboxes[2].grant().await;
@@ -198,22 +198,22 @@ async fn the_dead_of_one_version_are_dead_for_the_other() {
         let _dead = both.inbox(2).await;
         number(&both.old("w", holder(1, 1)));
         assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
-        assert!(matches!(both.new(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+        assert!(matches!(both.asked(WAIT, holder(3, 1)).await, Reply::Queued(_)));
         assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
         both.age(holder(2, 1), 1.5);
         both.age(holder(2, 2), 1.5);
         // This version's heartbeat leaves the dead, which the other's takes out.
         assert!(matches!(
-            both.new(Verb::Renew, holder(3, 1)).await,
+            both.asked(Verb::Renew, holder(3, 1)).await,
             Reply::Queued(_)
         ));
         assert_eq!(both.members(), 6);
-        assert_eq!(both.new(Verb::Renew, holder(2, 2)).await, Reply::Gone);
+        assert_eq!(both.asked(Verb::Renew, holder(2, 2)).await, Reply::Gone);
         assert_eq!(both.members(), 4);
         if old_leaves {
             assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
         } else {
-            assert_eq!(both.new(Verb::Leave, holder(1, 1)).await, Reply::Done);
+            assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
         }
         assert_eq!(inbox.grant().await.holder, holder(3, 1));
         assert_eq!(both.members(), 0);
@@ -231,7 +231,7 @@ async fn whoever_joins_a_queue_makes_the_dead_go() {
     for claim in 0..40 {
         both.age(holder(2, claim), 1.5);
     }
-    assert!(matches!(both.new(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+    assert!(matches!(both.asked(WAIT, holder(3, 1)).await, Reply::Queued(_)));
     assert_eq!(both.members(), 2);
     let ttl: u64 = redis::cmd("PTTL")
         .arg(&both.queue)
