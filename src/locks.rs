@@ -116,7 +116,7 @@ impl Locks {
         }
     }
 
-    /// Gives everything back and takes no more: waiters get [`Error::Closed`](crate::Error::Closed), guards are lost, and the store is told.
+    /// Gives everything back and takes no more: waiters get [`Error::Closed`], guards are lost, and the store is told.
     /// Resolves when it was told; or, if it cannot be reached, when everything has ended by itself.
     pub async fn shutdown(&self) {
         self.handle.node().close();
@@ -252,14 +252,14 @@ impl Builder {
     }
 
     /// How many callers of this process may wait for one key; default 10,000. Over it they get
-    /// [`Error::QueueFull`](crate::Error::QueueFull) at once.
+    /// [`Error::QueueFull`] at once.
     pub fn waiters_per_key(mut self, limit: usize) -> Self {
         self.options.waiters_per_key = limit;
         self
     }
 
     /// How many callers of this process may wait in all; default 100,000. Over it whoever would have to wait gets
-    /// [`Error::NodeFull`](crate::Error::NodeFull) at once. Ticks and free keys are not refused for it.
+    /// [`Error::NodeFull`] at once. Ticks and free keys are not refused for it.
     pub fn waiters_per_node(mut self, limit: usize) -> Self {
         self.options.waiters_per_node = limit;
         self

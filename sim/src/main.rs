@@ -1,5 +1,7 @@
 //! Lives through worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` to see one of them.
 
+#![allow(clippy::disallowed_methods, reason = "says how fast it was")]
+
 use std::fmt::Debug;
 use std::process::ExitCode;
 use std::thread;
