@@ -86,7 +86,7 @@ async fn oom_release() {
     let waiter = tokio::spawn(other.mutex("oom").lock());
     until("it waits", || eyes.queue("oom") == 1).await;
     // Below what it uses already. Filling it up would leave it to the sizes of its buffers.
-    let _: String = eyes.text("CONFIG SET maxmemory 1mb");
+    let _: String = eyes.text("CONFIG SET maxmemory 100kb");
     let watch = Watch::of("key=oom ");
     watch.until("renewed").await;
     let error = soon(one.mutex("new").lock()).await.map(drop).unwrap_err();
