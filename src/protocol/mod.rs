@@ -9,9 +9,11 @@
 //! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], [`ledger`].
 
 pub mod claims;
+pub(crate) mod connection;
 pub mod context;
 pub mod failures;
 pub mod flaw;
+pub(crate) mod in_flight;
 pub(crate) mod inbox;
 pub mod key_state;
 pub mod ledger;

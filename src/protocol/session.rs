@@ -14,10 +14,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::connection::{Connection, is_broken, next_attempt};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::in_flight::{InFlight, Pending};
 use crate::protocol::inbox::Inbox;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, Name, Reply, Request, Unanswered, Verb,
+    Batch, BatchReply, Executed, Failure, GrantNumber, Reply, Request, Unanswered, Verb,
 };
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
@@ -63,53 +65,6 @@ pub struct Session<P: Plant = Sound> {
     replies: Vec<Reply>,
     /// Only for planted mistakes: a connection that was to be given up.
     predecessor: Option<Attempt>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Connection {
-    Closed {
-        since: Instant,
-        /// Not to be opened again before.
-        until: Instant,
-    },
-    Opening {
-        attempt: Attempt,
-        began: Instant,
-    },
-    Open {
-        attempt: Attempt,
-        /// Something was answered on it.
-        proven: bool,
-        /// When it was last used or heard.
-        used: Instant,
-    },
-}
-
-/// A batch under way.
-#[derive(Debug)]
-struct InFlight {
-    id: BatchId,
-    connection: Attempt,
-    /// Read before the first byte was written.
-    sent: Instant,
-    /// From when on the server refuses its claims as late, for sure.
-    late_after: Instant,
-    /// When its connection is given up.
-    gives_up: Instant,
-    /// The earliest deadline of its requests that are still waited for.
-    deadline: Option<Instant>,
-    requests: Vec<Pending>,
-    probes: Vec<Probe>,
-}
-
-/// A request under way.
-#[derive(Debug)]
-struct Pending {
-    tag: Tag,
-    name: Name,
-    deadline: Instant,
-    /// Its deadline passed: a late reply decides nothing.
-    over: bool,
 }
 
 impl Session {
@@ -359,12 +314,8 @@ impl<P: Plant> Session<P> {
 
     fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {
         let error = self.lost_error();
-        let probes = std::mem::take(&mut self.probes);
-        effects.extend(
-            probes
-                .into_iter()
-                .map(|probe| SessionEffect::Probed(probe, Err(error.clone()))),
-        );
+        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
+        effects.extend(self.probes.drain(..).map(failed));
     }
 
     fn lost_error(&self) -> StoreError {
@@ -406,9 +357,8 @@ impl<P: Plant> Session<P> {
                 Some(old) if self.ids.is_multiple_of(2) => old,
                 _ => attempt,
             };
-            let mut taken = std::mem::take(&mut self.taken);
+            let (mut taken, probes) = (std::mem::take(&mut self.taken), std::mem::take(&mut self.probes));
             self.queue.take(REQUESTS, &mut taken);
-            let probes = std::mem::take(&mut self.probes);
             self.send(now, connection, &mut taken, probes, effects);
             self.taken = taken;
         }
@@ -658,10 +608,10 @@ impl<P: Plant> Session<P> {
             let input = self.unanswered(request.tag, why, late_after, error.clone());
             effects.push(SessionEffect::Tell(request.name, input));
         }
-        match (why, effects.len() - before) {
-            (_, 0) => {}
-            (Unanswered::Bystander, n) => effects.push(SessionEffect::Event(SessionEvent::Bystanders(n))),
-            (Unanswered::Unknown, n) => effects.push(SessionEffect::Event(SessionEvent::TimedOut(n))),
+        let told = effects.len() - before;
+        match why {
+            Unanswered::Bystander if told > 0 => effects.push(SessionEvent::Bystanders(told).into()),
+            Unanswered::Unknown if told > 0 => effects.push(SessionEvent::TimedOut(told).into()),
             _ => {}
         }
         for probe in batch.probes {
@@ -738,26 +688,6 @@ impl<P: Plant> Session<P> {
     }
 }
 
-impl InFlight {
-    /// Requests whose own time is over are waited for no more; the batch goes on.
-    fn expire(&mut self, now: Instant, told: &mut Vec<(Tag, Name, Instant)>) {
-        let late_after = self.late_after.max(now);
-        for request in &mut self.requests {
-            if !request.over && request.deadline <= now {
-                request.over = true;
-                told.push((request.tag, request.name.clone(), late_after));
-            }
-        }
-        let waited = self.requests.iter().filter(|request| !request.over);
-        self.deadline = waited.map(|request| request.deadline).min();
-    }
-}
-
-pub(crate) fn next_attempt(ids: &mut u64) -> Attempt {
-    *ids += 1;
-    Attempt(*ids)
-}
-
 /// No other connection will fare better. What the server calls by no name that is known here may pass.
 fn is_for_good(error: &StoreError) -> bool {
     use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
@@ -766,13 +696,5 @@ fn is_for_good(error: &StoreError) -> bool {
             matches!(refusal, NoAuth | NoPermission | Unsupported | WrongPassword)
         }
         _ => false,
-    }
-}
-
-/// After this a connection is of no more use.
-fn is_broken(error: &StoreError) -> bool {
-    match error.kind() {
-        StoreErrorKind::Refused(refusal) => matches!(refusal, StoreRefusal::ReadOnly | StoreRefusal::NoAuth),
-        _ => true,
     }
 }

@@ -144,3 +144,9 @@ pub enum InboxEffect {
     /// Close it, or give up opening it.
     Close(Attempt),
 }
+
+impl From<SessionEvent> for SessionEffect {
+    fn from(event: SessionEvent) -> Self {
+        SessionEffect::Event(event)
+    }
+}

@@ -1,0 +1,48 @@
+//! A batch that was sent and is not answered yet.
+
+use crate::protocol::message::Name;
+use crate::protocol::session_step::{Attempt, BatchId, Probe};
+use crate::protocol::step::Tag;
+use crate::protocol::time::Instant;
+
+/// A batch under way.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) id: BatchId,
+    pub(crate) connection: Attempt,
+    /// Read before the first byte was written.
+    pub(crate) sent: Instant,
+    /// From when on the server refuses its claims as late, for sure.
+    pub(crate) late_after: Instant,
+    /// When its connection is given up.
+    pub(crate) gives_up: Instant,
+    /// The earliest deadline of its requests that are still waited for.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) requests: Vec<Pending>,
+    pub(crate) probes: Vec<Probe>,
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) tag: Tag,
+    pub(crate) name: Name,
+    pub(crate) deadline: Instant,
+    /// Its deadline passed: a late reply decides nothing.
+    pub(crate) over: bool,
+}
+
+impl InFlight {
+    /// Requests whose own time is over are waited for no more; the batch goes on.
+    pub(crate) fn expire(&mut self, now: Instant, told: &mut Vec<(Tag, Name, Instant)>) {
+        let late_after = self.late_after.max(now);
+        for request in &mut self.requests {
+            if !request.over && request.deadline <= now {
+                request.over = true;
+                told.push((request.tag, request.name.clone(), late_after));
+            }
+        }
+        let waited = self.requests.iter().filter(|request| !request.over);
+        self.deadline = waited.map(|request| request.deadline).min();
+    }
+}
