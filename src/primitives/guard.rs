@@ -211,7 +211,7 @@ impl Guard {
         self.give_back(true).await
     }
 
-    /// The how-manieth attempt at its tick this is.
+    /// The number of the attempt at its tick this is.
     #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
     pub(crate) fn attempt(&self) -> u32 {
         let held = &self.lease.held;

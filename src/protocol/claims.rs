@@ -27,7 +27,7 @@ pub(crate) struct Claim {
     pub(crate) fixed: bool,
     /// The tick that it is for.
     pub(crate) mark: TickTime,
-    /// The how-manieth attempt at its tick it is.
+    /// The number of the attempt at its tick it is.
     pub(crate) attempt: u32,
     /// Its tick was run to the end.
     pub(crate) finished: bool,

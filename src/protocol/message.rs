@@ -307,7 +307,7 @@ pub enum Verb {
 pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
     Granted(GrantNumber),
-    /// The job is yours for this tick, under this grant number, and it is the how-manieth attempt at the tick.
+    /// The job is yours for this tick, under this grant number, and the number of the attempt at the tick.
     Won(GrantNumber, u32),
     /// The tick is over: it was run to its end, or a later one was, or it was skipped. Nothing was done.
     Over,
@@ -362,7 +362,7 @@ pub struct Grant {
     pub number: GrantNumber,
     /// The claim's lease, in milliseconds.
     pub lease_ms: u64,
-    /// The how-manieth attempt at the tick it is; 0 for what is no tick.
+    /// The number of the attempt at the tick it is; 0 for what is no tick.
     pub attempt: u32,
 }
 

@@ -147,7 +147,7 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name)?.remaining(now, ticket)
     }
 
-    /// The how-manieth attempt at its tick a holder makes.
+    /// The number of the attempt at its tick a holder makes.
     pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
         self.keys.get(name).map_or(0, |key| key.attempt(ticket))
     }

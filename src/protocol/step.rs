@@ -52,7 +52,7 @@ impl AcquireOptions {
     }
 }
 
-/// Which request an answer belongs to: a claim, and the how-manieth request of that claim.
+/// Which request an answer belongs to: a claim, and the number of the request within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag {
     /// The claim that asked.

@@ -112,7 +112,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         assert!(!text.is_empty(), "{name}");
     }
 
-    // What the keeper's thread does comes here alone. On a machine that stands still for a lease, that is lost before
+    // What the driver's thread does comes here alone. On a machine that stands still for a lease, that is lost before
     // it is renewed or found to be gone: then once more.
     let mutex = locks.mutex("metered");
     soon(async {
@@ -342,7 +342,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     let guard = soon(one.mutex("counted").lock()).await.unwrap();
     clock.jump(ms(60_001));
     assert!(soon(guard.release()).await.unwrap_err().is_lost());
-    // The keeper may have found out first.
+    // The driver may have found out first.
     let ended = ["released", "lost"]
         .map(|outcome| meter.values(&format!("tenure_hold_seconds{{kind=lock,outcome={outcome}}}")));
     assert_eq!(ended.concat().len(), 5, "{ended:?}");

@@ -71,7 +71,7 @@ async fn answers_that_do_not_come_are_no_renewals() {
     let locks = lasting(&url(proxy.addr()), ms(4_000)).await;
     let watch = Watch::of("key=unanswered ");
     let guard = held(&locks, "unanswered").await;
-    // The keeper's connection is open now, so that the next renewal reaches the server.
+    // The driver's connection is open now, so that the next renewal reaches the server.
     watch.until("renewed").await;
     let asked = evalshas(&mut eyes);
     proxy.set(Direction::Replies, Flow::Hold);

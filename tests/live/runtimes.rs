@@ -1,4 +1,4 @@
-//! Whatever the user's runtimes do, the keeper keeps.
+//! Whatever the user's runtimes do, the driver keeps what is held.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, OnceLock};

@@ -451,7 +451,7 @@ fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool {
 }
 
 /// Checks from a thread of its own, faster than anything else in the process wakes up after a stop: it must be told
-/// the truth before the keeper had a chance to notice. Ends when what it answers is dropped.
+/// the truth before the driver had a chance to notice. Ends when what it answers is dropped.
 fn watch(journal: Arc<Journal>, id: u64, lease: Lease) -> mpsc::Sender<()> {
     let (end, ended) = mpsc::channel();
     std::thread::spawn(move || {
