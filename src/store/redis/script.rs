@@ -51,14 +51,14 @@ mod tests {
 
     use super::*;
 
-    /// `KEYS[…]` and `ARGV[…]` as they are written in a text, spaces and the table of `record.lua` left out.
+    /// `KEYS[…]` and `ARGV[…]` as they are written in a text, spaces left out.
     fn used<'a>(text: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         for line in text {
             for (at, word) in line.match_indices("KEYS[").chain(line.match_indices("ARGV[")) {
                 if let Some(length) = line[at..].find(']') {
                     let index: String = line[at + word.len()..at + length].split_whitespace().collect();
-                    found.insert(format!("{word}{}]", index.replace("t.", "")));
+                    found.insert(format!("{word}{index}]"));
                 }
             }
             if line.contains("unpack(ARGV, at + 1, at + 6)") {

@@ -3,24 +3,28 @@
 -- KEYS[i]  the record
 -- returns  integer = granted, its number; O = the tick is over; F<ms> = it comes in so many ms; Q<ms> or Q = queued;
 --          B<ms> or B = busy
-if t.c or t.w then
-  function t.claim(i, job, waits, holder, entry, lease, hold, tick)
-    if not t.records[i] then t.settle(i, job, entry) end
-    local number = t.owned_by(i, holder)
+local claim
+if claims then
+  function claim(i, queue, number, job, holder, entry, lease, hold, tick, waits)
+    local key = KEYS[i]
     if number then
-      t.extend(i, hold)
+      redis.call('PEXPIRE', key, hold)
       return number
     end
-    local refused = job and t.judge(job, tick)
+    if not records[i] and queues ~= 0 then
+      local _, own = hand_over(i, queue, job, entry)
+      if own then return own end
+    end
+    local refused = job and job:judge(tick)
     if refused then return refused end
-    if not t.records[i] then return t.grant(i, job, holder, hold, tick) end
+    if not records[i] then return (grant(i, job, holder, hold, tick)) end
     if job and tick > job.mark then
       -- A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
       redis.call('HSET', job.key, 'skipped', string.format('%d', tick))
-      return t.left(i, 'B')
+      return left(key, 'B')
     end
-    if not waits then return t.left(i, 'B') end
-    t.enqueue(i, entry, lease)
-    return t.left(i, 'Q')
+    if not waits then return left(key, 'B') end
+    enqueue(queue, entry, lease)
+    return left(key, 'Q')
   end
 end

@@ -1,16 +1,17 @@
 -- finish: the tick was run to its end; then as leave. Counts for the latest winner also when its record is gone.
 -- KEYS[n+1+i]  the queue
 -- returns      0 = done; N = was not there
-if t.f then
-  function t.finish(i, job, holder, entry, tick)
+local finish
+if finishes then
+  function finish(i, queue, number, job, holder, entry, lease, hold, tick)
     local finished = job and tick == job.mark and job.winner == string.sub(holder, 1, -2)
     if finished then
       -- Only the first write of a script is refused for want of memory, and this makes one that needs none.
-      redis.pcall('ZREM', KEYS[t.n + 1 + i], 'b')
+      redis.pcall('ZREM', queue, 'b')
       redis.call('HSET', job.key, 'done', '1')
       job.done = true
     end
-    local reply = t.leave(i, job, holder, entry)
+    local reply = leave(i, queue, number, job, holder, entry)
     return finished and 0 or reply
   end
 end

@@ -1,21 +1,22 @@
 -- leave: the owner hands over to the first live waiter, or deletes; a waiter steps out of the queue.
 -- KEYS[i]  the record
 -- returns  0 = done; N = was not there
-if t.l or t.f then
-  function t.leave(i, job, holder, entry)
-    local record = t.records[i]
-    if t.owned_by(i, holder) then
+local leave
+if leaves then
+  function leave(i, queue, number, job, holder, entry)
+    local record = records[i]
+    if number then
       -- A queue of a wrong type must not keep the owner from leaving.
-      if t.queues ~= 0 then pcall(t.hand_over, i, job) end
-      if t.records[i] == record then
+      if queues ~= 0 then pcall(hand_over, i, queue, job) end
+      if records[i] == record then
         redis.call('DEL', KEYS[i])
-        t.records[i] = false
+        records[i] = false
       end
       return 0
     end
-    local waited = t.withdraw(i, entry)
+    local waited = redis.call('ZREM', queue, 'a' .. entry, 'b' .. entry)
     -- What becomes of the others is not the leaver's affair: whoever comes next settles the key.
-    if not record then pcall(t.hand_over, i, job) end
-    return waited and 0 or 'N'
+    if not record then pcall(hand_over, i, queue, job) end
+    return waited > 0 and 0 or 'N'
   end
 end

@@ -3,21 +3,26 @@
 -- rules that follow are closures: making them costs as much as two calls.
 -- KEYS[i]          the record
 -- KEYS[n+1]        the clock
--- KEYS[n+2..2n+1]  the queues
+-- KEYS[n+1+i]      the queue
 -- ARGV[at+1]       verb
 -- ARGV[at+2]       holder
 -- ARGV[at+4]       hold
 -- returns          {server time in µs, one reply per request} when all were plain: integer = granted, its number;
 --                  0 = done; E<error>
 local first = 1
--- How many of the keys have a queue; nil until somebody counts.
-local queues
+-- How many of the keys have a queue, and of a lone leave who is first in it; nil until somebody looks.
+local queues, head
 if not jobs then
   local leaving, leaves = nil, 0
   for i = 1, n do
     local verb, holder, record = ARGV[at + 1], ARGV[at + 2], records[i]
     local leave = verb == 'l' and record and find(record, holder, 1, true) == 1
     if not leave and (record or late or verb ~= 'w' and verb ~= 'c') then break end
+    if leave and n == 1 then
+      -- Instead of EXISTS, as the hand-over wants to know who is first.
+      head = attempt('ZRANGE', KEYS[n + 1 + i], '0', '0')
+      queues = head.err and 1 or #head
+    end
     queues = queues or call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1))
     if queues > 0 then break end
     local reply = 0

@@ -1,20 +1,19 @@
 -- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
 -- KEYS[i]  the record
 -- returns  integer = granted, its number; Q<ms> or Q = queued; O = the tick is over; X = gone
-if t.r then
-  function t.renew(i, job, holder, entry, lease, hold, tick)
-    local number = t.owned_by(i, holder)
+local renew
+if renews then
+  function renew(i, queue, number, job, holder, entry, lease, hold, tick)
     if number then
-      t.extend(i, hold)
+      redis.call('PEXPIRE', KEYS[i], hold)
       return number
     end
-    local waits = t.touch(i, job, entry, lease, tick)
-    if not t.records[i] then
-      t.settle(i, job, entry)
-      number = t.owned_by(i, holder)
-      if number then return number end
+    local waits = touch(queue, job, entry, lease, tick)
+    if not records[i] and queues ~= 0 then
+      local _, own = hand_over(i, queue, job, entry)
+      if own then return own end
     end
-    if waits then return t.left(i, 'Q') end
-    return job and not t.is_open(job, tick) and 'O' or 'X'
+    if waits then return left(KEYS[i], 'Q') end
+    return job and not job:is_open(tick) and 'O' or 'X'
   end
 end

@@ -3,21 +3,25 @@
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
 -- returns      integer = granted to the fresh number; Q<ms> = the fresh number is queued; X = gone
-if t.y then
-  function t.yield(i, job, holder, entry, lease, hold, tick, to)
-    if not t.records[i] then t.settle(i, job, entry) end
-    if not t.owned_by(i, holder) then
+local yield
+if yields then
+  function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    if not records[i] and queues ~= 0 then
+      local _, own = hand_over(i, queue, job, entry)
+      number = own
+    end
+    if not number then
       -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY.
-      redis.call('ZREM', KEYS[t.n + 1 + i], 'b')
+      redis.call('ZREM', queue, 'b')
       return 'X'
     end
-    if not t.hand_over(i, job) then
+    if not hand_over(i, queue, job) then
       -- A removal needs no memory, and what follows a write is not refused for want of it.
       redis.call('DEL', KEYS[i])
-      t.records[i] = false
-      return t.grant(i, job, to, hold, tick)
+      records[i] = false
+      return (grant(i, job, to, hold, tick))
     end
-    t.enqueue(i, to .. string.sub(entry, #holder + 1), lease)
-    return t.left(i, 'Q')
+    enqueue(queue, to .. string.sub(entry, #holder + 1), lease)
+    return left(KEYS[i], 'Q')
   end
 end
