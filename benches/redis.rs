@@ -284,8 +284,8 @@ async fn hand_overs_on_the_server(server: &RedisServer, report: &mut Report) {
     let mut raw = Raw::connect(&server.url()).await;
     let mut pairs = Vec::new();
     for _ in 0..support::pairs() {
-        let rounds = if support::is_quick() { 5 } else { 200 };
-        pairs.push(scenes::hand_overs(&server.url(), rounds, &mut raw).await);
+        let windows = if support::is_quick() { 1 } else { 5 };
+        pairs.push(scenes::hand_overs(&server.url(), windows, &mut raw).await);
     }
     let of = |f: fn(&scenes::HandOver) -> f64| median(pairs.iter().map(f));
     report.line(

@@ -135,7 +135,7 @@ async fn measure(what: &str) -> Vec<f64> {
         "hand-over" => {
             let server = RedisServer::as_service();
             let mut raw = Raw::connect(&server.url()).await;
-            let pair = scenes::hand_overs(&server.url(), if is_quick() { 5 } else { 200 }, &mut raw).await;
+            let pair = scenes::hand_overs(&server.url(), if is_quick() { 1 } else { 20 }, &mut raw).await;
             assert!(pair.pushed > 0.99, "each pair is a hand-over: {pair:?}");
             vec![pair.micros, pair.commands]
         }

@@ -35,8 +35,6 @@ for i = first, n do
   if jobs then
     job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
   end
-  -- The grant number in a record that this holder owns.
-  local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
   -- MGET said nil also if it is no string. A claim of a lock finds out when it takes it.
   local wrong = not record and (jobs or act ~= claim) and attempt('GET', KEYS[i]) or job
   if late and (act == claim or act == yield) then
@@ -45,9 +43,10 @@ for i = first, n do
     reply = 'E' .. wrong.err
   else
     local well
-    well, reply = pcall(act, i, KEYS[n + 1 + i], number and number > 0 and number, job, holder, entry, lease, hold, tick, to)
-    if not well then
-      reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
+    local owns = record and find(record, holder, 1, true) == 1
+    well, reply = pcall(act, i, KEYS[n + 1 + i], owns, job, holder, entry, lease, hold, tick, to)
+    if not (well and reply) then
+      reply = 'E' .. (type(reply) == 'table' and reply.err or reply or 'ERR the record has no grant number')
     elseif job and type(reply) == 'number' and reply > 0 then
       reply = format('W%d:%d', reply, job.attempt)
     end

@@ -5,11 +5,11 @@
 --          B<ms> or B = busy
 local claim
 if claims then
-  function claim(i, queue, number, job, holder, entry, lease, hold, tick, waits)
+  function claim(i, queue, owns, job, holder, entry, lease, hold, tick, waits)
     local key = KEYS[i]
-    if number then
+    if owns then
       redis.call('PEXPIRE', key, hold)
-      return number
+      return tonumber(string.sub(records[i], #holder + 1))
     end
     if not records[i] and queues ~= 0 then
       local _, own = hand_over(i, queue, job, entry)

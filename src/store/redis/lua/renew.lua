@@ -3,10 +3,10 @@
 -- returns  integer = granted, its number; Q<ms> or Q = queued; O = the tick is over; X = gone
 local renew
 if renews then
-  function renew(i, queue, number, job, holder, entry, lease, hold, tick)
-    if number then
+  function renew(i, queue, owns, job, holder, entry, lease, hold, tick)
+    if owns then
       redis.call('PEXPIRE', KEYS[i], hold)
-      return number
+      return tonumber(string.sub(records[i], #holder + 1))
     end
     local waits = touch(queue, job, entry, lease, tick)
     if not records[i] and queues ~= 0 then
