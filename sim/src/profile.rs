@@ -73,9 +73,9 @@ impl Profile {
         };
         // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
         let (storm, drain) = match rng.u8(0..4) {
-            0 => ((0, 0), 6_000 * MS),
+            0 => ((0, 0), 6_800 * MS),
             1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
-            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_000 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_800 * MS),
         };
         if setup.seed % 96 == 5 {
             return Profile::crowd(setup, rules);
