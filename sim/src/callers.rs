@@ -25,6 +25,8 @@ pub(crate) struct Caller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Waiting,
+    /// Its future is being dropped: what it is told in that step, for what was due before, nobody hears.
+    GivingUp,
     Holding,
     /// Waits for what became of its release; whether it held until then.
     Releasing {
@@ -32,6 +34,12 @@ pub(crate) enum State {
         finished: bool,
     },
     Over,
+}
+
+impl State {
+    fn may_be_told(self) -> bool {
+        matches!(self, State::Waiting | State::GivingUp)
+    }
 }
 
 /// Whether a caller takes up what it is granted.
@@ -133,8 +141,9 @@ impl World {
                 } else {
                     Seen::CancelWaiting
                 });
-                self.over(slot, caller);
+                self.nodes[slot].callers[caller].state = State::GivingUp;
                 self.feed(slot, key, Input::Cancel(ticket));
+                self.over(slot, caller);
             }
             (Act::Fetch, State::Holding) => self.fetch(slot, caller),
             (Act::Look, State::Holding) => {
@@ -223,9 +232,12 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
+        let caller = self.expect(slot, ticket, &told, State::may_be_told);
+        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        if state == State::GivingUp {
+            return self.watch_fence(slot, key, fence);
+        }
         self.nodes[slot].callers[caller].state = State::Holding;
-        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         self.nodes[slot].callers[caller].claim = self.nodes[slot].shard.claim(&self.keys[key], ticket);
         self.saw(Seen::Granted);
         if want.fixed {
@@ -317,7 +329,7 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, |state| state == State::Waiting);
+        let caller = self.expect(slot, ticket, &told, State::may_be_told);
         self.saw(match denial {
             AcquireError::Busy => Seen::DeniedBusy,
             AcquireError::QueueFull { .. } => Seen::DeniedFull,
