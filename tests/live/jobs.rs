@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tenure::Tick;
+use tenure::{Locks, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
@@ -49,7 +49,9 @@ fn is_a_replica() {
     runtime.block_on(async {
         say(&format!("clock {} {}", ahead().as_nanos(), now().as_nanos()));
         let untold = Arc::new(Watch::of("job=replicated "));
-        let locks = locks(&url, lease).await;
+        let request_timeout = ms(var("TENURE_TIMEOUT_MS").parse().unwrap());
+        let builder = Locks::builder().lease(lease).request_timeout(request_timeout);
+        let locks = builder.redis(&url).await.unwrap();
         let work = move |tick: Tick| async move {
             let run = format!(
                 "{} {} {}",
@@ -244,6 +246,8 @@ impl Heard {
 struct Setup {
     url: String,
     lease: Duration,
+    /// How long a request may take. Long, for the sake of busy machines.
+    request_timeout: Duration,
     /// The job lasts so long; `None`: its first attempt never ends.
     lasts: Option<Duration>,
     /// So far its wall clock is off.
@@ -256,6 +260,7 @@ impl Setup {
         Setup {
             url,
             lease: ms(30_000),
+            request_timeout: ms(10_000),
             lasts: Some(ms(50)),
             off: "",
             expression: "* * * * * *".to_owned(),
@@ -279,6 +284,7 @@ impl Worker {
             .env("TENURE_URL", &setup.url)
             .env("TENURE_CRON", &setup.expression)
             .env("TENURE_LEASE_MS", setup.lease.as_millis().to_string())
+            .env("TENURE_TIMEOUT_MS", setup.request_timeout.as_millis().to_string())
             .env(
                 "TENURE_FIRST_MS",
                 setup.lasts.unwrap_or_default().as_millis().to_string(),
@@ -650,6 +656,7 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup {
         lease: ms(8_000),
+        request_timeout: ms(2_000),
         ..Setup::on(server.url())
     };
     let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
@@ -676,8 +683,8 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
         .keys()
         .filter(|tick| (left + 1..back).contains(*tick))
         .collect();
-    // Whoever waits rides out an outage of a lease, and a machine is late by a little; whoever comes later is refused, and
-    // then only the newest is pursued.
+    // A replica is refused once a request and a connection had no answer for the request timeout of 2 s each, and then only
+    // the newest is pursued; a machine is late by a little.
     assert!(
         late.len() <= 6 && late.iter().all(|tick| **tick + 6 >= back),
         "{late:?} at {back}: {:#?}",
