@@ -267,32 +267,32 @@ pub(crate) fn lease_missing(path: &str) {
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick_starts(job: &Key, mark: TickTime, attempt: u32) {
-    debug!(target: "tenure", event = "tick_starts", %job, tick_ms = mark, attempt, "running a tick");
+    debug!(target: "tenure", event = "tick_starts", %job, tick_ms = mark.0, attempt, "running a tick");
 }
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick(job: &Key, mark: TickTime, outcome: &'static str) {
     metrics::ticked(outcome);
     if outcome == "elsewhere" {
-        debug!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+        debug!(target: "tenure", event = "tick", %job, tick_ms = mark.0, outcome, "a tick is over");
     } else {
-        info!(target: "tenure", event = "tick", %job, tick_ms = mark, outcome, "a tick is over");
+        info!(target: "tenure", event = "tick", %job, tick_ms = mark.0, outcome, "a tick is over");
     }
 }
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick_failed(job: &Key, mark: TickTime, why: &str) {
-    warn!(target: "tenure", event = "tick_failed", %job, tick_ms = mark, why, "a job failed");
+    warn!(target: "tenure", event = "tick_failed", %job, tick_ms = mark.0, why, "a job failed");
 }
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick_waits(job: &Key, mark: TickTime, error: &Error) {
-    warn!(target: "tenure", event = "tick_waits", %job, tick_ms = mark, %error, "nobody runs the tick, trying again");
+    warn!(target: "tenure", event = "tick_waits", %job, tick_ms = mark.0, %error, "nobody runs the tick, trying again");
 }
 
 #[cfg(feature = "scheduler")]
 pub(crate) fn tick_untold(job: &Key, mark: TickTime, error: &Error) {
-    warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark, %error, "the store could not be told of the end");
+    warn!(target: "tenure", event = "tick_untold", %job, tick_ms = mark.0, %error, "the store could not be told of the end");
 }
 
 /// Its tick is over with it, whichever that was.

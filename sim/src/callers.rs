@@ -4,7 +4,7 @@ use crate::Wrong;
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 use tenure::error::LostCause;
-use tenure::protocol::message::{Fence, Holder, NO_TICK};
+use tenure::protocol::message::{Fence, Holder};
 use tenure::protocol::session_step::{Probe, SessionInput};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
 
@@ -84,7 +84,7 @@ impl World {
             term,
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
-            mark: NO_TICK,
+            mark: None,
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
         };
@@ -278,7 +278,7 @@ impl World {
         if self.nodes[slot].callers[caller].state != State::Holding {
             return;
         }
-        if want.mark != NO_TICK {
+        if want.mark.is_some() {
             let local = self.local(slot);
             let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
             if let Some(fence) = fence {
@@ -340,7 +340,7 @@ impl World {
             AcquireError::Closed => Seen::DeniedClosed,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
-        let may_be_busy = want.mark != NO_TICK && self.profile.rules.queues;
+        let may_be_busy = want.mark.is_some() && self.profile.rules.queues;
         if matches!(denial, AcquireError::Busy) && want.wait && !may_be_busy {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("ticket {} would wait and was told busy", ticket.0)
@@ -352,7 +352,7 @@ impl World {
             });
         }
         self.over(slot, caller);
-        if want.mark != NO_TICK {
+        if want.mark.is_some() {
             self.tick_denied(slot, caller, denial);
         }
     }
@@ -389,10 +389,10 @@ impl World {
             });
         }
         let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
-        if never && want.mark == NO_TICK {
+        if never && want.mark.is_none() {
             self.over(slot, caller);
         }
-        if want.mark != NO_TICK && state == State::Holding {
+        if want.mark.is_some() && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.
             self.saw(Seen::TickLost);
             self.over(slot, caller);
@@ -426,7 +426,7 @@ impl World {
         }
         self.over(slot, caller);
         let mark = self.nodes[slot].callers[caller].want.mark;
-        if mark != NO_TICK {
+        if mark.is_some() {
             self.pursuit_ends(slot, key, mark);
         }
     }

@@ -7,23 +7,23 @@ use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner};
-use tenure::protocol::message::{Fence, Holder, Kind, NO_TICK, Reply, Request, TickTime, Verb};
+use tenure::protocol::message::{Fence, Holder, Kind, Reply, Request, TickTime, Verb};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 
 /// What the watchers remember of jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Ticks {
-    ticks: HashMap<(usize, TickTime), Tick>,
-    latest: HashMap<usize, TickTime>,
-    skipped: HashMap<usize, TickTime>,
+    ticks: HashMap<(usize, Option<TickTime>), Tick>,
+    latest: HashMap<usize, Option<TickTime>>,
+    skipped: HashMap<usize, Option<TickTime>>,
     /// Runs whose guard was given back while they went on, until when.
     strays: Vec<(usize, u64)>,
     /// Since when each tick is pursued by somebody and run by nobody.
-    idle: HashMap<(usize, TickTime), u64>,
+    idle: HashMap<(usize, Option<TickTime>), u64>,
     /// Since when each caller (slot, life, place) has stood by for a tick that is over.
     untold: HashMap<(usize, u32, usize), u64>,
     /// The tick whose winner was killed in a calm, and when the next may be killed.
-    killed: Option<(usize, TickTime)>,
+    killed: Option<(usize, Option<TickTime>)>,
     next_kill: u64,
 }
 
@@ -40,7 +40,7 @@ struct Tick {
 }
 
 /// The store will never grant it, or not again.
-fn is_over(job: &Job, mark: TickTime) -> bool {
+fn is_over(job: &Job, mark: Option<TickTime>) -> bool {
     mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
 }
 
@@ -64,7 +64,8 @@ impl World {
         }
         let wall =
             (crate::server::EPOCH_US / 1000 + self.now / MS).saturating_add_signed(self.nodes[slot].skew_ms);
-        let mark = wall / period * period;
+        let due = wall / period * period;
+        let mark = Some(TickTime(due));
         let newest = self.nodes[slot].newest;
         if newest < mark {
             self.nodes[slot].newest = mark;
@@ -75,17 +76,17 @@ impl World {
         } else if self.chance(10) {
             self.saw(Seen::TickFiredLate);
             let back = period * self.rng.u64(1..=2);
-            self.fire(slot, key, mark - back);
+            self.fire(slot, key, Some(TickTime(due - back)));
         }
     }
 
-    fn fire(&mut self, slot: usize, key: usize, mark: TickTime) {
+    fn fire(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
         self.nodes[slot].pursuits.push((key, mark));
         self.chase(slot, key, mark, true);
     }
 
     /// Claims a tick, for the first time or again: whatever came meanwhile, if `patient`.
-    pub(crate) fn chase(&mut self, slot: usize, key: usize, mark: TickTime, patient: bool) {
+    pub(crate) fn chase(&mut self, slot: usize, key: usize, mark: Option<TickTime>, patient: bool) {
         let node = &self.nodes[slot];
         let missed = !patient && node.newest > mark;
         if missed {
@@ -119,7 +120,7 @@ impl World {
     }
 
     /// The scheduler is through with a tick: it was run here or elsewhere, or will not be.
-    pub(crate) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: TickTime) {
+    pub(crate) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
         let pursuits = &mut self.nodes[slot].pursuits;
         if let Some(at) = pursuits.iter().position(|pursuit| *pursuit == (key, mark)) {
             pursuits.swap_remove(at);
@@ -157,18 +158,18 @@ impl World {
         self.watch.ticks.strays.retain(|(_, until)| *until > now);
         if self.watch.ticks.strays.iter().any(|(of, _)| *of == key) {
             self.wrong(Wrong::TwoRuns, Some(key), || {
-                format!("node {slot} runs {} beside another", want.mark)
+                format!("node {slot} runs {:?} beside another", want.mark)
             });
         }
-        if want.mark > self.server_us() / 1000 && !self.watch.stepped_back {
+        if want.mark > Some(TickTime(self.server_us() / 1000)) && !self.watch.stepped_back {
             self.wrong(Wrong::TickEarly, Some(key), || {
-                format!("{} began too early", want.mark)
+                format!("{:?} began too early", want.mark)
             });
         }
         let tick = self.watch.ticks.ticks.get(&(key, want.mark));
         if tick.is_some_and(|tick| tick.ended) && !self.is_tainted(fence.number()) {
             self.wrong(Wrong::TickAgain, Some(key), || {
-                format!("{} had ended well and is run again by node {slot}", want.mark)
+                format!("{:?} had ended well and is run again by node {slot}", want.mark)
             });
         }
         if self.watch.ticks.killed == Some((key, want.mark)) {
@@ -206,7 +207,14 @@ impl World {
         self.chase_after(slot, key, want.mark, pause, patient);
     }
 
-    pub(crate) fn chase_after(&mut self, slot: usize, key: usize, mark: TickTime, pause: u64, patient: bool) {
+    pub(crate) fn chase_after(
+        &mut self,
+        slot: usize,
+        key: usize,
+        mark: Option<TickTime>,
+        pause: u64,
+        patient: bool,
+    ) {
         let life = self.nodes[slot].life;
         self.after(
             pause,
@@ -223,7 +231,7 @@ impl World {
     // What must never happen to ticks.
 
     /// Whoever is told that a tick is over, or skipped, gives it up for ever: so it must be.
-    fn watch_denial(&mut self, slot: usize, key: usize, mark: TickTime, denial: &AcquireError) {
+    fn watch_denial(&mut self, slot: usize, key: usize, mark: Option<TickTime>, denial: &AcquireError) {
         let job = self.job(key);
         let right = match denial {
             AcquireError::Over => is_over(&job, mark),
@@ -235,7 +243,7 @@ impl World {
         };
         if !right && !self.watch.forgot {
             self.wrong(Wrong::TickDropped, Some(key), || {
-                format!("node {slot} was told {denial:?} of {mark}, and it is known that {job:?}")
+                format!("node {slot} was told {denial:?} of {mark:?}, and it is known that {job:?}")
             });
         }
     }
@@ -243,7 +251,7 @@ impl World {
     /// The node that ran it was told that its tick ended well: no other claim has it, nor will.
     pub(crate) fn tick_kept(&mut self, slot: usize, ticket: Ticket, finished: bool) {
         let Caller { key, want, claim, .. } = self.nodes[slot].callers[ticket.0 as usize - 1];
-        if want.mark == NO_TICK || !finished {
+        if want.mark.is_none() || !finished {
             return;
         }
         self.saw(Seen::TickRun);
@@ -260,7 +268,7 @@ impl World {
         if winner.is_some() && winner != claim {
             self.wrong(Wrong::TickAgain, Some(key), || {
                 format!(
-                    "ticket {} of node {slot} was told kept of {} by {claim:?}, which {winner:?} got",
+                    "ticket {} of node {slot} was told kept of {:?} by {claim:?}, which {winner:?} got",
                     ticket.0, want.mark
                 )
             });
@@ -279,10 +287,10 @@ impl World {
         if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
             self.saw(Seen::StandbyBusy);
         }
-        let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(0);
+        let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
         if job.skipped != skipped && !(busy && request.mark == job.skipped && job.skipped > job.mark) {
             self.wrong(Wrong::TickOrder, Some(key), || {
-                format!("{} is skipped, and it is known that {job:?}", job.skipped)
+                format!("{:?} is skipped, and it is known that {job:?}", job.skipped)
             });
         }
         self.watch_grant(key, request, &job, queues);
@@ -292,7 +300,7 @@ impl World {
             if !right {
                 self.wrong(Wrong::TickOrder, Some(key), || {
                     format!(
-                        "{:?} of {} ended {} of {:?}",
+                        "{:?} of {} ended {:?} of {:?}",
                         request.verb, request.holder, job.mark, job.winner
                     )
                 });
@@ -317,10 +325,10 @@ impl World {
         tick.winners.extend(job.winner);
         if !is_winners {
             self.wrong(Wrong::TickOrder, Some(key), || {
-                format!("{mark} was won by {:?}, which has no record", job.winner)
+                format!("{mark:?} was won by {:?}, which has no record", job.winner)
             });
         }
-        let latest = self.watch.ticks.latest.insert(key, mark).unwrap_or(0);
+        let latest = self.watch.ticks.latest.insert(key, mark).unwrap_or(None);
         if before.is_some_and(|before| job.winner.is_some_and(|winner| winner.node == before.node)) {
             self.saw(Seen::TickTakenOverAtHome);
         }
@@ -329,12 +337,12 @@ impl World {
         }
         if ended {
             self.wrong(Wrong::TickAgain, Some(key), || {
-                format!("{mark} had ended well and is granted again")
+                format!("{mark:?} had ended well and is granted again")
             });
         }
         if attempt != counted + 1 || mark < latest {
             self.wrong(Wrong::TickOrder, Some(key), || {
-                format!("{mark} attempt {attempt} after {latest} attempt {counted}")
+                format!("{mark:?} attempt {attempt} after {latest:?} attempt {counted}")
             });
         }
     }
@@ -345,7 +353,7 @@ impl World {
     pub(crate) fn watch_pursuits(&mut self, key: usize, calm: bool) {
         let (job, us) = (self.job(key), self.server_us());
         // Each tick that is pursued, and whether somebody runs it.
-        let mut pursued: BTreeMap<TickTime, bool> = BTreeMap::new();
+        let mut pursued: BTreeMap<Option<TickTime>, bool> = BTreeMap::new();
         let mut over = Vec::new();
         for (slot, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let of_key = node.pursuits.iter().filter(|(of, _)| *of == key);
@@ -364,9 +372,9 @@ impl World {
                 }
             }
         }
-        let idle: Vec<TickTime> = pursued
+        let idle: Vec<Option<TickTime>> = pursued
             .into_iter()
-            .filter_map(|(mark, runs)| (!runs && mark <= us / 1000).then_some(mark))
+            .filter_map(|(mark, runs)| (!runs && mark <= Some(TickTime(us / 1000))).then_some(mark))
             .collect();
         let ticks = &mut self.watch.ticks;
         ticks
@@ -381,7 +389,7 @@ impl World {
             if late(since, takeover) {
                 let (idle, state) = ((now - since) / MS, self.describe(key));
                 self.wrong(Wrong::TickAsleep, Some(key), || {
-                    format!("nobody runs {mark} for {idle} ms, and it is known that {job:?}: {state}")
+                    format!("nobody runs {mark:?} for {idle} ms, and it is known that {job:?}: {state}")
                 });
             }
         }
@@ -391,7 +399,7 @@ impl World {
                 let (slot, _, at) = caller;
                 let mark = self.nodes[slot].callers[at].want.mark;
                 self.wrong(Wrong::TickUntold, Some(key), || {
-                    format!("ticket {} of node {slot} still stands by for {mark}", at + 1)
+                    format!("ticket {} of node {slot} still stands by for {mark:?}", at + 1)
                 });
             }
         }
@@ -413,7 +421,7 @@ impl World {
             let node = &self.nodes[node];
             let live = node.live.iter().filter(|_| node.alive && !node.closing);
             live.map(|caller| &node.callers[*caller])
-                .filter(|caller| caller.want.mark != NO_TICK)
+                .filter(|caller| caller.want.mark.is_some())
         };
         let of_all =
             || (0..self.nodes.len()).flat_map(|slot| callers(slot).map(move |caller| (slot, caller)));

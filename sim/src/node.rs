@@ -53,9 +53,9 @@ pub(crate) struct Node {
     pub(crate) asked: u32,
     /// Its wall clock beyond the truth.
     pub(crate) skew_ms: i64,
-    pub(crate) newest: u64,
+    pub(crate) newest: Option<TickTime>,
     /// The ticks that its scheduler saw and is not through with: which job's, and which.
-    pub(crate) pursuits: Vec<(usize, TickTime)>,
+    pub(crate) pursuits: Vec<(usize, Option<TickTime>)>,
     pub(crate) retired: bool,
 }
 
@@ -128,7 +128,7 @@ impl World {
             opened: 0,
             asked: 0,
             skew_ms,
-            newest: 0,
+            newest: None,
             pursuits: Vec::new(),
             retired: false,
         }

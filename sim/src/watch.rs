@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
 use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, NO_TICK, Reply, Request, Verb,
+    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Reply, Request, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
 use tenure::protocol::step::Ticket;
@@ -529,7 +529,7 @@ impl World {
                 holder,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
-                mark: NO_TICK,
+                mark: None,
                 verb: Verb::Renew,
             };
             let batch = Batch {

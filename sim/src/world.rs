@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use tenure::error::StoreError;
 use tenure::key::Key;
-use tenure::protocol::message::{Batch, BatchReply, Failure, Grant, Name, NodeId};
+use tenure::protocol::message::{Batch, BatchReply, Failure, Grant, Name, NodeId, TickTime};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::Effect;
 
@@ -108,7 +108,7 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
         key: usize,
-        mark: u64,
+        mark: Option<TickTime>,
         patient: bool,
     },
     Arrival {

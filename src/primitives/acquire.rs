@@ -12,7 +12,7 @@ use crate::error::{ClosedCause, Error, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::guard::Guard;
-use crate::protocol::message::{Fence, NO_TICK, Name, TickTime};
+use crate::protocol::message::{Fence, Name, TickTime};
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -26,7 +26,7 @@ pub(crate) struct Wanted {
     pub(crate) wait: bool,
     /// Refuse when so many of this process wait for it.
     pub(crate) limit: usize,
-    pub(crate) tick: TickTime,
+    pub(crate) tick: Option<TickTime>,
 }
 
 /// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.
@@ -139,7 +139,7 @@ impl Acquire {
             fixed: self.wanted.fixed,
             limit: self.wanted.limit,
             // The store alone knows what becomes of a tick.
-            node_is_full: self.wanted.tick == NO_TICK && node.waiting() >= options.waiters_per_node,
+            node_is_full: self.wanted.tick.is_none() && node.waiting() >= options.waiters_per_node,
             mark: self.wanted.tick,
         })
     }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Wanted};
 use crate::primitives::guard::{Guard, Lease};
-use crate::protocol::message::{NO_TICK, Name};
+use crate::protocol::message::Name;
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -162,7 +162,7 @@ impl Mutex {
             fixed: self.fixed,
             wait,
             limit: self.limit,
-            tick: NO_TICK,
+            tick: None,
         };
         Lock(Acquire::new(self.handle.clone(), wanted))
     }

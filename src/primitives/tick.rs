@@ -15,7 +15,7 @@ pub(crate) fn acquire_tick(handle: &Handle, job: &Key, lease: Duration, tick: Ti
         fixed: false,
         wait: true,
         limit: usize::MAX,
-        tick,
+        tick: Some(tick),
     };
     Acquire::new(handle.clone(), wanted)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, GrantNumber, Holder, LeaseTimes, NO_TICK, TickTime};
+use crate::protocol::message::{ClaimNumber, GrantNumber, Holder, LeaseTimes, TickTime};
 use crate::protocol::step::{Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -26,7 +26,7 @@ pub(crate) struct Claim {
     /// Never renewed.
     pub(crate) fixed: bool,
     /// The tick that it is for.
-    pub(crate) mark: TickTime,
+    pub(crate) mark: Option<TickTime>,
     /// The number of the attempt at its tick it is.
     pub(crate) attempt: u32,
     /// Its tick was run to the end.
@@ -134,7 +134,7 @@ impl Claim {
         holder: Holder,
         owner: Owner,
         term: LeaseTimes,
-        (fixed, mark): (bool, TickTime),
+        (fixed, mark): (bool, Option<TickTime>),
         now: Instant,
     ) -> Self {
         Claim {
@@ -168,7 +168,7 @@ impl Claim {
     }
 
     pub(crate) fn is_tick(&self) -> bool {
-        self.mark != NO_TICK
+        self.mark.is_some()
     }
 
     pub(crate) fn held(&self) -> Option<&Held> {

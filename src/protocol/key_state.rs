@@ -8,7 +8,7 @@ use crate::protocol::claims::{Asking, Claim, Claims, Held, Leaving, Owner, Phase
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::line::{Caller, Line};
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, NO_TICK, Request, Verb};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, Request, Verb};
 use crate::protocol::step::{
     AcquireError, AcquireOptions, Class, Effect, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
 };
@@ -146,7 +146,7 @@ impl<P: Plant> KeyState<P> {
             entered: cx.now,
             strikes: 0,
         };
-        if options.mark != NO_TICK {
+        if options.mark.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
             self.solos.insert(ticket, caller);
@@ -353,7 +353,7 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn leave_old_number(&mut self, cx: &mut StepContext<'_>, yielded: Yielded, repeated: bool) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
-        let kind = (false, NO_TICK);
+        let kind = (false, None);
         let mut claim = Claim::new(yielded.from, Owner::Nobody, yielded.term, kind, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,

@@ -68,7 +68,7 @@ pub enum RecordOwner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Job {
     /// The tick that was granted last.
-    pub mark: TickTime,
+    pub mark: Option<TickTime>,
     /// It was run to its end.
     pub done: bool,
     /// How often it was granted.
@@ -76,12 +76,12 @@ pub struct Job {
     /// To whom it was granted last.
     pub winner: Option<Holder>,
     /// The latest tick that came while an earlier one was running, and is never run.
-    pub skipped: TickTime,
+    pub skipped: Option<TickTime>,
 }
 
 impl Job {
     /// The tick may still be run.
-    fn is_open(&self, mark: TickTime) -> bool {
+    fn is_open(&self, mark: Option<TickTime>) -> bool {
         mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
     }
 }
@@ -91,12 +91,12 @@ impl Job {
 struct Entry {
     holder: Holder,
     term: LeaseTimes,
-    mark: TickTime,
+    mark: Option<TickTime>,
     dies: u64,
 }
 
 impl Entry {
-    fn heard(holder: Holder, term: LeaseTimes, mark: TickTime, now: u64) -> Self {
+    fn heard(holder: Holder, term: LeaseTimes, mark: Option<TickTime>, now: u64) -> Self {
         Entry {
             holder,
             term,
@@ -158,7 +158,7 @@ struct Transaction<'a, P: Plant> {
     name: &'a Name,
     state: &'a mut State,
     job: Option<&'a mut Job>,
-    mark: TickTime,
+    mark: Option<TickTime>,
     last: &'a mut GrantNumber,
     /// The highest number that the sender ever saw. It counts when a number is given.
     seen: GrantNumber,
@@ -451,9 +451,12 @@ impl<P: Plant> Transaction<'_, P> {
         if !job.is_open(self.mark) {
             self.branches.push(Branch::TickOver);
             Some(Reply::Over)
-        } else if self.mark > now && !self.planted(Flaw::EarlyTickGranted) {
+        } else if let Some(TickTime(due)) = self.mark
+            && due > now
+            && !self.planted(Flaw::EarlyTickGranted)
+        {
             self.branches.push(Branch::TickEarly);
-            Some(Reply::Early(self.mark - now))
+            Some(Reply::Early(due - now))
         } else {
             None
         }
@@ -659,7 +662,7 @@ impl<P: Plant> Transaction<'_, P> {
         true
     }
 
-    fn grant(&mut self, holder: Holder, term: LeaseTimes, mark: TickTime) -> GrantNumber {
+    fn grant(&mut self, holder: Holder, term: LeaseTimes, mark: Option<TickTime>) -> GrantNumber {
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
             if again {

@@ -256,10 +256,14 @@ impl LeaseTimes {
 }
 
 /// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
-pub type TickTime = u64;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TickTime(pub u64);
 
-/// The mark of what is no tick.
-pub const NO_TICK: TickTime = 0;
+impl fmt::Display for TickTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// What is asked of a store, for one key. See the verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,8 +276,8 @@ pub struct Request {
     pub term: LeaseTimes,
     /// How the lease is shared.
     pub mode: Mode,
-    /// Which tick of a job it is for. [`NO_TICK`] for everything that is no job.
-    pub mark: TickTime,
+    /// Which tick of a job it is for. `None` for everything that is no job.
+    pub mark: Option<TickTime>,
     /// What is asked.
     pub verb: Verb,
 }

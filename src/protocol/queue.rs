@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{Holder, LeaseTimes, Mode, NO_TICK, NodeId, Request, Verb};
+    use crate::protocol::message::{Holder, LeaseTimes, Mode, NodeId, Request, Verb};
     use crate::protocol::step::Tag;
 
     fn outgoing(name: Name, claim: u64, class: Class) -> Outgoing {
@@ -187,7 +187,7 @@ mod tests {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                mark: NO_TICK,
+                mark: None,
                 verb: Verb::Renew,
             },
             lease: Duration::from_secs(1),

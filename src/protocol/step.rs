@@ -32,9 +32,9 @@ pub struct AcquireOptions {
     pub wait: bool,
     /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
     pub fixed: bool,
-    /// The tick that it is for, or [`NO_TICK`](crate::protocol::message::NO_TICK). A tick has a claim of its own, which is
-    /// renewed and never handed on locally.
-    pub mark: TickTime,
+    /// The tick that it is for, if it is for one. A tick has a claim of its own, which is renewed and never handed on
+    /// locally.
+    pub mark: Option<TickTime>,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
     /// As many wait in this process, for whatever key, as may: refuse if this caller would have to wait, too.

@@ -73,7 +73,7 @@ impl Gate {
             name,
             lease,
             jobs,
-            newest: watch::Sender::new(0),
+            newest: watch::Sender::new(TickTime(0)),
             pursued: Mutex::default(),
         })
     }
@@ -269,21 +269,24 @@ mod tests {
     }
 
     #[allow(clippy::disallowed_methods)]
-    fn now() -> TickTime {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as TickTime
+    fn now() -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
     }
 
     #[tokio::test]
     async fn an_early_tick_waits_for_the_clock_of_the_store() {
         let (gate, runs) = (gate(&Locks::memory()), AtomicUsize::new(0));
-        let mark = now() + 400;
+        let mark = TickTime(now() + 400);
         let work = |tick: Tick| {
             runs.fetch_add(1, Ordering::SeqCst);
-            async move { assert!(now() >= tick.mark, "not before its time") }
+            async move { assert!(now() >= tick.mark.0, "not before its time") }
         };
         assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Done);
         assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Elsewhere);
-        assert_eq!(gate.pursue(mark - 1, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(
+            gate.pursue(TickTime(mark.0 - 1), &work).await,
+            TickOutcome::Elsewhere
+        );
         assert_eq!(runs.into_inner(), 1);
     }
 
@@ -296,7 +299,7 @@ mod tests {
         for n in 0..3 {
             let gate = gate.clone();
             pursuits.push(tokio::spawn(async move {
-                gate.pursue(first + 1_000 * n, &|_| async {}).await
+                gate.pursue(TickTime(first + 1_000 * n), &|_| async {}).await
             }));
         }
         for pursuit in pursuits {
@@ -308,7 +311,7 @@ mod tests {
     async fn a_drain_ends_an_early_wait() {
         let locks = Locks::memory();
         let gate = gate(&locks);
-        let far = now() + 3_600_000;
+        let far = TickTime(now() + 3_600_000);
         let pursuit = tokio::spawn(async move { gate.pursue(far, &|_| async {}).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(locks.drain(Duration::from_secs(5)).await.is_ok());

@@ -73,7 +73,9 @@ async fn nominal(id: Uuid, scheduler: &JobScheduler, schedule: &Schedule) -> Res
     let tick = cron
         .find_previous_occurrence(&now, true)
         .map_err(|error| format!("`{}` has no tick before {now}: {error}", cron.as_str()))?;
-    u64::try_from(tick.timestamp_millis()).map_err(|_| format!("a tick at {tick} lies before 1970"))
+    let ms = u64::try_from(tick.timestamp_millis());
+    ms.map(TickTime)
+        .map_err(|_| format!("a tick at {tick} lies before 1970"))
 }
 
 /// The scheduler's own data say what it was told.

@@ -29,12 +29,12 @@ impl Tick {
     /// The nominal fire time, by the job's own cron expression: the same on every node, however late it fired. Use it
     /// instead of "now" for everything that the run is about.
     pub fn nominal(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.mark)
+        UNIX_EPOCH + Duration::from_millis(self.mark.0)
     }
 
     /// The nominal fire time in seconds since the Unix epoch.
     pub fn nominal_unix(&self) -> u64 {
-        self.mark / 1000
+        self.mark.0 / 1000
     }
 
     /// Larger than that of every run of this job before it. Send it with each write and let the resource refuse

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Grant, Name, Reply, Verb};
+use tenure::protocol::message::{Grant, Name, Reply, TickTime, Verb};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
 
 use crate::machine::{Machine as Engine, ms, options};
@@ -243,7 +243,10 @@ fn a_full_node_refuses_only_whoever_would_have_to_wait() {
     assert!(matches!(engine.denial(tries), Some(AcquireError::Busy)));
     let mut job = a_job(true);
     job.tick(100);
-    let tick = job.enter(AcquireOptions { mark: 200, ..full });
+    let tick = job.enter(AcquireOptions {
+        mark: Some(TickTime(200)),
+        ..full
+    });
     assert!(job.denial(tick).is_none(), "a tick is never refused for it");
 }
 
@@ -338,7 +341,7 @@ fn a_store_that_cannot_queue_is_asked_anew_until_the_tick_is_over() {
     let again = engine.sent();
     assert_eq!(
         (again.request.verb, again.request.mark),
-        (Verb::Claim { wait: true }, 100)
+        (Verb::Claim { wait: true }, Some(TickTime(100)))
     );
     assert!(
         again.tag.claim > first.tag.claim,
@@ -374,7 +377,10 @@ fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
     engine.answer(Reply::Busy(Some(5_000)));
     let newer = engine.tick(200);
     let sent = engine.sent().request;
-    assert_eq!((sent.mark, sent.verb), (200, Verb::Claim { wait: true }));
+    assert_eq!(
+        (sent.mark, sent.verb),
+        (Some(TickTime(200)), Verb::Claim { wait: true })
+    );
     engine.answer(Reply::Won(9, 1));
     assert_eq!(engine.shard.attempt(&engine.name, newer), 1);
 }
@@ -394,7 +400,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
                 "{mark}, {between:?} between: {:?}",
                 engine.denial(ticket)
             );
-            assert_eq!(engine.sent().request.mark, mark, "asked again");
+            assert_eq!(engine.sent().request.mark, Some(TickTime(mark)), "asked again");
             engine.answer(between.clone());
             assert!(
                 matches!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::context::Seed;
-use tenure::protocol::message::{LeaseTimes, NO_TICK, Name, NodeId, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::message::{LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
@@ -30,7 +30,7 @@ pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
         },
         wait: true,
         fixed: false,
-        mark: NO_TICK,
+        mark: None,
         limit: 100_000,
         node_is_full: false,
     }
@@ -89,9 +89,9 @@ impl Machine {
         })
     }
 
-    pub(crate) fn tick(&mut self, mark: TickTime) -> Ticket {
+    pub(crate) fn tick(&mut self, ms: u64) -> Ticket {
         self.enter(AcquireOptions {
-            mark,
+            mark: Some(TickTime(ms)),
             ..options(1000)
         })
     }

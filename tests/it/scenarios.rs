@@ -57,7 +57,7 @@ fn want(lease_ms: u64) -> AcquireOptions {
         term: term(lease_ms),
         wait: true,
         fixed: false,
-        mark: tenure::protocol::message::NO_TICK,
+        mark: None,
         limit: 100,
         node_is_full: false,
     }
@@ -488,7 +488,7 @@ fn fence_after_amnesia_under_load() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
-                mark: tenure::protocol::message::NO_TICK,
+                mark: None,
                 verb,
             };
             let batch = Batch {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::message::{
-    Batch, BatchReply, Executed, Failure, Holder, LeaseTimes, Mode, NO_TICK, Name, NodeId, Reply, Request,
-    Unanswered, Verb,
+    Batch, BatchReply, Executed, Failure, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Unanswered,
+    Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{
@@ -86,7 +86,7 @@ impl Bench {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                mark: NO_TICK,
+                mark: None,
                 verb: Verb::Renew,
             },
             lease: ms(lease_ms),

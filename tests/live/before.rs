@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redis::Value;
-use tenure::protocol::message::{Holder, NodeId, Reply, TickTime, Verb};
+use tenure::protocol::message::{Holder, NodeId, Reply, Verb};
 use tenure::store::Link;
 use tenure::store::redis::RedisStore;
 
@@ -73,7 +73,7 @@ impl Both {
     }
 
     /// The same about the job `a`.
-    fn old_tick(&mut self, verb: &str, of: Holder, mark: TickTime) -> Value {
+    fn old_tick(&mut self, verb: &str, of: Holder, mark: u64) -> Value {
         let mut record = self.memory.clone();
         record["tenure1:".len()] = b'o';
         let end = self.memory[b"tenure1:j:{0000}".len()..].to_vec();
@@ -102,7 +102,7 @@ impl Both {
         ask(&self.link, b"a", of, verb).await
     }
 
-    async fn new_tick(&self, verb: Verb, of: Holder, mark: TickTime) -> Reply {
+    async fn new_tick(&self, verb: Verb, of: Holder, mark: u64) -> Reply {
         let batch = batch(vec![tick(b"a", of, mark, verb)]);
         self.link.apply(batch).await.unwrap().replies.remove(0)
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Job, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Executed, Grant, Holder, Kind, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request, TickTime, Verb,
+    Batch, Executed, Grant, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request, TickTime, Verb,
 };
 
 use crate::server::RedisServer;
@@ -129,7 +129,7 @@ struct Run {
     busy: usize,
     claims: Vec<Vec<(Holder, LeaseTimes)>>,
     /// Which tick each claim is for, for its whole life.
-    marks: HashMap<Holder, TickTime>,
+    marks: HashMap<Holder, Option<TickTime>>,
     next: u64,
     last: u64,
     ledger: Ledger,
@@ -231,21 +231,24 @@ impl Run {
     }
 
     /// The tick that was granted last, or one around now.
-    fn tick(&mut self, at: usize) -> TickTime {
+    fn tick(&mut self, at: usize) -> Option<TickTime> {
         if self.kind == Kind::Lock {
-            return NO_TICK;
+            return None;
         }
         let job = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
-        match self.rng.u8(..20) {
-            0..10 if job.mark > 0 && !(job.done && self.rng.bool()) => job.mark,
-            10 => job.mark.saturating_sub(1),
-            11 => job.mark + 1,
-            12 => job.skipped,
+        let mark = job.mark.map_or(0, |mark| mark.0);
+        let ms = match self.rng.u8(..20) {
+            0..10 if mark > 0 && !(job.done && self.rng.bool()) => mark,
+            10 => mark.saturating_sub(1),
+            11 => mark + 1,
+            12 => job.skipped.map_or(0, |skipped| skipped.0),
             13 => self.now() - self.rng.u64(1..10_000),
             14 => self.now() + self.rng.u64(20..200),
             15 => self.now() + 10_000_000,
             _ => self.now() - 3 + self.rng.u64(..6),
-        }
+        };
+        // A script reads 0 as none.
+        Some(TickTime(ms.max(1)))
     }
 
     fn request(&mut self, at: usize) -> Request {
@@ -356,7 +359,7 @@ impl Run {
             holder,
             term,
             mode: Default::default(),
-            mark: NO_TICK,
+            mark: None,
             verb,
         }
     }
@@ -535,12 +538,13 @@ impl Run {
             None => HashMap::new(),
         };
         let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
+        let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
         let real = Job {
-            mark: number("mark"),
+            mark: tick("mark"),
             done: number("done") == 1,
             attempt: number("attempt") as u32,
             winner: real.get("winner").map(|text| text.parse().unwrap()),
-            skipped: number("skipped"),
+            skipped: tick("skipped"),
         };
         let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
         assert_eq!(real, model, "step {step}: what is known of {}", self.names[at]);
@@ -726,7 +730,7 @@ impl Run {
         let ms = (term.lease_ms as f64 * AGES[self.rng.usize(..AGES.len())]) as u64;
         let mut member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());
         if self.kind == Kind::Job {
-            member += &format!(":{}", self.marks[&waiter]);
+            member += &format!(":{}", self.marks[&waiter].map_or(0, |mark| mark.0));
         }
         let there: Option<f64> = redis::cmd("ZSCORE")
             .arg(&queue)

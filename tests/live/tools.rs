@@ -6,8 +6,7 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
-    Batch, BatchReply, Grant, Holder, InboxEvent, LeaseTimes, NO_TICK, Name, NodeId, Reply, Request,
-    TickTime, Verb,
+    Batch, BatchReply, Grant, Holder, InboxEvent, LeaseTimes, Name, NodeId, Reply, Request, TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
@@ -48,16 +47,16 @@ pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
         holder,
         term: TERM,
         mode: Default::default(),
-        mark: NO_TICK,
+        mark: None,
         verb,
     }
 }
 
 /// A request for a tick of a job.
-pub fn tick(key: &[u8], holder: Holder, mark: TickTime, verb: Verb) -> Request {
+pub fn tick(key: &[u8], holder: Holder, ms: u64, verb: Verb) -> Request {
     Request {
         name: Name::job(Key::from(key)),
-        mark,
+        mark: Some(TickTime(ms)),
         ..request(key, holder, verb)
     }
 }

@@ -17,7 +17,7 @@ use crate::store::redis::script::SCRIPT;
 const WORDS: usize = 6;
 
 /// Up to here Lua counts in ones.
-const EXACT: TickTime = 1 << 53;
+const EXACT: u64 = 1 << 53;
 
 /// The call that applies a batch, which is all of one kind.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
@@ -99,7 +99,10 @@ impl Call {
         self.put_holder(&request.holder);
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
-        self.put_number(if is_job { request.mark.min(EXACT) } else { 0 });
+        self.put_number(match request.mark {
+            Some(TickTime(ms)) if is_job => ms.min(EXACT),
+            _ => 0,
+        });
         match &request.verb {
             Verb::Yield { to } => self.put_holder(to),
             _ => drop(self.cmd.arg("")),
@@ -267,7 +270,7 @@ mod tests {
                 margin_ms: 250,
             },
             mode: Default::default(),
-            mark: 7,
+            mark: Some(TickTime(7)),
             verb,
         }
     }
