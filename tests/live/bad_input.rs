@@ -369,6 +369,30 @@ async fn a_key_of_another_type() {
     assert_eq!(eyes.left_behind().len(), 2);
 }
 
+/// Redis 6.2 grants locks without the replicas that it was told to want, Redis 7 refuses them.
+#[tokio::test]
+async fn replicas_that_bound_no_script_are_warned_of() {
+    let server =
+        RedisServer::with_args(&["--maxmemory-policy", "noeviction", "--min-replicas-to-write", "1"]);
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    let version: String = redis::cmd("INFO")
+        .arg("server")
+        .query(&mut server.client())
+        .unwrap();
+    let is_old = version.contains("redis_version:6.");
+    let locks = locks(&server.url(), ms(10_000)).await;
+    if is_old {
+        let told = watch.until("server_warning").await;
+        tells(&told.text, &["min-replicas-to-write", "6.2", "7.0"]);
+        held(&locks, "a").await.release().await.unwrap();
+        return;
+    }
+    let refused = soon(locks.mutex("a").lock()).await.map(drop);
+    let text = refused.unwrap_err().to_string();
+    tells(&text, &["NOREPLICAS"]);
+    assert_eq!(watch.count("server_warning"), 0, "{:#?}", watch.told());
+}
+
 #[tokio::test]
 async fn a_server_that_evicts_is_warned_of_once() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "volatile-lru"]);

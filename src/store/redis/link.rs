@@ -15,6 +15,8 @@ use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
+/// From here on `min-replicas-to-write` also refuses what scripts write.
+const REPLICAS_BOUND_SCRIPTS: (u32, u32) = (7, 0);
 
 /// A connection to a master.
 ///
@@ -71,13 +73,14 @@ impl RedisLink {
         load(&mut questions);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 3).await;
+        questions.cmd("INFO").arg("replication");
+        let answers = connection.send_packed_commands(&questions, 0, 4).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+        let Ok([loaded, info @ ..]) = <[Value; 4]>::try_from(answers) else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
         result(loaded).map_err(|error| cannot_open(store, error))?;
-        check_info(store, server, memory, &mut warnings)?;
+        check_info(store, info, &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
@@ -255,22 +258,20 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
     }
 }
 
-fn check_info(
-    store: &Config,
-    server: Value,
-    memory: Value,
-    warnings: &mut Vec<String>,
-) -> Result<(), StoreError> {
-    let (Ok(server), Ok(memory)) = (result(server), result(memory)) else {
+/// What the sections `server`, `memory` and `replication` of INFO say.
+fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> Result<(), StoreError> {
+    let [Ok(server), Ok(memory), Ok(replication)] = info.map(result) else {
         warnings.push(format!(
             "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
             store.address()
         ));
         return Ok(());
     };
-    let (server, memory) = (text(server).unwrap_or_default(), text(memory).unwrap_or_default());
-    if let Some(version) = field(&server, "redis_version")
-        && numbers(version).is_some_and(|version| version < OLDEST)
+    let [server, memory, replication] =
+        [server, memory, replication].map(|section| text(section).unwrap_or_default());
+    let version = field(&server, "redis_version").and_then(|version| Some((version, numbers(version)?)));
+    if let Some((version, numbers)) = version
+        && numbers < OLDEST
     {
         return Err(StoreError::new(
             StoreErrorKind::Refused(StoreRefusal::Unsupported),
@@ -285,6 +286,16 @@ fn check_info(
     {
         warnings.push(format!(
             "{} may evict locks that are held when memory is short (maxmemory-policy {policy}): set it to noeviction",
+            store.address()
+        ));
+    }
+    // Said only where it is set. Scripts of an older Redis write all the same (redis#9993).
+    if let Some((version, numbers)) = version
+        && numbers < REPLICAS_BOUND_SCRIPTS
+        && field(&replication, "min_slaves_good_slaves").is_some()
+    {
+        warnings.push(format!(
+            "min-replicas-to-write of {} does not bound locks on Redis {version}, whose scripts ignore it: upgrade to 7.0",
             store.address()
         ));
     }
