@@ -111,7 +111,7 @@ impl World {
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match reply {
                 Reply::Granted(number) | Reply::Won(number, _) => *number,
-                Reply::Queued(_) => 1,
+                Reply::Queued(_) | Reply::QueuedBehindForeign(_) => 1,
                 Reply::Busy(_) => 2,
                 _ => 3,
             });

@@ -263,7 +263,10 @@ impl World {
                     }
                 }
             }
-            if matches!(reply, Reply::Granted(_) | Reply::Won(..) | Reply::Queued(_)) {
+            if matches!(
+                reply,
+                Reply::Granted(_) | Reply::Won(..) | Reply::Queued(_) | Reply::QueuedBehindForeign(_)
+            ) {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }

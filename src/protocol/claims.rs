@@ -285,6 +285,10 @@ impl Claims {
         self.list.is_empty()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Claim> {
         self.list.iter()
     }

@@ -127,6 +127,8 @@ pub enum Branch {
     SettledForAnother,
     /// A yield came for a number that no longer owns.
     YieldRepeated,
+    /// A waiter was told that the owner does not know the queue.
+    QueuedBehindForeign,
     /// A leave handed the lock over.
     HandedOver,
     /// An owner asked again and got the same number.
@@ -438,7 +440,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Busy(left);
         }
         self.enqueue(holder, term);
-        Reply::Queued(left)
+        self.queued()
     }
 
     /// Whether the tick can be run at all, by the store's clock and the job's mark.
@@ -504,7 +506,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::AskedAgain);
             self.granted(number)
         } else if waits {
-            Reply::Queued(self.left())
+            self.queued()
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
             self.branches.push(Branch::StandbyTold);
             Reply::Over
@@ -541,7 +543,7 @@ impl<P: Plant> Transaction<'_, P> {
             return self.granted(number);
         }
         self.enqueue(to, term);
-        Reply::Queued(self.left())
+        self.queued()
     }
 
     /// A free key goes to the first live waiter, whoever asks.
@@ -707,6 +709,18 @@ impl<P: Plant> Transaction<'_, P> {
                 (owner.node == holder.node).then_some(number)
             }
             _ => None,
+        }
+    }
+
+    /// The waiter's answer. It says when the owner will not tell it of its release, so that it looks for itself.
+    fn queued(&mut self) -> Reply {
+        let left = self.left();
+        let record = self.state.record.as_ref();
+        if record.is_some_and(|record| record.owner == RecordOwner::Foreign) {
+            self.branches.push(Branch::QueuedBehindForeign);
+            Reply::QueuedBehindForeign(left)
+        } else {
+            Reply::Queued(left)
         }
     }
 

@@ -19,6 +19,12 @@ pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 const CONFIRMATION: Duration = Duration::from_millis(20);
 /// How often a waiter looks while nobody knows whether grants are pushed.
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
+/// How often a key is looked at while its owner does not know the queue, in the first [`SOON`] of a wait. Other
+/// libraries poll, too: redis-py every 100 ms.
+const FOREIGN_SOON: Duration = Duration::from_millis(30);
+/// How often after that: whoever waits so long waits for something long.
+const FOREIGN_LATER: Duration = Duration::from_millis(250);
+const SOON: Duration = Duration::from_secs(2);
 
 impl<P: Plant> KeyState<P> {
     pub(crate) fn next_due(&mut self) -> Option<Instant> {
@@ -129,7 +135,13 @@ impl<P: Plant> KeyState<P> {
 
     /// A waiting claim is renewed when the owner's record should be over, but after a third of its own lease at
     /// the latest, whatever the store says of the record: t₀ must never be old, and a lost push only a delay.
-    pub(crate) fn schedule_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, left: Option<u64>) {
+    pub(crate) fn schedule_wait(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        left: Option<u64>,
+        is_foreign: bool,
+    ) {
         if self.claims[number].look_again {
             return self.ask(cx, number, RequestKind::Renew);
         }
@@ -140,10 +152,25 @@ impl<P: Plant> KeyState<P> {
         } else {
             cx.source.jittered(third)
         };
+        if is_foreign {
+            pause = pause.min(self.look_at_foreign(cx, number));
+        }
         if cx.source.inbox == InboxState::Unconfirmed {
             pause = pause.min(cx.source.between(LOOK));
         }
         self.pause(cx, number, pause);
+    }
+
+    /// How long until a claim looks whether an owner that tells nobody has released.
+    ///
+    /// Whichever claim looks moves the queue on, so those of one key take turns: many fixed leases look no more often
+    /// together than one claim does. Those that came at one moment must not stay in step, or they would all look at once.
+    fn look_at_foreign(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
+        let is_new = cx.now.since(self.claims[number].asked) < SOON;
+        let look = if is_new { FOREIGN_SOON } else { FOREIGN_LATER };
+        let others = self.claims.len() as u32 - 1;
+        let shortest = cx.source.jittered(look);
+        cx.source.between((shortest, shortest + look * 2 * others))
     }
 
     /// When a grant that was too old to be used is asked about again.

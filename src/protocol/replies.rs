@@ -46,7 +46,8 @@ impl<P: Plant> KeyState<P> {
                 self.claims[number].attempt = attempt;
                 self.granted(cx, number, sent, grant);
             }
-            (_, Reply::Queued(left)) => self.queued(cx, number, sent, left),
+            (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
+            (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (_, Reply::Over) => self.refused_tick(cx, number, AcquireError::Over),
             (_, Reply::Early(left)) => self.refused_tick(cx, number, AcquireError::Early(ms(left))),
@@ -118,7 +119,14 @@ impl<P: Plant> KeyState<P> {
         self.in_vain(cx, owner, "answers come too late to be used");
     }
 
-    fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, left: Option<u64>) {
+    /// `is_foreign`: the owner will not tell anybody of its release.
+    fn queued(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        sent: Instant,
+        (left, is_foreign): (Option<u64>, bool),
+    ) {
         self.yield_is_done(cx, number);
         let claim = &mut self.claims[number];
         claim.may_execute_until = None;
@@ -137,7 +145,7 @@ impl<P: Plant> KeyState<P> {
                     Owner::Nobody => {}
                 }
                 self.taken = Some(cx.now);
-                self.schedule_wait(cx, number, left);
+                self.schedule_wait(cx, number, left, is_foreign);
                 self.deny_the_impatient(cx);
             }
             Phase::Held(_) => self.schedule(cx, number),

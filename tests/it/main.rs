@@ -28,6 +28,7 @@ mod middleware;
 mod middleware_keys;
 #[cfg(feature = "axum")]
 mod middleware_refusals;
+mod neighbours;
 mod nonce;
 mod outages;
 mod paused;

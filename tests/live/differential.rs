@@ -49,6 +49,7 @@ async fn the_script_gives_the_replies_of_the_ledger() {
         &[
             ("Granted", 20),
             ("Queued", 100),
+            ("QueuedBehindForeign", 20),
             ("Busy", 100),
             ("Late", 30),
             ("Gone", 100),
@@ -785,7 +786,9 @@ impl Run {
                     .choice(&self.claims[at])
                     .map(|claim| claim.0.to_string())
                     .unwrap_or_default();
-                let value = [own.as_str(), "nan", "", "1e400", "foreign"][self.rng.usize(..5)].to_owned();
+                let value = [own.as_str(), "nan", "", "1e400", "foreign", "5f3b:12:ab:7"]
+                    [self.rng.usize(..6)]
+                .to_owned();
                 let mut set = redis::cmd("SET");
                 set.arg(&record).arg(value);
                 let ms = self.rng.bool().then(|| self.rng.u64(100_000..200_000));
@@ -841,7 +844,9 @@ fn wall_us() -> u64 {
 /// The same but for a few milliseconds.
 fn same(real: &Reply, model: &Reply) -> bool {
     match (real, model) {
-        (Reply::Queued(a), Reply::Queued(b)) | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {
+        (Reply::Queued(a), Reply::Queued(b))
+        | (Reply::QueuedBehindForeign(a), Reply::QueuedBehindForeign(b))
+        | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {
             (Some(a), Some(b)) => a.abs_diff(*b) <= TOLERANCE_MS,
             _ => a == b,
         },
@@ -856,6 +861,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Over => "Over",
         Reply::Early(_) => "Early",
         Reply::Queued(_) => "Queued",
+        Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
         Reply::Busy(_) => "Busy",
         Reply::Late => "Late",
         Reply::Gone => "Gone",

@@ -164,6 +164,7 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let bad = |_| malformed("a reply of the script has a bad number");
     Ok(match letter {
         b'Q' => Reply::Queued(left().map_err(bad)?),
+        b'P' => Reply::QueuedBehindForeign(left().map_err(bad)?),
         b'B' => Reply::Busy(left().map_err(bad)?),
         b'W' => {
             let (number, attempt) = rest

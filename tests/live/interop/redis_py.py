@@ -4,6 +4,7 @@ acquire NAME SECONDS|endless PATIENCE    yes, or no when PATIENCE seconds were n
 extend NAME SECONDS                      yes, or the name of what was raised
 release NAME                             the same
 owned NAME                               yes or no
+hold NAME SECONDS                        releases after so many seconds; when, in ns of CLOCK_BOOTTIME
 count NAME TIMES                         adds one to what stands in the key `counted`, in two steps under the lock
 """
 
@@ -27,12 +28,21 @@ def count(name, times):
     return True
 
 
+def hold(name, seconds):
+    time.sleep(float(seconds))
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    locks[name].release()
+    return before
+
+
 def obey(verb, name, *words):
     try:
         if verb == "acquire":
             return acquire(name, *words)
         if verb == "count":
             return count(name, *words)
+        if verb == "hold":
+            return hold(name, *words)
         if verb == "extend":
             return locks[name].extend(float(*words), replace_ttl=True)
         if verb == "release":
@@ -50,4 +60,4 @@ locks = {}
 print("@redis-py", redis.__version__, flush=True)
 for line in sys.stdin:
     done = obey(*line.split())
-    print("@said", {True: "yes", False: "no"}.get(done, done), flush=True)
+    print("@said", done if type(done) is int else {True: "yes", False: "no"}.get(done, done), flush=True)

@@ -2,7 +2,7 @@
 -- caller waits. A tick only if it is due and may still be run.
 -- KEYS[i]  the record
 -- returns  integer = granted, its number; O = the tick is over; F<ms> = it comes in so many ms; Q<ms> or Q = queued;
---          B<ms> or B = busy
+--          P<ms> or P = queued behind an owner who is no claim of ours; B<ms> or B = busy
 local claim
 if claims then
   function claim(i, queue, owns, job, holder, entry, lease, hold, tick, waits)
@@ -21,10 +21,10 @@ if claims then
     if job and tick > job.mark then
       -- A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
       redis.call('HSET', job.key, 'skipped', string.format('%d', tick))
-      return left(key, 'B')
+      return left(i, 'B')
     end
-    if not waits then return left(key, 'B') end
+    if not waits then return left(i, 'B') end
     enqueue(queue, entry, lease)
-    return left(key, 'Q')
+    return left(i, 'Q')
   end
 end

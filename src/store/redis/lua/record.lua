@@ -25,9 +25,11 @@ end
 
 local left, grant
 if claims or renews or yields then
-  -- A letter, and the milliseconds after which the present owner's record ends, if it ends.
-  function left(key, letter)
-    local ttl = redis.call('PTTL', key)
+  -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is
+  -- no claim of ours: it tells nobody of its release.
+  function left(i, letter)
+    local ttl = redis.call('PTTL', KEYS[i])
+    if letter == 'Q' and string.match(records[i] or '', '^%x+():%d+:%x+:%d+$') ~= 33 then letter = 'P' end
     return ttl < 0 and letter or letter .. string.format('%d', ttl)
   end
 end

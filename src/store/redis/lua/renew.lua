@@ -1,6 +1,7 @@
 -- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
 -- KEYS[i]  the record
--- returns  integer = granted, its number; Q<ms> or Q = queued; O = the tick is over; X = gone
+-- returns  integer = granted, its number; Q<ms> or Q = queued; P<ms> or P = queued behind an owner who is no
+--          claim of ours; O = the tick is over; X = gone
 local renew
 if renews then
   function renew(i, queue, owns, job, holder, entry, lease, hold, tick)
@@ -13,7 +14,7 @@ if renews then
       local _, own = hand_over(i, queue, job, entry)
       if own then return own end
     end
-    if waits then return left(KEYS[i], 'Q') end
+    if waits then return left(i, 'Q') end
     return job and not job:is_open(tick) and 'O' or 'X'
   end
 end

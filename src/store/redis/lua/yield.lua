@@ -22,6 +22,6 @@ if yields then
       return (grant(i, job, to, hold, tick))
     end
     enqueue(queue, to .. string.sub(entry, #holder + 1), lease)
-    return left(KEYS[i], 'Q')
+    return left(i, 'Q')
   end
 end

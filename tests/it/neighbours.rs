@@ -1,0 +1,118 @@
+//! Other libraries on the same record: an owner that does not know our queue tells nobody of its release, so whoever
+//! waits behind it looks for itself, soon.
+
+use std::time::Duration;
+
+use tenure::protocol::message::{Reply, Verb};
+use tenure::protocol::step::{Effect, InboxState, Rules};
+
+use crate::machine::{Machine, ms, options};
+
+/// Long enough that a third of it is after everything else.
+const LEASE_MS: u64 = 30_000;
+/// What a timer may be shortened by, so that those of many nodes part.
+const JITTER: f64 = 0.9;
+
+fn waiting() -> Machine {
+    let mut machine = Machine::new(Rules::default());
+    machine.enter(options(LEASE_MS));
+    machine
+}
+
+/// How long until it looks, once it was answered so.
+fn looks_after(machine: &mut Machine, reply: Reply) -> Duration {
+    machine.answer(reply);
+    let pause = machine.passes();
+    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    pause
+}
+
+fn is_about(pause: Duration, span: Duration) -> bool {
+    span.mul_f64(JITTER) <= pause && pause <= span
+}
+
+#[test]
+fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that() {
+    for left in [None, Some(60_000)] {
+        let mut machine = waiting();
+        let asked = machine.now;
+        while machine.now.since(asked) < ms(2_000) {
+            let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+            assert!(is_about(pause, ms(30)), "{pause:?}");
+        }
+        let late = machine.now.since(asked);
+        assert!(late < ms(2_030), "{late:?}");
+        for _ in 0..20 {
+            let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+            assert!(is_about(pause, ms(250)), "{pause:?}");
+        }
+    }
+}
+
+#[test]
+fn an_owner_of_ours_is_looked_at_every_third_of_a_lease() {
+    let mut machine = waiting();
+    let third = ms(LEASE_MS / 3);
+    for _ in 0..3 {
+        let pause = looks_after(&mut machine, Reply::Queued(Some(60_000)));
+        assert!(is_about(pause, third), "{pause:?}");
+    }
+    // Each answer decides for itself: whoever came after a foreign owner is ours.
+    let mut machine = waiting();
+    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(Some(60_000)));
+    assert!(is_about(pause, ms(30)), "{pause:?}");
+    let pause = looks_after(&mut machine, Reply::Queued(Some(60_000)));
+    assert!(is_about(pause, third), "{pause:?}");
+}
+
+#[test]
+fn a_foreign_owner_is_never_looked_at_later_than_one_of_ours() {
+    // Its record ends sooner.
+    let pause = looks_after(&mut waiting(), Reply::QueuedBehindForeign(Some(5)));
+    assert_eq!(pause, ms(7));
+    // A third of the lease is sooner than the later pace.
+    let mut machine = Machine::new(Rules::default());
+    machine.enter(options(400));
+    machine.later(ms(10_000));
+    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
+    assert!(is_about(pause, ms(133) + ms(1)), "{pause:?}");
+    // Nor while nobody knows whether grants are pushed.
+    let mut machine = waiting();
+    machine.inbox(InboxState::Unconfirmed);
+    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
+    assert!(is_about(pause, ms(30)), "{pause:?}");
+}
+
+/// Whichever looks moves the queue on, so a thousand look hardly more often than one, and not all at once.
+#[test]
+fn many_claims_of_one_key_take_turns() {
+    const WATCHED: Duration = Duration::from_millis(300);
+    for count in [1, 3, 1_000] {
+        let mut machine = Machine::new(Rules::default());
+        for _ in 0..count {
+            machine.lock(true);
+        }
+        answer_all(&mut machine);
+        let (start, mut looks, mut longest) = (machine.now, 0, Duration::ZERO);
+        while machine.now.since(start) < WATCHED {
+            longest = longest.max(machine.passes());
+            looks += answer_all(&mut machine);
+        }
+        assert!((3..=15).contains(&looks), "{count} claims look {looks} times");
+        assert!(
+            longest < ms(150),
+            "{count} claims look at nothing for {longest:?}"
+        );
+    }
+}
+
+/// Says of every request under way that it waits behind a foreign owner, and counts them.
+fn answer_all(machine: &mut Machine) -> usize {
+    let effects = std::mem::take(&mut machine.effects).into_iter();
+    let sent = effects.filter_map(|effect| match effect {
+        Effect::Send(outgoing) => Some(outgoing),
+        _ => None,
+    });
+    sent.map(|outgoing| machine.answer_to(&outgoing, machine.now, Reply::QueuedBehindForeign(None)))
+        .count()
+}
