@@ -184,6 +184,7 @@ pub enum ConnectError {
     Options(#[from] OptionsError),
     /// The store is not to be had. The text names the server, without its password.
     #[error("cannot use the store {store}: {source}")]
+    #[non_exhaustive]
     Store {
         /// Which store.
         store: String,

@@ -96,6 +96,7 @@ pub trait Link: Debug + Send + Sync + 'static {
 }
 
 /// An inbox that is open. Dropping it closes it.
+#[non_exhaustive]
 pub struct Inbox {
     /// Asks it for a sign of life.
     pub pings: Box<dyn Ping>,

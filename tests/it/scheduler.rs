@@ -702,7 +702,10 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     let mut fire_other = other.job_with("never yields", ms(3_000), work).unwrap();
     let standby = tokio::spawn(fire_other(id, scheduler.clone()));
     let drained = soon(blocks.drain(ms(10))).await;
-    assert_eq!(drained, Err(StillRunning { jobs: 1 }), "it has come to no await");
+    assert!(
+        matches!(drained, Err(StillRunning { jobs: 1, .. })),
+        "{drained:?}: it has come to no await"
+    );
     drop(goes_on);
     soon(pursuit).await.unwrap();
     soon(standby).await.unwrap();
