@@ -422,7 +422,7 @@ async fn options_pass_unless_told() {
     );
     assert_eq!(
         status(
-            &app(by_path(&locks).skip().lock_options()),
+            &app(by_path(&locks).skip().include_options()),
             request(Method::OPTIONS, "/")
         )
         .await,
