@@ -532,7 +532,7 @@ async fn a_key_source_may_wait_and_have_a_name() {
             self.0.ping().await.unwrap();
             match parts.uri.query() {
                 Some("open") => LockKey::nothing(),
-                Some(_) => LockKey::refuse(Response::builder().status(418).body(String::new()).unwrap()),
+                Some(_) => LockKey::answer(Response::builder().status(418).body(String::new()).unwrap()),
                 None => LockKey::lock("session"),
             }
         }

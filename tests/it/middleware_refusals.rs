@@ -151,7 +151,7 @@ async fn key_sources_refuse_as_the_layer_does() {
     let locks = Locks::memory();
     let layer = LockLayer::by(&locks, |parts| match parts.uri.query() {
         Some("own") => Err((StatusCode::PAYMENT_REQUIRED, "own")),
-        _ => Ok(LockKey::refused(Refused::NoKey)),
+        _ => Ok(LockKey::refuse(Refused::NoKey)),
     });
     let app = |layer: LockLayer<_>| Router::new().route("/", get(|| async {})).route_layer(layer);
     let plain = app(layer.clone());
