@@ -150,7 +150,7 @@ pub enum LostCause {
     Gone,
     /// A lease of fixed length came to its end.
     Ended,
-    /// This process gave it up in `shutdown`.
+    /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
     Shutdown,
     /// It was granted, and for a whole lease nobody polled the future that waits for it.
     Unfetched,
