@@ -98,7 +98,9 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 impl Locks {
     /// Makes of `work` what [`Job::new_async`](tokio_cron_scheduler::Job::new_async) takes: it is called on the node
-    /// that wins the tick, and nowhere else. The name is the job's identity in the store; all replicas use the same.
+    /// that wins the tick, and nowhere else. The name is the job's identity in the store; all replicas use the same. The
+    /// lease lasts 30 s ([`DEFAULT_LEASE`]), whatever the [`Builder`](crate::Builder::lease) says, and is renewed while
+    /// the job runs.
     ///
     /// # Errors
     /// [`JobError`] when the name is taken in this process or unfit.
