@@ -224,15 +224,6 @@ pub enum Mode {
     Exclusive,
 }
 
-impl Mode {
-    /// How much of the key's capacity a claim of this mode takes.
-    pub fn weight(self) -> u32 {
-        match self {
-            Mode::Exclusive => 1,
-        }
-    }
-}
-
 /// The lengths of one claim, the same for its whole life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LeaseTimes {
