@@ -6,10 +6,9 @@ use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use http_body::Body;
-use tower::BoxError;
 
 use crate::key::Key;
-use crate::middleware::body::boxed;
+use crate::middleware::body::{BoxError, boxed};
 use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
 
 /// Reads from a request's head what it locks.

@@ -6,7 +6,8 @@ use std::task::{Context, Poll};
 
 use http::request::Parts;
 use http::{Method, Request, Response};
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::{RefusalBody, ResponseBody};
