@@ -135,7 +135,7 @@ impl Scene {
     }
 
     async fn run(self, locks: &Locks, raw: &mut Raw, report: &mut Report) {
-        let keeper = keeper_thread();
+        let driver = driver_thread();
         let alone = trips(locks, self.window().min(Duration::from_secs(3))).await;
 
         let before = (resident(), server_memory(raw).await);
@@ -147,9 +147,9 @@ impl Scene {
         // Nobody watches while CPU is measured.
         let window = self.window();
         raw.forget_stats().await;
-        let (start, cpu) = (Instant::now(), Cpu::read(raw, Some(keeper)).await);
+        let (start, cpu) = (Instant::now(), Cpu::read(raw, Some(driver)).await);
         sleep(window).await;
-        let cpu = Cpu::read(raw, Some(keeper)).await - cpu;
+        let cpu = Cpu::read(raw, Some(driver)).await - cpu;
         let elapsed = start.elapsed().as_secs_f64();
         let (scripts, server_time) = raw.stats(|name| name == "evalsha").await;
         let (inside, _) = raw.stats(is_of_scripts).await;
@@ -205,8 +205,8 @@ impl Scene {
             Target::None,
             &[
                 ("µs/renewal", micros(cpu.process) / renewals),
-                ("the keeper's thread %", percent(cpu.keeper)),
-                ("its µs/renewal", micros(cpu.keeper) / renewals),
+                ("the driver's thread %", percent(cpu.driver)),
+                ("its µs/renewal", micros(cpu.driver) / renewals),
             ],
         );
         report.line(
@@ -359,19 +359,19 @@ fn is_of_scripts(name: &str) -> bool {
 #[derive(Debug, Clone, Copy)]
 struct Cpu {
     process: f64,
-    keeper: f64,
+    driver: f64,
     server: f64,
 }
 
 impl Cpu {
-    async fn read(raw: &mut Raw, keeper: Option<u32>) -> Self {
+    async fn read(raw: &mut Raw, driver: Option<u32>) -> Self {
         let process = clock_gettime(ClockId::ProcessCPUTime);
         Cpu {
             server: info(raw, "cpu", "used_cpu_user:").await + info(raw, "cpu", "used_cpu_sys:").await,
             process: process.tv_sec as f64 + process.tv_nsec as f64 / 1e9,
-            keeper: keeper.map_or(0.0, |thread| {
+            driver: driver.map_or(0.0, |thread| {
                 let path = format!("/proc/self/task/{thread}/schedstat");
-                let text = fs::read_to_string(path).expect("the keeper's thread runs");
+                let text = fs::read_to_string(path).expect("the driver's thread runs");
                 let nanos = text.split(' ').next().and_then(|nanos| nanos.parse().ok());
                 nanos
                     .map(|nanos: f64| nanos / 1e9)
@@ -387,24 +387,24 @@ impl std::ops::Sub for Cpu {
     fn sub(self, other: Cpu) -> Cpu {
         Cpu {
             process: self.process - other.process,
-            keeper: self.keeper - other.keeper,
+            driver: self.driver - other.driver,
             server: self.server - other.server,
         }
     }
 }
 
 /// The thread of the only `Locks` of this process.
-fn keeper_thread() -> u32 {
+fn driver_thread() -> u32 {
     let threads = fs::read_dir("/proc/self/task").expect("a Linux");
-    let mut keepers = threads.filter_map(|thread| {
+    let mut drivers = threads.filter_map(|thread| {
         let path = thread.ok()?.path();
         let name = fs::read_to_string(path.join("comm")).ok()?;
         (name.starts_with("tenure-") && !name.contains("event"))
             .then(|| path.file_name()?.to_str()?.parse().ok())?
     });
-    let keeper = keepers.next().expect("a keeper");
-    assert!(keepers.next().is_none(), "one keeper");
-    keeper
+    let driver = drivers.next().expect("a driver thread");
+    assert!(drivers.next().is_none(), "one driver thread");
+    driver
 }
 
 /// Bytes of memory that this process has.

@@ -13,6 +13,7 @@ use crate::key::Key;
 pub enum Error {
     /// The wait was over before it was our turn. Try later.
     #[error("`{key}` is held by somebody else, gave up after {waited:?}: try again later or wait longer")]
+    #[non_exhaustive]
     Busy {
         /// What was wanted.
         key: Key,
@@ -22,6 +23,7 @@ pub enum Error {
     /// The lease ended while it was held: from some moment on somebody else may have had it. Stop, and treat what
     /// was done since as unprotected unless it was fenced.
     #[error("the lease on `{key}` was lost ({cause}): stop, somebody else may hold it now")]
+    #[non_exhaustive]
     Lost {
         /// What was held.
         key: Key,
@@ -30,6 +32,7 @@ pub enum Error {
     },
     /// Too many callers wait already. Shed load.
     #[error("{waiting} callers already wait for `{key}`, the limit is {limit}: shed load or raise the limit")]
+    #[non_exhaustive]
     QueueFull {
         /// What was wanted.
         key: Key,
@@ -42,6 +45,7 @@ pub enum Error {
     #[error(
         "`{key}` is taken and {waiting} callers of this process wait already, the limit is {limit}: shed load or raise the limit"
     )]
+    #[non_exhaustive]
     NodeFull {
         /// What was wanted.
         key: Key,
@@ -52,6 +56,7 @@ pub enum Error {
     },
     /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
     #[error("the store could not serve `{key}`: {source}")]
+    #[non_exhaustive]
     Store {
         /// What was asked for.
         key: Key,
@@ -60,6 +65,7 @@ pub enum Error {
     },
     /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
     #[error("cannot use the store {store}: {source}")]
+    #[non_exhaustive]
     Connect {
         /// Which store.
         store: String,
@@ -68,6 +74,7 @@ pub enum Error {
     },
     /// The key cannot be the name of a lock. A fault of the program.
     #[error("a lock's key has 1 to {limit} bytes, this one has {length}: `{key}`")]
+    #[non_exhaustive]
     Key {
         /// The key.
         key: Key,
@@ -81,6 +88,7 @@ pub enum Error {
     Options(#[from] OptionsError),
     /// `shutdown` was called, or the process was forked: this handle takes no more locks.
     #[error("cannot lock `{key}`: {why}")]
+    #[non_exhaustive]
     Closed {
         /// What was wanted.
         key: Key,
@@ -142,7 +150,7 @@ pub enum LostCause {
     Gone,
     /// A lease of fixed length came to its end.
     Ended,
-    /// This process gave it up in `shutdown`.
+    /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
     Shutdown,
     /// It was granted, and for a whole lease nobody polled the future that waits for it.
     Unfetched,

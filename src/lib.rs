@@ -39,3 +39,5 @@ pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;
+/// What [`Lease::lost_token`] gives: tokio-util's own, so that you need not depend on that crate.
+pub use tokio_util::sync::CancellationToken;

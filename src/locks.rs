@@ -46,11 +46,20 @@ impl Locks {
             .expect("defaults are valid, and there is a thread to be had")
     }
 
-    /// Locks on a Redis: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
+    /// Locks on a Redis with defaults: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
     /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, a master, not set to evict keys.
     ///
     /// # Errors
-    /// [`ConnectError`] when the URL is wrong, nobody answers or the server refuses.
+    /// [`ConnectError`] when the URL is wrong, nobody answers or the server refuses. `?` also converts it into
+    /// [`Error`]:
+    ///
+    /// ```no_run
+    /// async fn charge() -> Result<(), tenure::Error> {
+    ///     let locks = tenure::Locks::redis("redis://127.0.0.1/").await?;
+    ///     let guard = locks.mutex("account:42").lock().await?;
+    ///     guard.release().await
+    /// }
+    /// ```
     #[cfg(feature = "redis")]
     pub async fn redis(url: &str) -> Result<Locks, ConnectError> {
         Locks::builder().redis(url).await
@@ -81,7 +90,8 @@ impl Locks {
         Locks::builder().pool(pool, client).await
     }
 
-    /// Locks with other than the defaults.
+    /// Locks with other than the defaults. Each method of the [`Builder`] says its own; a lease lasts 10 s and is renewed
+    /// while its guard lives.
     pub fn builder() -> Builder {
         Builder {
             options: Options::default(),
@@ -184,6 +194,7 @@ pub enum ConnectError {
     Options(#[from] OptionsError),
     /// The store is not to be had. The text names the server, without its password.
     #[error("cannot use the store {store}: {source}")]
+    #[non_exhaustive]
     Store {
         /// Which store.
         store: String,
@@ -229,8 +240,10 @@ impl Builder {
         self
     }
 
-    /// How long a lease lasts without renewal; default 10 s, 400 ms at least. A dead process's locks are free after a
+    /// How long a lease lasts without renewal; default 10 s, 400 ms to 30 days. A dead process's locks are free after a
     /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
+    ///
+    /// [`Mutex::lease`] sets it for one lock. Jobs have a default of their own, 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self

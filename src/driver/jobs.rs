@@ -1,7 +1,8 @@
 //! The jobs of one node: their names, what runs, and how it is told to end.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,7 +19,7 @@ pub(crate) struct Jobs {
     /// What still runs is cancelled.
     pub(crate) cancelling: CancellationToken,
     /// What runs, by its fence, and how it is told.
-    pub(crate) running: Mutex<HashMap<u64, CancellationToken>>,
+    pub(crate) running: Mutex<HashMap<u64, RunEnd>>,
     /// Every pursuit of a tick.
     pub(crate) pursuits: TaskTracker,
 }
@@ -29,6 +30,39 @@ impl Jobs {
     pub(crate) fn cancel(&self) {
         self.cancelling.cancel();
         let running: Vec<_> = lock(&self.running).values().cloned().collect();
-        running.iter().for_each(CancellationToken::cancel);
+        running.iter().for_each(RunEnd::drain);
+    }
+}
+
+/// How a run, and what works for it, is told of its end.
+#[derive(Debug, Clone)]
+pub(crate) struct RunEnd {
+    token: CancellationToken,
+    drained: Arc<AtomicBool>,
+}
+
+#[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+impl RunEnd {
+    /// `token` is cancelled with the lease.
+    pub(crate) fn new(token: CancellationToken) -> Self {
+        RunEnd {
+            token,
+            drained: Arc::default(),
+        }
+    }
+
+    /// The node drains: the run ends while its lease is still held.
+    pub(crate) fn drain(&self) {
+        // Before the token, so that whoever it wakes finds the reason.
+        self.drained.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn token(&self) -> &CancellationToken {
+        &self.token
     }
 }

@@ -8,7 +8,9 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty};
 use pin_project::pin_project;
-use tower::BoxError;
+
+/// The same type as `tower::BoxError`, without a dependency on all of tower.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a refusal: ours, or any that a key source answers with.
 pub(super) type RefusalBody = UnsyncBoxBody<Bytes, BoxError>;

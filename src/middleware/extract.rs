@@ -112,7 +112,7 @@ macro_rules! extractor_fn {
                 $(
                     let $T = match $T::from_request_parts(parts, state).await {
                         Ok(found) => found,
-                        Err(rejection) => return LockKey::refuse(rejection.into_response()),
+                        Err(rejection) => return LockKey::answer(rejection.into_response()),
                     };
                 )+
                 self($($T),+).into_lock_key()

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Request, Response};
 use pin_project::pin_project;
 use tokio_util::sync::WaitForCancellationFutureOwned;
-use tower::Service;
+use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::layer::OnLost;

@@ -6,10 +6,9 @@ use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use http_body::Body;
-use tower::BoxError;
 
 use crate::key::Key;
-use crate::middleware::body::boxed;
+use crate::middleware::body::{BoxError, boxed};
 use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
 
 /// Reads from a request's head what it locks.
@@ -83,8 +82,9 @@ impl LockKey {
         LockKey(Choice::Nothing)
     }
 
-    /// The request is answered with this, and goes no further.
-    pub fn refuse<B>(response: Response<B>) -> LockKey
+    /// The request is answered with this response and goes no further. It does not pass through
+    /// [`on_refusal`](crate::LockLayer::on_refusal); for that there is [`refuse`](Self::refuse).
+    pub fn answer<B>(response: Response<B>) -> LockKey
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -92,8 +92,9 @@ impl LockKey {
         LockKey(Choice::Answer(Answer(response.map(boxed))))
     }
 
-    /// The request is answered as the layer answers whom it refuses; see [`on_refusal`](crate::LockLayer::on_refusal).
-    pub fn refused(why: Refused) -> LockKey {
+    /// The request goes no further, and the layer answers it as it answers all that it refuses; see
+    /// [`on_refusal`](crate::LockLayer::on_refusal).
+    pub fn refuse(why: Refused) -> LockKey {
         LockKey(Choice::Refuse(why))
     }
 }

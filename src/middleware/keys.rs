@@ -271,7 +271,7 @@ impl KeySource for PathParam {
 
         let params = RawPathParams::from_request_parts(parts, &()).await;
         if let Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) = params {
-            return LockKey::refused(Refused::BadKey);
+            return LockKey::refuse(Refused::BadKey);
         }
         let route = parts.extensions.get::<MatchedPath>();
         let key = params.ok().and_then(|params| {
@@ -284,7 +284,7 @@ impl KeySource for PathParam {
         key.map_or_else(
             || {
                 crate::observe::parameter_missing(&self.param, parts.uri.path());
-                LockKey::refused(Refused::BadOptions)
+                LockKey::refuse(Refused::BadOptions)
             },
             LockKey::lock,
         )
@@ -305,9 +305,9 @@ fn the_only(
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (None, _) if optional => LockKey::nothing(),
-        (None, _) => LockKey::refused(Refused::NoKey),
-        (Some(value), None) => read(value).map_or_else(|| LockKey::refused(Refused::BadKey), LockKey::lock),
-        (Some(_), Some(_)) => LockKey::refused(Refused::BadKey),
+        (None, _) => LockKey::refuse(Refused::NoKey),
+        (Some(value), None) => read(value).map_or_else(|| LockKey::refuse(Refused::BadKey), LockKey::lock),
+        (Some(_), Some(_)) => LockKey::refuse(Refused::BadKey),
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Policy {
     max_waiters: Option<usize>,
     lease: Option<Duration>,
     pub(super) on_lost: OnLost,
-    pub(super) lock_options: bool,
+    pub(super) include_options: bool,
 }
 
 /// What a request does that finds its key locked.
@@ -62,7 +62,7 @@ impl<K: KeySource> LockLayer<K> {
             max_waiters: None,
             lease: None,
             on_lost: OnLost::Tell,
-            lock_options: false,
+            include_options: false,
         };
         LockLayer {
             locks: locks.clone(),
@@ -143,8 +143,8 @@ impl<K> LockLayer<K> {
 
     /// Lock `OPTIONS` requests too. By default they pass without a key being asked for: a browser's preflight changes
     /// nothing and should not wait.
-    pub fn lock_options(mut self) -> Self {
-        self.policy.lock_options = true;
+    pub fn include_options(mut self) -> Self {
+        self.policy.include_options = true;
         self
     }
 

@@ -51,7 +51,7 @@
 //! .max_waiters(100)
 //! .lease(Duration::from_secs(30))
 //! .on_lost(OnLost::Cancel)
-//! .lock_options();
+//! .include_options();
 //!
 //! let service = ServiceBuilder::new()
 //!     .layer(layer)

@@ -313,7 +313,7 @@ impl<T: axum_core::response::IntoResponse> IntoAnswer for T {
 impl<B> IntoAnswer for Response<B>
 where
     B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
-    B::Error: Into<tower::BoxError>,
+    B::Error: Into<crate::middleware::body::BoxError>,
 {
     fn into_answer(self) -> Answer {
         Answer(self.map(boxed))

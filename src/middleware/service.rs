@@ -6,7 +6,8 @@ use std::task::{Context, Poll};
 
 use http::request::Parts;
 use http::{Method, Request, Response};
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::{RefusalBody, ResponseBody};
@@ -70,7 +71,7 @@ where
         // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
         let inner = self.inner.clone();
         let policy = self.layer.policy;
-        if request.method() == Method::OPTIONS && !policy.lock_options {
+        if request.method() == Method::OPTIONS && !policy.include_options {
             return ResponseFuture::unlocked(inner, request, self.layer.refusals.clone());
         }
         let (parts, body) = request.into_parts();

@@ -91,6 +91,12 @@ impl Lease {
         self.held.waiter.token()
     }
 
+    /// Why it is held no more, if that is known.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn over(&self) -> Option<LostCause> {
+        self.held.waiter.over()
+    }
+
     /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost.
     ///
     /// # Errors

@@ -18,6 +18,10 @@ use crate::protocol::message::Name;
 /// Waiting is in order: within a process callers wait in one line, and processes wait in the store's queue. A lease
 /// that is handed on within the process goes to other processes after a burst, so nobody starves.
 ///
+/// A lease lasts as long as [`Builder::lease`](crate::Builder::lease) says, 10 s unless set, and is renewed while the
+/// guard lives: it does not limit how long the lock is held. [`lease`](Self::lease) and [`fixed`](Self::fixed) say
+/// otherwise.
+///
 /// There is no reentrancy: a task that locks what it holds waits for itself.
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
@@ -41,9 +45,9 @@ impl Mutex {
         }
     }
 
-    /// Leases of this length instead of the default. They are renewed while the guard lives. Shorter: others get in
-    /// sooner after this process died, and renewals are more frequent. Longer: a longer outage of the store is
-    /// survived.
+    /// Leases of this length, 400 ms to 30 days, instead of the default. They are renewed while the guard lives.
+    /// Shorter: others get in sooner after this process died, and renewals are more frequent. Longer: a longer outage
+    /// of the store is survived.
     ///
     /// Callers of one process share a lease, one after the other. One that wants a longer lease than its process has
     /// waits for the next; one that wants a shorter lease may be given what its process has.
@@ -53,7 +57,7 @@ impl Mutex {
         self
     }
 
-    /// Leases of exactly this length, never renewed: "ten seconds, then let go". The guard is
+    /// Leases of exactly this length, 400 ms to 30 days, never renewed: "ten seconds, then let go". The guard is
     /// [lost](Guard::lost) at the end.
     pub fn fixed(mut self, lease: Duration) -> Self {
         self.lease = lease;

@@ -137,7 +137,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A claim is over and was for nothing: whoever goes on waiting is claimed for anew, the first time at once.
+    /// A claim is over and was for nothing: whoever goes on waiting is claimed for again, the first time at once.
     pub(crate) fn claim_again(&mut self, cx: &mut StepContext<'_>, owner: Owner, failing: &Failing) {
         let (owner, strikes) = self.strike(cx, owner, failing);
         let lease = match owner {

@@ -111,16 +111,10 @@ pub struct Holder {
     pub nonce: u64,
 }
 
-/// Appends the digits of a number, by hand: every request carries some.
+/// Appends the digits of a number. Not by `write!`, which is slow: every request carries some.
 #[cfg(feature = "redis")]
 pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
-    let (mut digits, mut at, mut rest) = ([0; 20], 20, number);
-    while at == 20 || rest > 0 {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    text.extend_from_slice(&digits[at..]);
+    text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(feature = "redis")]
@@ -222,15 +216,6 @@ pub enum Mode {
     /// One holder at a time.
     #[default]
     Exclusive,
-}
-
-impl Mode {
-    /// How much of the key's capacity a claim of this mode takes.
-    pub fn weight(self) -> u32 {
-        match self {
-            Mode::Exclusive => 1,
-        }
-    }
 }
 
 /// The lengths of one claim, the same for its whole life.

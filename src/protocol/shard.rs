@@ -211,8 +211,8 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// One step of a key, if there is anything of it. Then its timer is set anew, or it is forgotten when nothing of it is
-    /// left.
+    /// One step of a key, if there is anything of it. Then its timer is set again, or it is forgotten when nothing of it
+    /// is left.
     fn step(
         &mut self,
         now: Instant,

@@ -236,7 +236,7 @@ pub enum KeyEvent {
     Late,
     /// A claim was never answered; it is left once more when it can no longer be executed.
     GhostLeft,
-    /// A waiting claim was forgotten by the store and is claimed anew.
+    /// A waiting claim was forgotten by the store and is claimed again.
     Requeued,
     /// The burst was over and the lease was yielded.
     Yielded,

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::driver::handle::Handle;
-use crate::driver::jobs::Jobs;
+use crate::driver::jobs::{Jobs, RunEnd};
 use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
@@ -173,23 +173,22 @@ impl Gate {
         Fut::Output: JobOutput,
     {
         // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let cancelled = guard.lost_token().child_token();
+        let end = RunEnd::new(guard.lost_token().child_token());
         // Also when this very future is dropped.
-        let _cancel = cancelled.clone().drop_guard();
+        let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();
-        lock(&self.jobs.running).insert(fence, cancelled.clone());
+        lock(&self.jobs.running).insert(fence, end.clone());
         let _running = Running(&self.jobs, fence);
-        let told = cancelled.clone();
         if self.jobs.cancelling.is_cancelled() {
             // It was won in that very moment.
-            told.cancel();
+            end.drain();
         }
         let attempt = guard.attempt();
         let tick = Tick {
             lease: guard.lease(),
             mark,
             attempt,
-            cancelled,
+            end: end.clone(),
         };
         observe::tick_starts(&self.name, mark, attempt);
         // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
@@ -208,7 +207,7 @@ impl Gate {
                 ended = guard.run(job) => Some(ended),
                 () = self.jobs.cancelling.cancelled() => {
                     // Whatever the job has spawned must hear of it before somebody else begins.
-                    told.cancel();
+                    end.drain();
                     None
                 }
             }

@@ -98,7 +98,9 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 impl Locks {
     /// Makes of `work` what [`Job::new_async`](tokio_cron_scheduler::Job::new_async) takes: it is called on the node
-    /// that wins the tick, and nowhere else. The name is the job's identity in the store; all replicas use the same.
+    /// that wins the tick, and nowhere else. The name is the job's identity in the store; all replicas use the same. The
+    /// lease lasts 30 s ([`DEFAULT_LEASE`]), whatever the [`Builder`](crate::Builder::lease) says, and is renewed while
+    /// the job runs.
     ///
     /// # Errors
     /// [`JobError`] when the name is taken in this process or unfit.
@@ -174,6 +176,7 @@ impl Locks {
 /// Jobs did not end when they were told to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{jobs} jobs were cancelled but have not come to an await: they keep their leases until they do")]
+#[non_exhaustive]
 pub struct StillRunning {
     /// How many.
     pub jobs: usize,
@@ -185,12 +188,14 @@ pub struct StillRunning {
 pub enum JobError {
     /// This process has a job of that name. Each needs a name of its own, or they would run each other's ticks.
     #[error("this process has a job called `{name}` already: give each job a name of its own")]
+    #[non_exhaustive]
     Duplicate {
         /// The name.
         name: Key,
     },
     /// The name is empty or too long.
     #[error("a job's name has 1 to {limit} bytes, this one has {length}: `{name}`")]
+    #[non_exhaustive]
     Name {
         /// The name.
         name: Key,

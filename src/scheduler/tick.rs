@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::jobs::RunEnd;
 use crate::error::LostCause;
 use crate::key::Key;
 use crate::primitives::guard::Lease;
@@ -17,7 +18,7 @@ pub struct Tick {
     pub(crate) lease: Lease,
     pub(crate) mark: TickTime,
     pub(crate) attempt: u32,
-    pub(crate) cancelled: CancellationToken,
+    pub(crate) end: RunEnd,
 }
 
 impl Tick {
@@ -49,21 +50,33 @@ impl Tick {
         self.attempt
     }
 
-    /// Cancelled when the lease is lost or the node drains for longer than it would; then the job's future is dropped
-    /// at its next await. Also when the run is over. For what the job has spawned elsewhere, which is told even while
-    /// the job blocks its own task.
-    pub fn cancelled(&self) -> CancellationToken {
-        self.cancelled.clone()
-    }
-
     /// The run still is the only one.
     pub fn is_held(&self) -> bool {
         self.lease.is_held()
     }
 
-    /// Waits until the run is no more the only one.
+    /// Waits until the run is to end: its lease is lost, the node drains and the timeout is over
+    /// ([`LostCause::Shutdown`]), or the job is done ([`LostCause::Released`]). In the first two cases the job's future
+    /// is dropped at its next await, so this is for what the job has spawned elsewhere: that is told even while the job
+    /// blocks its own task.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        self.lease.lost()
+        let (end, lease) = (self.end.clone(), self.lease.clone());
+        async move {
+            end.token().cancelled().await;
+            match lease.over() {
+                // A drain gives the lease back when the job's future is gone, so that comes after it or not yet.
+                None | Some(LostCause::Released) if end.is_drained() => LostCause::Shutdown,
+                over => over.unwrap_or(LostCause::Released),
+            }
+        }
+    }
+
+    /// The same as a token: cancelled when the run is to end.
+    pub fn lost_token(&self) -> CancellationToken {
+        self.end.token().clone()
     }
 
     /// The lease behind it.

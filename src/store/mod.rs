@@ -30,7 +30,7 @@ pub struct ServerId(pub u16);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Abilities {
-    /// It keeps waiters in a queue. Where it does not, a waiting claim is answered busy and is claimed anew. So is the
+    /// It keeps waiters in a queue. Where it does not, a waiting claim is answered busy and is claimed again. So is the
     /// claim of a tick, until it is granted or the tick is over; that an earlier one was running when it came, and that
     /// it was skipped for that, cannot be told from a busy standby there, and is heard of as over, too.
     pub queues: bool,
@@ -96,6 +96,7 @@ pub trait Link: Debug + Send + Sync + 'static {
 }
 
 /// An inbox that is open. Dropping it closes it.
+#[non_exhaustive]
 pub struct Inbox {
     /// Asks it for a sign of life.
     pub pings: Box<dyn Ping>,

@@ -382,7 +382,8 @@ async fn work_under_a_lock_ends_with_it() {
         "{late:?}"
     );
     assert_eq!(soon(lease.lost()).await, LostCause::Released);
-    assert!(lease.lost_token().is_cancelled());
+    let token: tenure::CancellationToken = lease.lost_token();
+    assert!(token.is_cancelled());
 }
 
 /// No tokio anywhere: what other executors do.

@@ -69,7 +69,7 @@ where
 
 /// A handler that says when it is entered and stays until it is let go.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct GatedHandler {
     entered: mpsc::UnboundedSender<String>,
     go: Arc<Semaphore>,
     inside: Arc<AtomicUsize>,
@@ -97,16 +97,16 @@ impl Drop for Leaves {
     }
 }
 
-impl Desk {
-    pub(crate) fn new() -> (Desk, Seen) {
+impl GatedHandler {
+    pub(crate) fn new() -> (GatedHandler, Seen) {
         let (entered, seen) = mpsc::unbounded_channel();
-        let desk = Desk {
+        let handler = GatedHandler {
             entered,
             go: Arc::new(Semaphore::new(0)),
             inside: Arc::default(),
             most: Arc::default(),
         };
-        (desk, Seen(seen))
+        (handler, Seen(seen))
     }
 
     async fn serve(self, name: String) -> &'static str {
@@ -122,16 +122,16 @@ impl Desk {
         self.go.add_permits(how_many);
     }
 
-    /// A router whose handler is this desk, without a layer.
+    /// A router whose handler is this one, without a layer.
     pub(crate) fn routes(&self) -> Router {
-        let desk = self.clone();
+        let handler = self.clone();
         Router::new().route(
             "/o/{id}",
             get({
-                let desk = desk.clone();
-                move |Path(id): Path<String>| desk.serve(id)
+                let handler = handler.clone();
+                move |Path(id): Path<String>| handler.serve(id)
             })
-            .post(move |Path(id): Path<String>| desk.serve(id)),
+            .post(move |Path(id): Path<String>| handler.serve(id)),
         )
     }
 
@@ -158,8 +158,8 @@ pub(crate) async fn status(app: &Router, request: Request<Body>) -> StatusCode {
 #[tokio::test]
 async fn one_at_a_time_per_key_and_keys_in_parallel() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks));
     let first = send(&app, to("/o/a"));
     assert_eq!(seen.next().await, "a");
     let second = send(&app, to("/o/a"));
@@ -167,13 +167,13 @@ async fn one_at_a_time_per_key_and_keys_in_parallel() {
     let other = send(&app, to("/o/b"));
     assert_eq!(seen.next().await, "b");
     assert!(seen.nobody(), "the second one is inside beside the first");
-    assert_eq!(desk.inside.load(Ordering::SeqCst), 2);
+    assert_eq!(handler.inside.load(Ordering::SeqCst), 2);
 
-    desk.let_go(2);
+    handler.let_go(2);
     assert_eq!(soon(first).await.unwrap().status(), 200);
     assert_eq!(soon(other).await.unwrap().status(), 200);
     assert_eq!(seen.next().await, "a");
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(text(soon(second).await.unwrap()).await, "done");
     soon(locks.idle()).await;
     assert_eq!(locks.keys(), 0);
@@ -182,23 +182,23 @@ async fn one_at_a_time_per_key_and_keys_in_parallel() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_replicas_are_one_at_a_time() {
     let store = MemoryStore::new();
-    let (desk, mut seen) = Desk::new();
+    let (handler, mut seen) = GatedHandler::new();
     let replicas: Vec<(Locks, Router)> = (0..2)
         .map(|_| {
             let locks = Locks::builder().memory_shared(&store).unwrap();
-            let app = desk.app(by_path(&locks).wait(Duration::from_secs(30)));
+            let app = handler.app(by_path(&locks).wait(Duration::from_secs(30)));
             (locks, app)
         })
         .collect();
     let answers: Vec<_> = (0..40).map(|i| send(&replicas[i % 2].1, to("/o/a"))).collect();
     for _ in 0..answers.len() {
         seen.next().await;
-        desk.let_go(1);
+        handler.let_go(1);
     }
     for answer in answers {
         assert_eq!(soon(answer).await.unwrap().status(), 200);
     }
-    assert_eq!(desk.most.load(Ordering::SeqCst), 1);
+    assert_eq!(handler.most.load(Ordering::SeqCst), 1);
     for (locks, _) in &replicas {
         soon(locks.idle()).await;
     }
@@ -227,12 +227,12 @@ async fn who_has_the_answer_finds_the_lock_free() {
 #[tokio::test]
 async fn head_and_get_share_a_lock() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).skip());
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).skip());
     let first = send(&app, to("/o/a"));
     seen.next().await;
     assert_eq!(status(&app, request(Method::HEAD, "/o/a")).await, 423);
-    desk.let_go(1);
+    handler.let_go(1);
     soon(first).await.unwrap();
 }
 
@@ -270,8 +270,8 @@ async fn refused(response: Response<Body>, why: Refused, status: u16, retry: boo
 #[tokio::test]
 async fn skipping_answers_423_at_once() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).skip());
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).skip());
     let first = send(&app, to("/o/secret"));
     seen.next().await;
     refused(
@@ -281,9 +281,9 @@ async fn skipping_answers_423_at_once() {
         false,
     )
     .await;
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(soon(first).await.unwrap().status(), 200);
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(status(&app, to("/o/secret")).await, 200);
 }
 
@@ -291,8 +291,8 @@ async fn skipping_answers_423_at_once() {
 async fn a_wait_that_is_over_answers_503() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/secret").lock().await.unwrap();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).wait(ms(20)));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).wait(ms(20)));
     refused(
         soon(send(&app, to("/o/secret"))).await.unwrap(),
         Refused::WaitedTooLong,
@@ -307,8 +307,8 @@ async fn a_wait_that_is_over_answers_503() {
 async fn a_full_queue_answers_429() {
     let locks = Locks::memory();
     let held = locks.mutex("/o/secret").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
-    let app = desk.app(by_path(&locks).max_waiters(1));
+    let (handler, _seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).max_waiters(1));
     let waiter = send(&app, to("/o/secret"));
     until(|| locks.waiting() == 1).await;
     refused(
@@ -318,7 +318,7 @@ async fn a_full_queue_answers_429() {
         true,
     )
     .await;
-    desk.let_go(1);
+    handler.let_go(1);
     drop(held);
     assert_eq!(soon(waiter).await.unwrap().status(), 200);
 }
@@ -327,8 +327,8 @@ async fn a_full_queue_answers_429() {
 async fn shutdown_answers_503() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/secret").lock().await.unwrap();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks));
     let waiter = send(&app, to("/o/secret"));
     until(|| locks.waiting() == 1).await;
     soon(locks.shutdown()).await;
@@ -346,8 +346,8 @@ async fn shutdown_answers_503() {
 #[tokio::test]
 async fn bad_keys_answer_400() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(LockLayer::by(&locks, |parts| {
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(LockLayer::by(&locks, |parts| {
         parts.uri.query().unwrap_or_default().to_owned()
     }));
     refused(
@@ -371,8 +371,8 @@ async fn bad_keys_answer_400() {
 #[tokio::test]
 async fn options_that_make_no_sense_answer_500() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).lease(ms(1)));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).lease(ms(1)));
     refused(
         soon(send(&app, to("/o/secret"))).await.unwrap(),
         Refused::BadOptions,
@@ -393,8 +393,8 @@ async fn a_store_that_refuses_answers_503() {
         expires: None,
     };
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("/o/secret".into()), Some(record)));
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks));
     refused(
         soon(send(&app, to("/o/secret"))).await.unwrap(),
         Refused::StoreFailed,
@@ -422,7 +422,7 @@ async fn options_pass_unless_told() {
     );
     assert_eq!(
         status(
-            &app(by_path(&locks).skip().lock_options()),
+            &app(by_path(&locks).skip().include_options()),
             request(Method::OPTIONS, "/")
         )
         .await,
@@ -477,18 +477,18 @@ async fn a_closure_refuses_with_its_own_answer() {
 async fn extractors_make_keys_and_reject_for_themselves() {
     let locks = Locks::memory();
     let held = locks.mutex("order:7:-").lock().await.unwrap();
-    let (desk, mut seen) = Desk::new();
+    let (handler, mut seen) = GatedHandler::new();
     let layer = LockLayer::from_extractors(&locks, |Path(id): Path<u64>, headers: HeaderMap| {
         let tenant = headers
             .get("tenant")
             .map_or("-", |tenant| tenant.to_str().unwrap());
         format!("order:{id}:{tenant}")
     });
-    let app = desk.app(layer.skip());
+    let app = handler.app(layer.skip());
     assert_eq!(status(&app, to("/o/7")).await, 423);
     drop(held);
     soon(locks.idle()).await;
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(status(&app, to("/o/7")).await, 200);
     assert_eq!(seen.next().await, "7");
     let response = soon(send(&app, to("/o/seven"))).await.unwrap();
@@ -501,8 +501,8 @@ async fn extractors_make_keys_and_reject_for_themselves() {
 async fn one_path_parameter_is_one_key_however_it_is_encoded() {
     let locks = Locks::memory();
     let _held = locks.mutex("a/b").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
-    let app = desk.app(LockLayer::from_extractors(&locks, |Path(id): Path<String>| id).skip());
+    let (handler, _seen) = GatedHandler::new();
+    let app = handler.app(LockLayer::from_extractors(&locks, |Path(id): Path<String>| id).skip());
     for uri in ["/o/a%2Fb", "/o/a%2fb", "/o/%61%2fb"] {
         assert_eq!(status(&app, to(uri)).await, 423, "{uri}");
     }
@@ -512,9 +512,9 @@ async fn one_path_parameter_is_one_key_however_it_is_encoded() {
 async fn the_matched_path_is_there_also_in_nests() {
     let locks = Locks::memory();
     let _held = locks.mutex("/api/o/{id}").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
+    let (handler, _seen) = GatedHandler::new();
     let layer = LockLayer::from_extractors(&locks, |path: MatchedPath| path.as_str().to_owned()).skip();
-    let app = Router::new().nest("/api", desk.app(layer));
+    let app = Router::new().nest("/api", handler.app(layer));
     assert_eq!(status(&app, to("/api/o/1")).await, 423);
     assert_eq!(status(&app, to("/api/o/2")).await, 423);
     assert_eq!(status(&app, to("/api/nowhere")).await, 404);
@@ -532,7 +532,7 @@ async fn a_key_source_may_wait_and_have_a_name() {
             self.0.ping().await.unwrap();
             match parts.uri.query() {
                 Some("open") => LockKey::nothing(),
-                Some(_) => LockKey::refuse(Response::builder().status(418).body(String::new()).unwrap()),
+                Some(_) => LockKey::answer(Response::builder().status(418).body(String::new()).unwrap()),
                 None => LockKey::lock("session"),
             }
         }
@@ -624,14 +624,14 @@ async fn a_lost_lease_is_told() {
 async fn a_lost_lease_cancels_if_told_to() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Cancel));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Cancel));
     let answer = send(&app, to("/o/secret"));
     seen.next().await;
     steal(&store, "/o/secret");
     refused(soon(answer).await.unwrap(), Refused::Lost, 503, true).await;
     assert_eq!(
-        desk.inside.load(Ordering::SeqCst),
+        handler.inside.load(Ordering::SeqCst),
         0,
         "the handler's future is dropped"
     );
@@ -660,12 +660,12 @@ async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
 async fn no_handler_starts_with_a_lost_lease() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (desk, mut seen) = Desk::new();
+    let (handler, mut seen) = GatedHandler::new();
     // Not by `Router::layer`: a route of axum is always ready, and what is inside of it waits in the handler's future.
     let service = ServiceBuilder::new()
         .layer(by_path(&locks).lease(ms(3_000)))
         .layer(ConcurrencyLimitLayer::new(1))
-        .service(desk.routes());
+        .service(handler.routes());
     let send = |uri| {
         let answer = service.clone().oneshot(to(uri));
         tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
@@ -678,7 +678,7 @@ async fn no_handler_starts_with_a_lost_lease() {
     steal(&store, "/o/secret");
     refused(soon(second).await.unwrap(), Refused::Lost, 503, true).await;
     assert!(seen.nobody());
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(soon(first).await.unwrap().status(), 200);
 }
 
@@ -688,8 +688,8 @@ async fn no_handler_starts_with_a_lost_lease() {
 async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks));
     let handled = send(&app, to("/o/a"));
     seen.next().await;
     let waiting = send(&app, to("/o/a"));
@@ -698,7 +698,7 @@ async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
     until(|| locks.waiting() == 0).await;
     handled.abort();
     assert!(soon(handled).await.unwrap_err().is_cancelled());
-    assert_eq!(desk.inside.load(Ordering::SeqCst), 0);
+    assert_eq!(handler.inside.load(Ordering::SeqCst), 0);
     soon(locks.idle()).await;
     assert!(store.is_empty());
     assert!(seen.nobody());
@@ -707,8 +707,8 @@ async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
 #[tokio::test]
 async fn a_connection_that_is_closed_is_a_client_that_left() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let app = desk.app(by_path(&locks));
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, app).await });
@@ -731,7 +731,7 @@ async fn a_connection_that_is_closed_is_a_client_that_left() {
 
     let mut client = ask().await;
     seen.next().await;
-    desk.let_go(1);
+    handler.let_go(1);
     let mut answer = [0; 12];
     soon(client.read_exact(&mut answer)).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");
@@ -765,17 +765,15 @@ async fn the_lock_outlives_the_handlers_future() {
 
     let locks = Locks::memory();
     let (sender, mut held) = mpsc::unbounded_channel();
-    let (desk, mut seen) = Desk::new();
-    let handler = {
-        let desk = desk.clone();
+    let (handler, mut seen) = GatedHandler::new();
+    let served = {
+        let handler = handler.clone();
         move |lease: Lease| async move {
             let _last = Last(lease, sender);
-            desk.serve("a".into()).await
+            handler.serve("a".into()).await
         }
     };
-    let app = Router::new()
-        .route("/", get(handler))
-        .route_layer(by_path(&locks));
+    let app = Router::new().route("/", get(served)).route_layer(by_path(&locks));
     let dropped = send(&app, to("/"));
     seen.next().await;
     dropped.abort();
@@ -783,7 +781,7 @@ async fn the_lock_outlives_the_handlers_future() {
         soon(held.recv()).await.unwrap(),
         "dropped: the work goes before what protects it"
     );
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(status(&app, to("/")).await, 200);
     assert!(soon(held.recv()).await.unwrap(), "done");
 }
@@ -895,21 +893,21 @@ async fn any_service_with_any_body_and_any_error() {
 #[tokio::test]
 async fn waiters_of_one_key_hold_no_slots_of_the_inner_service() {
     let locks = Locks::memory();
-    let (desk, mut seen) = Desk::new();
-    let handler = {
-        let desk = desk.clone();
+    let (handler, mut seen) = GatedHandler::new();
+    let served = {
+        let handler = handler.clone();
         move |request: Request<Body>| {
-            let desk = desk.clone();
+            let handler = handler.clone();
             async move {
                 let name = request.uri().path().to_owned();
-                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(desk.serve(name).await))))
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(handler.serve(name).await))))
             }
         }
     };
     let service = ServiceBuilder::new()
         .layer(LockLayer::by(&locks, |parts| parts.uri.path().to_owned()))
         .layer(ConcurrencyLimitLayer::new(2))
-        .service(service_fn(handler));
+        .service(service_fn(served));
     let send = |uri| tokio::spawn(service.clone().oneshot(to(uri)));
     let mut hot: Vec<_> = vec![send("/hot")];
     assert_eq!(seen.next().await, "/hot");
@@ -917,7 +915,7 @@ async fn waiters_of_one_key_hold_no_slots_of_the_inner_service() {
     until(|| locks.waiting() == 5).await;
     let other = send("/other");
     assert_eq!(seen.next().await, "/other");
-    desk.let_go(7);
+    handler.let_go(7);
     for answer in hot.into_iter().chain([other]) {
         assert_eq!(soon(answer).await.unwrap().unwrap().status(), 200);
     }

@@ -17,7 +17,7 @@ use tenure::{LockLayer, Locks, MemoryStore};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::middleware::{Desk, by_path, ms, send, soon, status, steal, text, to, until};
+use crate::middleware::{GatedHandler, by_path, ms, send, soon, status, steal, text, to, until};
 
 /// Tells everything it sees.
 fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
@@ -42,7 +42,7 @@ fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
 async fn a_closure_answers() {
     let locks = Locks::memory();
     let held = locks.mutex("/o/a").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
+    let (handler, _seen) = GatedHandler::new();
     for (layer, expected) in [
         (by_path(&locks).skip(), r#"Busy 423 None Some("GET /o/a?b")"#),
         (
@@ -55,7 +55,7 @@ async fn a_closure_answers() {
         ),
     ] {
         // Whatever is said before or after it.
-        let response = soon(send(&desk.app(layer.on_refusal(told)), to("/o/a?b")))
+        let response = soon(send(&handler.app(layer.on_refusal(told)), to("/o/a?b")))
             .await
             .unwrap();
         assert_eq!(response.status(), 418);
@@ -64,8 +64,8 @@ async fn a_closure_answers() {
         assert_eq!(text(response).await, expected);
     }
     drop(held);
-    desk.let_go(1);
-    let app = desk.app(by_path(&locks).on_refusal(told));
+    handler.let_go(1);
+    let app = handler.app(by_path(&locks).on_refusal(told));
     assert_eq!(
         status(&app, to("/o/a")).await,
         200,
@@ -82,15 +82,15 @@ async fn a_closure_answers() {
 async fn a_full_queue_is_told() {
     let locks = Locks::memory();
     let held = locks.mutex("/o/a").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
-    let app = desk.app(by_path(&locks).max_waiters(1).on_refusal(told));
+    let (handler, _seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).max_waiters(1).on_refusal(told));
     let waiter = send(&app, to("/o/a"));
     until(|| locks.waiting() == 1).await;
     assert_eq!(
         text(soon(send(&app, to("/o/a"))).await.unwrap()).await,
         r#"QueueFull 429 Some("later") Some("GET /o/a")"#
     );
-    desk.let_go(1);
+    handler.let_go(1);
     drop(held);
     assert_eq!(soon(waiter).await.unwrap().status(), 200);
 }
@@ -123,13 +123,13 @@ impl OnRefusal for House {
 async fn a_type_answers() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/a").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
+    let (handler, _seen) = GatedHandler::new();
     let refused = Arc::new(AtomicUsize::new(0));
     let house = House {
         name: "ours",
         refused: refused.clone(),
     };
-    let app = desk.app(by_path(&locks).skip().on_refusal(house));
+    let app = handler.app(by_path(&locks).skip().on_refusal(house));
     let mut html = to("/o/a");
     html.headers_mut().insert(ACCEPT, "text/html".parse().unwrap());
     for (request, kind, body) in [
@@ -151,7 +151,7 @@ async fn key_sources_refuse_as_the_layer_does() {
     let locks = Locks::memory();
     let layer = LockLayer::by(&locks, |parts| match parts.uri.query() {
         Some("own") => Err((StatusCode::PAYMENT_REQUIRED, "own")),
-        _ => Ok(LockKey::refused(Refused::NoKey)),
+        _ => Ok(LockKey::refuse(Refused::NoKey)),
     });
     let app = |layer: LockLayer<_>| Router::new().route("/", get(|| async {})).route_layer(layer);
     let plain = app(layer.clone());
@@ -175,21 +175,24 @@ async fn extractors_reject_for_themselves() {
         &Locks::memory(),
         |axum::extract::Path(id): axum::extract::Path<u64>| format!("{id}"),
     );
-    let (desk, _seen) = Desk::new();
-    assert_eq!(status(&desk.app(layer.on_refusal(told)), to("/o/x")).await, 400);
+    let (handler, _seen) = GatedHandler::new();
+    assert_eq!(
+        status(&handler.app(layer.on_refusal(told)), to("/o/x")).await,
+        400
+    );
 }
 
 #[tokio::test]
 async fn a_lease_that_is_lost_is_told() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (desk, mut seen) = Desk::new();
+    let (handler, mut seen) = GatedHandler::new();
     // While the handler runs: it has the request's head.
     let layer = by_path(&locks)
         .lease(ms(3_000))
         .on_lost(OnLost::Cancel)
         .on_refusal(told);
-    let answer = send(&desk.app(layer.clone()), to("/o/a"));
+    let answer = send(&handler.app(layer.clone()), to("/o/a"));
     seen.next().await;
     steal(&store, "/o/a");
     assert_eq!(
@@ -201,7 +204,7 @@ async fn a_lease_that_is_lost_is_told() {
     let service = ServiceBuilder::new()
         .layer(layer)
         .layer(ConcurrencyLimitLayer::new(1))
-        .service(desk.routes());
+        .service(handler.routes());
     let first = tokio::spawn(service.clone().oneshot(to("/o/b")));
     seen.next().await;
     let second = tokio::spawn(service.clone().oneshot(to("/o/c")));
@@ -211,7 +214,7 @@ async fn a_lease_that_is_lost_is_told() {
         text(soon(second).await.unwrap().unwrap()).await,
         r#"Lost 503 Some("later") Some("GET /o/c")"#
     );
-    desk.let_go(1);
+    handler.let_go(1);
     assert_eq!(soon(first).await.unwrap().unwrap().status(), 200);
 }
 
@@ -219,8 +222,8 @@ async fn a_lease_that_is_lost_is_told() {
 async fn it_sees_what_axum_left() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/a").lock().await.unwrap();
-    let (desk, _seen) = Desk::new();
-    let app = desk.app(by_path(&locks).skip().on_refusal(|request: &RefusedRequest| {
+    let (handler, _seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).skip().on_refusal(|request: &RefusedRequest| {
         let path = request
             .parts()
             .and_then(|parts| parts.extensions.get::<MatchedPath>());

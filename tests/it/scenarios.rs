@@ -384,7 +384,7 @@ fn regrant_same_claim() {
     assert_eq!(
         stage.run(claim, not_after),
         Reply::Late,
-        "a claim number never takes a key anew"
+        "a claim number never takes a key twice"
     );
     assert!(stage.ledger.is_empty());
     stage.feed(N, Input::Release(n));
@@ -558,7 +558,7 @@ fn suspend() {
     stage.wake(N);
     let lost = |effect: &Effect| matches!(effect, Effect::Lost(_, LostCause::Deadline));
     assert!(stage.told(N, lost));
-    // The other machine slept, too: its place is gone, and it asks anew.
+    // The other machine slept, too: its place is gone, and it asks for a new one.
     stage.wake(M);
     stage.settle(M);
     stage.settle(N);

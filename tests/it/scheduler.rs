@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use tenure::error::LostCause;
 use tenure::scheduler::{JobError, StillRunning};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
@@ -543,9 +544,9 @@ async fn a_lost_lease_drops_the_job_and_the_next_attempt_has_a_larger_fence() {
     let (told, of_job) = (Arc::new(AtomicUsize::new(0)), log.clone());
     let heard = told.clone();
     let work = move |tick: Tick| {
-        let (log, heard, cancelled) = (of_job.clone(), heard.clone(), tick.cancelled());
+        let (log, heard, lost) = (of_job.clone(), heard.clone(), tick.lost_token());
         tokio::spawn(async move {
-            cancelled.cancelled().await;
+            lost.cancelled().await;
             heard.fetch_add(1, Ordering::SeqCst);
         });
         let second = tick.attempt() > 1;
@@ -702,7 +703,10 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     let mut fire_other = other.job_with("never yields", ms(3_000), work).unwrap();
     let standby = tokio::spawn(fire_other(id, scheduler.clone()));
     let drained = soon(blocks.drain(ms(10))).await;
-    assert_eq!(drained, Err(StillRunning { jobs: 1 }), "it has come to no await");
+    assert!(
+        matches!(drained, Err(StillRunning { jobs: 1, .. })),
+        "{drained:?}: it has come to no await"
+    );
     drop(goes_on);
     soon(pursuit).await.unwrap();
     soon(standby).await.unwrap();
@@ -718,19 +722,21 @@ async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
         let (store, log) = (MemoryStore::new(), Log::default());
         let (id, scheduler) = by_hand(EACH_YEAR).await;
         let (locks, name) = (node(&store), format!("blocks and is {how}"));
-        let of_job = log.clone();
+        let (of_job, (causes, mut cause)) = (log.clone(), tokio::sync::mpsc::unbounded_channel());
         let work = move |tick: Tick| {
-            let log = of_job.clone();
+            let (log, causes) = (of_job.clone(), causes.clone());
             async move {
                 log.note("start", 0, &tick);
                 if tick.attempt() > 1 {
                     return;
                 }
                 let (tells, hears) = std::sync::mpsc::channel();
-                let (cancelled, (up, is_up)) = (tick.cancelled(), tokio::sync::oneshot::channel());
+                let (lost, token, (up, is_up)) =
+                    (tick.lost(), tick.lost_token(), tokio::sync::oneshot::channel());
                 tokio::spawn(async move {
                     up.send(()).unwrap();
-                    cancelled.cancelled().await;
+                    causes.send(lost.await).unwrap();
+                    assert!(token.is_cancelled(), "both at once");
                     let _ = tells.send(());
                 });
                 // From another worker on, so that blocking this one does not hold it up.
@@ -749,6 +755,15 @@ async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
         }
         soon(pursuit).await.unwrap();
         assert_eq!((log.count("told"), log.count("not told")), (1, 0), "{how}");
+        let (cause, expected) = (
+            soon(cause.recv()).await.unwrap(),
+            if how == "lost" {
+                LostCause::Gone
+            } else {
+                LostCause::Shutdown
+            },
+        );
+        assert_eq!(cause, expected);
         // What came to its end before it was dropped has ended well, unless the lease was lost.
         assert_eq!(log.count("start"), if how == "lost" { 2 } else { 1 }, "{how}");
     }
@@ -1077,5 +1092,6 @@ async fn a_tick_tells_its_nominal_time() {
     assert!(tick.nominal_unix() <= now && now - tick.nominal_unix() < 367 * 86_400);
     assert_eq!(tick.nominal_unix() % 86_400, 0);
     assert_eq!(tick.job().as_bytes(), b"of this year");
-    assert!(!tick.is_held() && tick.cancelled().is_cancelled(), "it is over");
+    assert!(!tick.is_held() && tick.lost_token().is_cancelled(), "it is over");
+    assert_eq!(soon(tick.lost()).await, LostCause::Released);
 }

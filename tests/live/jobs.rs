@@ -458,7 +458,7 @@ fn three_processes_run_each_tick_once_whatever_their_clocks() {
     });
 }
 
-/// A random one is killed and started anew, every ten seconds in a long run and every second in a short one.
+/// A random one is killed and started again, every ten seconds in a long run and every second in a short one.
 #[test]
 fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
     let (server, heard) = (RedisServer::start(), Heard::default());
@@ -489,7 +489,7 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
         workers[who].kill();
         workers[who] = Worker::start(who, &setup, &heard);
         kills += 1;
-        println!("{:.1?}: replica {who} killed and started anew", began.elapsed());
+        println!("{:.1?}: replica {who} killed and started again", began.elapsed());
     }
     // The last victim's tick is taken over, and ticks go on.
     let seen = heard.of("told").len();

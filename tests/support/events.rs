@@ -101,8 +101,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Ears;
 
 impl Subscriber for Ears {
-    /// Who listens changes, so each event is asked about anew: an answer that is kept from a moment in which nobody
-    /// listened would silence it for ever.
+    /// Who listens changes, so each event is asked about every time: an answer that is kept from a moment in which
+    /// nobody listened would silence it for ever.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
