@@ -246,7 +246,7 @@ impl World {
     fn queue(&mut self, slot: usize, outgoing: Outgoing) {
         let key = self.index(&outgoing.request.name);
         let Tag { claim, seq } = outgoing.tag;
-        self.log.mix(claim << 8 | u64::from(seq));
+        self.log.mix(claim.0 << 8 | u64::from(seq));
         self.note(Some(slot), Some(key), || {
             format!(
                 "   -> {:?} {claim} #{seq} {:?}",

@@ -110,7 +110,7 @@ impl World {
         self.server.branches = branches;
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match reply {
-                Reply::Granted(number) | Reply::Won(number, _) => *number,
+                Reply::Granted(number) | Reply::Won(number, _) => number.0,
                 Reply::Queued(_) | Reply::QueuedBehindForeign(_) => 1,
                 Reply::Busy(_) => 2,
                 _ => 3,

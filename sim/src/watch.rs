@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
 use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Reply, Request, Verb,
+    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Reply, Request, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
 use tenure::protocol::step::Ticket;
@@ -51,8 +51,8 @@ impl Watch {
             forgot: false,
             fences: vec![None; keys],
             tainted: HashSet::new(),
-            highest: 0,
-            amnesty: 0,
+            highest: GrantNumber(0),
+            amnesty: GrantNumber(0),
             granted: HashMap::new(),
             heard: HashMap::new(),
             free_since: vec![None; keys],
@@ -524,7 +524,7 @@ impl World {
         for name in self.keys.clone() {
             let holder = Holder {
                 node: self.nodes[0].id,
-                claim: 0,
+                claim: ClaimNumber(0),
                 nonce: 0,
             };
             let request = Request {
@@ -536,7 +536,7 @@ impl World {
                 verb: Verb::Renew,
             };
             let batch = Batch {
-                highest: 0,
+                highest: GrantNumber(0),
                 not_after: u64::MAX,
                 requests: vec![request],
             };

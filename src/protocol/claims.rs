@@ -400,7 +400,7 @@ impl Claims {
         self.refresh();
         match &self.index {
             Some(index) => {
-                let due = index.dues.range(..=(now, ClaimNumber::MAX));
+                let due = index.dues.range(..=(now, ClaimNumber(u64::MAX)));
                 due.map(|(_, number)| *number).collect()
             }
             None => {

@@ -52,7 +52,7 @@ impl Source {
             rules,
             inbox: InboxState::default(),
             is_closed: false,
-            next_claim: of + index,
+            next_claim: ClaimNumber(of + index),
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),
             jitter: fastrand::Rng::with_seed(seed.jitter),
@@ -62,11 +62,11 @@ impl Source {
     /// A number that this node never used, with a nonce that nobody can guess.
     pub(crate) fn holder(&mut self) -> Holder {
         let claim = self.next_claim;
-        self.next_claim += self.step;
+        self.next_claim.0 += self.step;
         Holder {
             node: self.node,
             claim,
-            nonce: self.nonces.hash(&claim.to_le_bytes()),
+            nonce: self.nonces.hash(&claim.0.to_le_bytes()),
         }
     }
 

@@ -342,7 +342,7 @@ impl<P: Plant> Ledger<P> {
     pub fn forget(&mut self) {
         self.states.clear();
         self.jobs.clear();
-        self.last = 0;
+        self.last = GrantNumber::default();
     }
 
     /// Leases that expired with nobody looking would stay for ever: now and then all keys are looked through, so
@@ -675,9 +675,10 @@ impl<P: Plant> Transaction<'_, P> {
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(holder));
         }
-        let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > 0;
+        let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
         if !keep {
-            *self.last = ((*self.last).max(self.seen) + 1).max(self.now_us);
+            let next = (*self.last).max(self.seen).0 + 1;
+            *self.last = GrantNumber(next.max(self.now_us));
         }
         self.state.record = Some(Record {
             owner: RecordOwner::Claim(holder, *self.last),

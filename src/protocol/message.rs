@@ -4,6 +4,7 @@
 //! holder in full; nothing is implied by the connection it travels on.
 
 use std::fmt;
+use std::num::ParseIntError;
 use std::str::FromStr;
 
 use uuid::Uuid;
@@ -93,12 +94,39 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted,
-/// gone, and never back.
-pub type ClaimNumber = u64;
+/// Numbers that must not be taken for one another.
+macro_rules! number {
+    ($(#[$meta:meta])* $name:ident) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
 
-/// The number of a grant, given by the store. It grows with every grant of a server.
-pub type GrantNumber = u64;
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseIntError;
+
+            fn from_str(text: &str) -> Result<Self, ParseIntError> {
+                text.parse().map($name)
+            }
+        }
+    };
+}
+
+number! {
+    /// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted,
+    /// gone, and never back.
+    ClaimNumber
+}
+
+number! {
+    /// The number of a grant, given by the store. It grows with every grant of a server.
+    GrantNumber
+}
 
 /// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,7 +152,7 @@ impl Holder {
         let mut uuid = Uuid::encode_buffer();
         text.extend_from_slice(self.node.0.as_simple().encode_lower(&mut uuid).as_bytes());
         text.push(b':');
-        append_number(text, self.claim);
+        append_number(text, self.claim.0);
         text.push(b':');
         let nibble = |n: u32| b"0123456789abcdef"[(self.nonce >> (4 * n)) as usize & 15];
         text.extend((0..16).rev().map(nibble));
@@ -177,7 +205,7 @@ impl Fence {
     /// The fence of the `index`-th local holder of grant `number`.
     pub fn new(number: GrantNumber, index: u64) -> Self {
         debug_assert!(index < Self::LOCAL);
-        Fence(number << 10 | index)
+        Fence(number.0 << 10 | index)
     }
 
     /// The token as a number.
@@ -192,8 +220,9 @@ impl Fence {
     }
 
     /// The store's number of the grant behind it.
+    #[doc(hidden)]
     pub fn number(self) -> GrantNumber {
-        self.0 >> 10
+        GrantNumber(self.0 >> 10)
     }
 }
 
@@ -240,14 +269,9 @@ impl LeaseTimes {
     }
 }
 
-/// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TickTime(pub u64);
-
-impl fmt::Display for TickTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+number! {
+    /// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
+    TickTime
 }
 
 /// What is asked of a store, for one key. See the verbs.
@@ -413,7 +437,11 @@ mod tests {
             (1_700, 0x0123_4567_89ab_cdef),
         ] {
             let node = NodeId::random();
-            let holder = Holder { node, claim, nonce };
+            let holder = Holder {
+                node,
+                claim: ClaimNumber(claim),
+                nonce,
+            };
             let mut text = Vec::new();
             holder.append_to(&mut text);
             assert_eq!(String::from_utf8(text).unwrap(), holder.to_string());

@@ -168,17 +168,20 @@ mod tests {
 
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{Holder, LeaseTimes, Mode, NodeId, Request, Verb};
+    use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Mode, NodeId, Request, Verb};
     use crate::protocol::step::Tag;
 
     fn outgoing(name: Name, claim: u64, class: Class) -> Outgoing {
         let holder = Holder {
             node: NodeId::numbered(1),
-            claim,
+            claim: ClaimNumber(claim),
             nonce: 0,
         };
         Outgoing {
-            tag: Tag { claim, seq: 1 },
+            tag: Tag {
+                claim: ClaimNumber(claim),
+                seq: 1,
+            },
             request: Request {
                 name,
                 holder,
@@ -206,7 +209,7 @@ mod tests {
     }
 
     fn claims(taken: &[Outgoing]) -> Vec<u64> {
-        taken.iter().map(|outgoing| outgoing.tag.claim).collect()
+        taken.iter().map(|outgoing| outgoing.tag.claim.0).collect()
     }
 
     #[test]

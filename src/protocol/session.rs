@@ -88,7 +88,7 @@ impl<P: Plant> Session<P> {
             },
             in_flight: VecDeque::new(),
             clock: None,
-            highest: 0,
+            highest: GrantNumber::default(),
             heard: None,
             lost: None,
             unreachable: false,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Grant, Name, Reply, TickTime, Verb};
+use tenure::protocol::message::{Grant, GrantNumber, Name, Reply, TickTime, Verb};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
 
 use crate::machine::{Machine as Engine, ms, options};
@@ -23,7 +23,7 @@ fn a_job(queues: bool) -> Engine {
 fn yielding() -> (Engine, [Ticket; 3]) {
     let mut engine = Engine::yielding();
     let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
-    engine.answer(Reply::Granted(7));
+    engine.answer(Reply::Granted(GrantNumber(7)));
     engine.tell(Input::Release(tickets[0]));
     engine.tell(Input::Release(tickets[1]));
     (engine, tickets)
@@ -57,7 +57,7 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
         holder: to,
-        number: 9,
+        number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
     }));
@@ -100,7 +100,7 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
         requests += 1;
         assert!(requests < 20, "confirming without end");
         let before = engine.sends();
-        engine.answer_to(&outgoing, sent, Reply::Granted(7));
+        engine.answer_to(&outgoing, sent, Reply::Granted(GrantNumber(7)));
         if engine.sends() == before {
             let pause = engine.passes();
             assert!(pause >= ms(18), "asked again after {pause:?}");
@@ -126,7 +126,7 @@ fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
         holder: claim.request.holder,
-        number: 9,
+        number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
     }));
@@ -156,7 +156,7 @@ fn nobody_is_handed_a_shorter_lease_than_it_wants() {
     let yielded = engine.sent().request;
     assert!(matches!(yielded.verb, Verb::Yield { .. }));
     assert_eq!(yielded.term.lease_ms, 60_000, "goes on with its terms");
-    engine.answer(Reply::Granted(8));
+    engine.answer(Reply::Granted(GrantNumber(8)));
     assert!(engine.is_granted(long));
     let left = engine.shard.remaining(engine.now, &engine.name, long);
     assert_eq!(left, Some(ms(60_000)));
@@ -175,7 +175,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
         holder: claim.request.holder,
-        number: 9,
+        number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
     }));
@@ -186,7 +186,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
         (yielded.holder, yielded.term.lease_ms),
         (claim.request.holder, 60_000)
     );
-    engine.answer(Reply::Granted(10));
+    engine.answer(Reply::Granted(GrantNumber(10)));
     assert!(engine.is_granted(long));
 }
 
@@ -194,7 +194,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
 fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
     let mut engine = Engine::new(Rules::default());
     let forgotten = engine.lock(false);
-    engine.answer(Reply::Granted(7));
+    engine.answer(Reply::Granted(GrantNumber(7)));
     let granted = engine.now;
     let next = engine.lock(false);
     let lost = |engine: &Engine, of: Ticket| {
@@ -206,7 +206,7 @@ fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
     while lost(&engine, forgotten).is_none() {
         engine.passes();
         if engine.sent().request.verb == Verb::Renew {
-            engine.answer(Reply::Granted(7));
+            engine.answer(Reply::Granted(GrantNumber(7)));
         }
         assert!(engine.now.since(granted) <= ms(1000), "renewed for ever");
     }
@@ -222,7 +222,7 @@ fn a_grant_that_was_fetched_is_renewed_for_ever() {
     let holder = engine.holder(1000);
     for _ in 0..20 {
         engine.passes();
-        engine.answer(Reply::Granted(7));
+        engine.answer(Reply::Granted(GrantNumber(7)));
         assert!(engine.holds(holder));
     }
 }
@@ -236,7 +236,7 @@ fn a_full_node_refuses_only_whoever_would_have_to_wait() {
     };
     let first = engine.enter(full);
     assert!(engine.denial(first).is_none(), "the key is not known to be taken");
-    engine.answer(Reply::Granted(7));
+    engine.answer(Reply::Granted(GrantNumber(7)));
     let waits = engine.enter(full);
     assert!(matches!(engine.denial(waits), Some(AcquireError::NodeFull)));
     let tries = engine.enter(AcquireOptions { wait: false, ..full });
@@ -292,7 +292,7 @@ fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
     while let Some(name) = engine.shard.wake_next(engine.now, &mut engine.effects) {
         assert_eq!(engine.sent().request.verb, Verb::Renew);
         engine.name = name.clone();
-        engine.answer(Reply::Granted(7));
+        engine.answer(Reply::Granted(GrantNumber(7)));
         renewed.push(name);
     }
     renewed
@@ -306,7 +306,7 @@ fn leases_that_an_outage_made_due_at_once_part_again() {
     for name in &names {
         engine.name = name.clone();
         engine.lock(false);
-        engine.answer(Reply::Granted(7));
+        engine.answer(Reply::Granted(GrantNumber(7)));
         engine.now = engine.now + APART;
     }
     // Due after 333 to 513 ms. Nothing is answered before 600 ms, and then everything is.
@@ -360,7 +360,7 @@ fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_whoever_asks_again() {
     let standby = engine.tick(100);
     engine.answer(Reply::Busy(Some(1)));
     engine.passes();
-    engine.answer(Reply::Won(9, 2));
+    engine.answer(Reply::Won(GrantNumber(9), 2));
     assert_eq!(engine.shard.attempt(&engine.name, standby), 2);
     assert!(
         engine
@@ -381,7 +381,7 @@ fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
         (sent.mark, sent.verb),
         (Some(TickTime(200)), Verb::Claim { wait: true })
     );
-    engine.answer(Reply::Won(9, 1));
+    engine.answer(Reply::Won(GrantNumber(9), 1));
     assert_eq!(engine.shard.attempt(&engine.name, newer), 1);
 }
 
@@ -391,7 +391,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
         let mut engine = a_job(true);
         // While it runs, what the node knows of the job stays.
         engine.tick(100);
-        engine.answer(Reply::Won(7, 1));
+        engine.answer(Reply::Won(GrantNumber(7), 1));
         for mark in [200, 300, 400] {
             let ticket = engine.tick(mark);
             engine.answer(Reply::Late);

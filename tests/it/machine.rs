@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::context::Seed;
-use tenure::protocol::message::{LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
@@ -99,7 +99,7 @@ impl Machine {
     /// Holds, and took up what it was granted.
     pub(crate) fn holder(&mut self, lease_ms: u64) -> Ticket {
         let ticket = self.enter(options(lease_ms));
-        self.answer(Reply::Granted(7));
+        self.answer(Reply::Granted(GrantNumber(7)));
         self.tell(Input::Fetched(ticket));
         ticket
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{Reply, Unanswered, Verb};
+use tenure::protocol::message::{GrantNumber, Reply, Unanswered, Verb};
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Class, Effect, InboxState, Input, Outcome, Rules, Ticket,
 };
@@ -36,7 +36,7 @@ fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
     // It was no failure, so the first one is still to come.
     machine.fail(Unanswered::Unknown, None);
     assert!(machine.denial(ticket).is_none());
-    machine.answer(Reply::Granted(7));
+    machine.answer(Reply::Granted(GrantNumber(7)));
     assert!(machine.holds(ticket));
     // A holder's renewal, and a leave.
     machine.passes();
@@ -46,7 +46,7 @@ fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
         (machine.sends(), machine.sent().class),
         (before + 1, Class::OwnerRenewal)
     );
-    machine.answer(Reply::Granted(7));
+    machine.answer(Reply::Granted(GrantNumber(7)));
     machine.tell(Input::Release(ticket));
     machine.fail(Unanswered::Bystander, Some(machine.now));
     machine.answer(Reply::NotThere);
@@ -120,7 +120,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
     for why in [Unanswered::Down, Unanswered::No, Unanswered::Unknown] {
         let mut machine = Machine::yielding();
         let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
-        machine.answer(Reply::Granted(7));
+        machine.answer(Reply::Granted(GrantNumber(7)));
         machine.tell(Input::Release(tickets[0]));
         let heard = machine.now;
         // The server is silent for a while before anybody asks it for anything.
@@ -161,7 +161,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
 fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
     let mut machine = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| machine.lock(false)).collect();
-    machine.answer(Reply::Granted(7));
+    machine.answer(Reply::Granted(GrantNumber(7)));
     machine.tell(Input::Release(tickets[0]));
     let heard = machine.now;
     machine.tell(Input::Release(tickets[1]));
@@ -186,7 +186,7 @@ fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
     // And when the store is back, the one that waited is claimed for.
     machine.later(ms(1));
     machine.reachable();
-    machine.answer(Reply::Granted(9));
+    machine.answer(Reply::Granted(GrantNumber(9)));
     assert!(machine.is_granted(tickets[2]));
 }
 
@@ -270,7 +270,7 @@ fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
 
     let mut line = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| line.lock(false)).collect();
-    line.answer(Reply::Granted(7));
+    line.answer(Reply::Granted(GrantNumber(7)));
     line.tell(Input::Release(tickets[0]));
     line.tell(Input::Release(tickets[1]));
     line.fail(Unanswered::Down, Some(line.now));
@@ -312,7 +312,7 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
 fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
     let tick = machine.tick(100);
-    machine.answer(Reply::Won(7, 1));
+    machine.answer(Reply::Won(GrantNumber(7), 1));
     machine.tell(Input::Fetched(tick));
     machine.tell(Input::Finish(tick));
     let begin = machine.now;
@@ -329,7 +329,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     let mut machine = Machine::new(Rules::default());
     // Of a fixed lease little is left, and the margin.
     let holder = machine.lock(true);
-    machine.answer(Reply::Granted(7));
+    machine.answer(Reply::Granted(GrantNumber(7)));
     machine.later(ms(900));
     machine.shard.close(machine.now, &mut machine.effects, |_, _| {});
     let lost =

@@ -10,7 +10,8 @@ use tenure::error::LostCause;
 use tenure::protocol::context::Seed;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Fence, Grant, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Unanswered, Verb,
+    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request,
+    Unanswered, Verb,
 };
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
@@ -132,7 +133,7 @@ impl Stage {
 
     fn run(&mut self, request: Request, not_after: u64) -> Reply {
         let batch = Batch {
-            highest: 0,
+            highest: GrantNumber(0),
             not_after,
             requests: vec![request],
         };
@@ -479,7 +480,7 @@ fn fence_after_amnesia_under_load() {
         }
         let holder = Holder {
             node: node(N),
-            claim: grant,
+            claim: ClaimNumber(grant),
             nonce: 1,
         };
         let mut ask = |verb| {
@@ -492,7 +493,7 @@ fn fence_after_amnesia_under_load() {
                 verb,
             };
             let batch = Batch {
-                highest: 0,
+                highest: GrantNumber(0),
                 not_after: u64::MAX,
                 requests: vec![request],
             };
@@ -501,8 +502,8 @@ fn fence_after_amnesia_under_load() {
         let Reply::Granted(number) = ask(Verb::Claim { wait: false }) else {
             panic!("free")
         };
-        assert!(number > highest, "grant {grant}");
-        highest = number;
+        assert!(number > GrantNumber(highest), "grant {grant}");
+        highest = number.0;
         assert_eq!(ask(Verb::Leave), Reply::Done);
     }
 }
@@ -613,7 +614,7 @@ fn forged_push() {
         attempt: 0,
         name: stage.name.clone(),
         holder: forged,
-        number: u64::MAX >> 10,
+        number: GrantNumber(u64::MAX >> 10),
         lease_ms: LEASE,
     };
     stage.feed(N, Input::Pushed(grant));

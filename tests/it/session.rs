@@ -5,8 +5,8 @@ use std::time::Duration;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::message::{
-    Batch, BatchReply, Executed, Failure, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Unanswered,
-    Verb,
+    Batch, BatchReply, ClaimNumber, Executed, Failure, Holder, LeaseTimes, Mode, Name, NodeId, Reply,
+    Request, Unanswered, Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{
@@ -77,10 +77,17 @@ impl Bench {
     fn ask(&mut self, key: &str, claim: u64, lease_ms: u64, class: Class) {
         let (node, nonce) = (NodeId::numbered(1), 0);
         self.session.queue(Outgoing {
-            tag: Tag { claim, seq: 1 },
+            tag: Tag {
+                claim: ClaimNumber(claim),
+                seq: 1,
+            },
             request: Request {
                 name: Name::lock(Key::from(key)),
-                holder: Holder { node, claim, nonce },
+                holder: Holder {
+                    node,
+                    claim: ClaimNumber(claim),
+                    nonce,
+                },
                 term: LeaseTimes {
                     lease_ms,
                     margin_ms: 250,
@@ -142,7 +149,7 @@ impl Bench {
     /// The claims that were told of a failure, and why.
     fn failed(&mut self) -> Vec<(u64, Unanswered)> {
         let of = |effect: &SessionEffect| match effect {
-            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim, *why)),
+            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim.0, *why)),
             _ => None,
         };
         let found = self.effects.iter().filter_map(of).collect();
@@ -166,7 +173,7 @@ fn claims(batch: &Batch) -> Vec<u64> {
     batch
         .requests
         .iter()
-        .map(|request| request.holder.claim)
+        .map(|request| request.holder.claim.0)
         .collect()
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redis::Value;
-use tenure::protocol::message::{Holder, NodeId, Reply, Verb};
+use tenure::protocol::message::{GrantNumber, Holder, NodeId, Reply, Verb};
 use tenure::store::Link;
 use tenure::store::redis::RedisStore;
 
@@ -158,7 +158,10 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     ));
     assert_eq!(letter(&both.old("w", holder(4, 1))), 'Q');
     // Each knows what the other wrote: the owner, the waiters, their order.
-    assert_eq!(both.asked(Verb::Renew, holder(1, 1)).await, Reply::Granted(first));
+    assert_eq!(
+        both.asked(Verb::Renew, holder(1, 1)).await,
+        Reply::Granted(GrantNumber(first))
+    );
     assert!(matches!(
         both.asked(Verb::Renew, holder(2, 1)).await,
         Reply::Queued(Some(_))
@@ -167,7 +170,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
     let second = inboxes[0].grant().await;
     assert_eq!(second.holder, holder(2, 1));
-    assert_eq!(number(&both.old("r", holder(2, 1))), second.number);
+    assert_eq!(number(&both.old("r", holder(2, 1))), second.number.0);
     assert_eq!(both.old("l", holder(2, 1)), Value::Int(0));
     let third = inboxes[1].grant().await;
     assert_eq!((third.holder, third.lease_ms), (holder(3, 1), TERM.lease_ms));
@@ -181,7 +184,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
         Reply::Queued(Some(_))
     ));
     let fourth = inboxes[2].grant().await;
-    assert!(first < second.number && second.number < third.number && third.number < fourth.number);
+    assert!(first < second.number.0 && second.number < third.number && third.number < fourth.number);
     assert_eq!(both.old("l", holder(4, 1)), Value::Int(0));
     assert_eq!(inboxes[1].grant().await.holder, to);
     assert_eq!(both.old("l", to), Value::Int(0));

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Job, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Executed, Grant, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request, TickTime, Verb,
+    Batch, ClaimNumber, Executed, Grant, GrantNumber, Holder, Kind, LeaseTimes, Name, NodeId, Reply, Request,
+    TickTime, Verb,
 };
 
 use crate::server::RedisServer;
@@ -314,7 +315,7 @@ impl Run {
             _ => {
                 self.next += 1;
                 let to = Holder {
-                    claim: self.next,
+                    claim: ClaimNumber(self.next),
                     ..holder
                 };
                 self.claims[at].push((to, term));
@@ -415,7 +416,7 @@ impl Run {
             _ => self.last,
         };
         let batch = Batch {
-            highest,
+            highest: GrantNumber(highest),
             not_after,
             requests,
         };
@@ -467,7 +468,7 @@ impl Run {
                 "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
             );
             if let Reply::Granted(number) | Reply::Won(number, _) = real {
-                self.last = self.last.max(*number);
+                self.last = self.last.max(number.0);
             }
             self.saw(word(real));
         }
@@ -503,7 +504,7 @@ impl Run {
             if !self.ledger.waiters(&push.name).is_empty() {
                 self.saw("push with others waiting");
             }
-            self.last = self.last.max(push.number);
+            self.last = self.last.max(push.number.0);
             let inbox = self
                 .inboxes
                 .get_mut(&push.holder.node)

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{Executed, NodeId, Reply, Verb};
+use tenure::protocol::message::{Executed, GrantNumber, NodeId, Reply, Verb};
 use tenure::store::Store;
 
 use crate::server::RedisServer;
@@ -28,7 +28,7 @@ fn kind(error: &tenure::error::StoreError) -> StoreRefusal {
 
 fn granted(reply: &Reply) -> u64 {
     match reply {
-        Reply::Granted(number) => *number,
+        Reply::Granted(number) => number.0,
         other => panic!("not granted but {other:?}"),
     }
 }
@@ -185,7 +185,7 @@ async fn the_documented_acl_is_enough() {
         let number = granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
         assert_eq!(
             ask(&link, b"a", holder(1, 1), Verb::Renew).await,
-            Reply::Granted(number)
+            Reply::Granted(GrantNumber(number))
         );
         assert!(matches!(
             ask(&link, b"a", holder(3, 1), CLAIM).await,
@@ -374,7 +374,7 @@ async fn a_number_beyond_reason_does_not_reach_the_clock() {
         for highest in [(1 << 53) - 2, 1 << 53, 1 << 62, u64::MAX] {
             let requests = keys.iter().map(|key| request(key, holder(1, 2), CLAIM)).collect();
             let mut batch = batch(requests);
-            batch.highest = highest;
+            batch.highest = GrantNumber(highest);
             let failure = link.apply(batch).await.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{highest}");
         }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
-    Batch, BatchReply, Grant, Holder, InboxEvent, LeaseTimes, Name, NodeId, Reply, Request, TickTime, Verb,
+    Batch, BatchReply, ClaimNumber, Grant, GrantNumber, Holder, InboxEvent, LeaseTimes, Name, NodeId, Reply,
+    Request, TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
@@ -32,7 +33,7 @@ pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
 pub fn holder(node: u128, claim: u64) -> Holder {
     Holder {
         node: NodeId::numbered(node),
-        claim,
+        claim: ClaimNumber(claim),
         nonce: claim.wrapping_mul(0x9e37_79b9_7f4a_7c15),
     }
 }
@@ -63,7 +64,7 @@ pub fn tick(key: &[u8], holder: Holder, ms: u64, verb: Verb) -> Request {
 
 pub fn batch(requests: Vec<Request>) -> Batch {
     Batch {
-        highest: 0,
+        highest: GrantNumber(0),
         not_after: u64::MAX,
         requests,
     }

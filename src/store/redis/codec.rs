@@ -7,8 +7,8 @@ use redis::{Cmd, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, Grant, Holder, Kind, NodeId, Reply, Request, TickTime, Verb,
-    append_number,
+    Batch, BatchReply, Executed, Failure, Grant, GrantNumber, Holder, Kind, NodeId, Reply, Request, TickTime,
+    Verb, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
 use crate::store::redis::script::SCRIPT;
@@ -51,7 +51,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         u64::MAX => 0,
         not_after => not_after.max(1),
     };
-    call.put_number(batch.highest);
+    call.put_number(batch.highest.0);
     call.put_number(not_after);
     call.cmd.arg(if probe { "p" } else { "" });
     for request in requests {
@@ -146,7 +146,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failur
 fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let text = match value {
         Value::Int(0) => return Ok(Reply::Done),
-        Value::Int(number) if number > 0 => return Ok(Reply::Granted(number.unsigned_abs())),
+        Value::Int(number) if number > 0 => return Ok(Reply::Granted(GrantNumber(number.unsigned_abs()))),
         Value::BulkString(text) => text,
         _ => return Err(malformed("a reply of the script is neither a number nor a text")),
     };
@@ -256,14 +256,14 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
 mod tests {
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{LeaseTimes, Name};
+    use crate::protocol::message::{ClaimNumber, LeaseTimes, Name};
 
     fn request(name: Name, verb: Verb) -> Request {
         Request {
             name,
             holder: Holder {
                 node: NodeId::numbered(1),
-                claim: 2,
+                claim: ClaimNumber(2),
                 nonce: 3,
             },
             term: LeaseTimes {
@@ -279,7 +279,7 @@ mod tests {
     /// The words of a call, without those of the protocol.
     fn words(requests: Vec<Request>) -> Vec<String> {
         let batch = Batch {
-            highest: 17,
+            highest: GrantNumber(17),
             not_after: u64::MAX,
             requests,
         };
@@ -301,7 +301,7 @@ mod tests {
         );
         let to = Holder {
             node: NodeId::numbered(1),
-            claim: 4,
+            claim: ClaimNumber(4),
             nonce: 5,
         };
         let two = words(vec![lock("a", Verb::Leave), lock("b", Verb::Yield { to })]);
@@ -367,13 +367,13 @@ mod tests {
                 grant.number,
                 grant.lease_ms
             ),
-            (3, 255, 17, 1000)
+            (ClaimNumber(3), 255, GrantNumber(17), 1000)
         );
         assert_eq!(grant.attempt, 0);
         let grant = push("1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:a b").unwrap();
         assert_eq!(
             (grant.name, grant.attempt, grant.number),
-            (Name::job(Key::from("a b")), 2, 17)
+            (Name::job(Key::from("a b")), 2, GrantNumber(17))
         );
         for other in [
             "",
