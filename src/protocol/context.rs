@@ -79,6 +79,11 @@ impl Source {
     pub(crate) fn between(&mut self, (shortest, longest): (Duration, Duration)) -> Duration {
         shortest + (longest - shortest).mul_f64(self.jitter.f64())
     }
+
+    /// Any number below `end`.
+    pub(crate) fn below(&mut self, end: u32) -> u32 {
+        self.jitter.u32(..end)
+    }
 }
 
 /// One step of one key: the time, and where its effects go.

@@ -80,6 +80,11 @@ impl NodeId {
     pub fn numbered(n: u128) -> Self {
         NodeId(Uuid::from_u128(n))
     }
+
+    /// Below `period`, and not the same for all nodes, so that they do not all act in the same moments.
+    pub(crate) fn phase(self, period: u64) -> u64 {
+        self.0.as_u64_pair().1 % period
+    }
 }
 
 impl fmt::Display for NodeId {

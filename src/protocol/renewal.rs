@@ -163,14 +163,16 @@ impl<P: Plant> KeyState<P> {
 
     /// How long until a claim looks whether an owner that tells nobody has released.
     ///
-    /// Whichever claim looks moves the queue on, so those of one key take turns: many fixed leases look no more often
-    /// together than one claim does. Those that came at one moment must not stay in step, or they would all look at once.
+    /// All keys of a node are looked at in the same moments, which are a node's own: so they travel in one batch, and it is
+    /// the trip that costs. Whichever claim of a key looks moves its queue on, so they take turns: many fixed leases look
+    /// no more often together than one claim does.
     fn look_at_foreign(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
         let is_new = cx.now.since(self.claims[number].asked) < SOON;
         let look = if is_new { FOREIGN_SOON } else { FOREIGN_LATER };
+        let period = look.as_nanos() as u64;
+        let since_last = (cx.now.as_nanos() + cx.source.node.phase(period)) % period;
         let others = self.claims.len() as u32 - 1;
-        let shortest = cx.source.jittered(look);
-        cx.source.between((shortest, shortest + look * 2 * others))
+        look * (1 + cx.source.below(2 * others + 1)) - Duration::from_nanos(since_last)
     }
 
     /// When a grant that was too old to be used is asked about again.

@@ -432,7 +432,7 @@ async fn a_foreign_record_without_end_is_waited_for_calmly() {
     tokio::time::sleep(ms(2_050)).await;
     let calls = |eyes: &mut Eyes| eyes.calls().get("evalsha").copied().unwrap_or(0);
     let (since, before) = (now(), calls(&mut eyes));
-    // Two nodes ask every 250 ms, less a tenth: twenty of them take 2 s.
+    // Two nodes ask every 250 ms: twenty times take 2.25 s.
     let mut asked = 0;
     until("they ask twenty times", || {
         asked = calls(&mut eyes) - before;
