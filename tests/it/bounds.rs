@@ -17,7 +17,7 @@ fn owned<T: Send + 'static>(value: T) -> T {
 }
 
 #[test]
-fn types_go_anywhere() {
+fn types_are_send_and_sync() {
     shared::<Locks>();
     shared::<Builder>();
     shared::<Mutex>();
@@ -48,7 +48,7 @@ fn types_go_anywhere() {
 }
 
 #[tokio::test]
-async fn futures_go_anywhere() {
+async fn futures_are_send_and_static() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
     // Spawned without a clone of anything, and from a lock that is gone.

@@ -68,7 +68,7 @@ async fn nothing_left(store: &MemoryStore, nodes: &[&Locks]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_after_every_number_of_polls() {
+async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
     let store = MemoryStore::new();
     let (one, other) = (node(&store), node(&store));
     for _ in 0..30 {
@@ -181,7 +181,7 @@ proptest! {
 
 /// Aborted, panicked, and with their runtime gone.
 #[test]
-fn tasks_that_end_badly() {
+fn tasks_that_are_aborted_or_panic_leave_nothing() {
     let store = MemoryStore::new();
     let (one, other) = (node(&store), node(&store));
     for _ in 0..50 {
@@ -220,7 +220,7 @@ fn tasks_that_end_badly() {
 
 /// Half of a long line leaves: the rest is served in order, and the memory comes back.
 #[tokio::test]
-async fn ten_thousand_waiters_half_of_whom_leave() {
+async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
     let store = MemoryStore::new();
     let locks = node(&store);
     let mutex = locks.mutex("a");

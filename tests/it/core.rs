@@ -24,7 +24,7 @@ fn two(store: &MemoryStore) -> (Locks, Locks) {
 }
 
 #[tokio::test]
-async fn takes_and_gives_back() {
+async fn a_lock_is_taken_and_given_back() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
     let guard = locks.mutex("a").lock().await.unwrap();
@@ -73,7 +73,7 @@ async fn a_counter_that_is_not_atomic_is_exact() {
 }
 
 #[tokio::test]
-async fn waits_no_longer_than_told() {
+async fn lock_timeout_waits_no_longer_than_told() {
     let locks = Locks::memory();
     let guard = locks.mutex("a").lock().await.unwrap();
     let refused = locks.mutex("a").lock_timeout(ms(20)).await;
@@ -90,7 +90,7 @@ async fn waits_no_longer_than_told() {
 }
 
 #[tokio::test]
-async fn renews_while_held() {
+async fn a_lease_is_renewed_while_it_is_held() {
     let store = MemoryStore::new();
     let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
@@ -256,7 +256,7 @@ async fn a_burst_ends_and_others_get_their_turn() {
 }
 
 #[tokio::test]
-async fn lines_have_an_end() {
+async fn waiters_over_a_limit_are_refused() {
     let locks = Locks::builder()
         .waiters_per_key(3)
         .waiters_per_node(5)

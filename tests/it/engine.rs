@@ -329,7 +329,7 @@ fn leases_that_an_outage_made_due_at_once_part_again() {
 }
 
 #[test]
-fn a_store_that_cannot_queue_is_asked_anew_until_the_tick_is_over() {
+fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
     let mut engine = a_job(false);
     let standby = engine.tick(100);
     let first = engine.sent();

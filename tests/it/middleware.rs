@@ -856,7 +856,7 @@ where
 }
 
 #[tokio::test]
-async fn any_service_with_any_body_and_any_error() {
+async fn a_service_keeps_its_body_and_its_error_type() {
     let locks = Locks::memory();
     let probe = Probe {
         ready: false,
@@ -942,7 +942,7 @@ async fn bodies_keep_their_length() {
 }
 
 #[tokio::test]
-async fn accessors_and_debug() {
+async fn a_service_gives_access_to_the_one_inside() {
     let locks = Locks::memory();
     let mut service: LockService<u8, _> = Layer::layer(&LockLayer::by(&locks, |_| "key"), 7_u8);
     *service.get_mut() += 1;

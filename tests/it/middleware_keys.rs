@@ -190,7 +190,7 @@ async fn headers_and_parameters_meet_if_they_are_named_alike() {
 
 #[test]
 #[should_panic(expected = "it is the name of a header")]
-fn no_header_has_such_a_name() {
+fn a_name_that_no_header_can_have_panics() {
     keys::header("x account");
 }
 
@@ -281,7 +281,7 @@ async fn the_same_path_in_two_nests_is_two_paths() {
 }
 
 #[tokio::test]
-async fn they_need_no_axum() {
+async fn key_sources_work_without_axum() {
     let service = ServiceBuilder::new()
         .layer(LockLayer::new(&Locks::memory(), keys::path()))
         .service(service_fn(|request: Request<()>| async move {

@@ -39,7 +39,7 @@ fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
 }
 
 #[tokio::test]
-async fn a_closure_answers() {
+async fn a_closure_answers_refused_requests() {
     let locks = Locks::memory();
     let held = locks.mutex("/o/a").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -79,7 +79,7 @@ async fn a_closure_answers() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_told() {
+async fn a_full_queue_is_answered_by_the_closure() {
     let locks = Locks::memory();
     let held = locks.mutex("/o/a").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -120,7 +120,7 @@ impl OnRefusal for House {
 }
 
 #[tokio::test]
-async fn a_type_answers() {
+async fn a_type_answers_refused_requests() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/a").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -219,7 +219,7 @@ async fn a_lease_that_is_lost_is_told() {
 }
 
 #[tokio::test]
-async fn it_sees_what_axum_left() {
+async fn a_refused_request_has_the_extensions_of_axum() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/a").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -233,7 +233,7 @@ async fn it_sees_what_axum_left() {
 }
 
 #[tokio::test]
-async fn any_body_and_the_errors_as_they_were() {
+async fn answers_may_have_any_body_and_errors_stay_as_they_were() {
     let locks = Locks::memory();
     let _held = locks.mutex("key").lock().await.unwrap();
     let layer = LockLayer::by(&locks, |_| "key").skip();

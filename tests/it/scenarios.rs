@@ -243,7 +243,7 @@ const P: usize = 2;
 
 /// A push waits in a stopped node's socket until its lease is over and somebody else holds the key.
 #[test]
-fn stale_push_after_lapse() {
+fn a_push_read_after_the_lease_ended_grants_nothing() {
     let mut stage = Stage::new(2);
     let m = stage.lock(M, LEASE);
     stage.settle(M);
@@ -281,7 +281,7 @@ fn stale_push_after_lapse() {
 
 /// The same, with the push read first: too old to start on, so it is asked about.
 #[test]
-fn stale_push_before_the_refresh() {
+fn a_push_that_is_too_old_is_asked_about() {
     let mut stage = Stage::new(2);
     let m = stage.lock(M, LEASE);
     stage.settle(M);
@@ -301,7 +301,7 @@ fn stale_push_before_the_refresh() {
 
 /// A yield was executed and its answer lost; the node was granted again; then a copy of the yield is executed.
 #[test]
-fn late_yield_hits_regrant() {
+fn a_repeated_yield_does_not_give_away_a_later_grant() {
     let mut stage = Stage::new(2);
     let first = stage.lock(N, LEASE);
     stage.settle(N);
@@ -331,7 +331,7 @@ fn late_yield_hits_regrant() {
 
 /// The grant was learnt by an answer while its push hung; then the node yields, and the push arrives.
 #[test]
-fn old_push_after_yield() {
+fn a_push_that_arrives_after_the_yield_grants_nothing() {
     let mut stage = Stage::new(3);
     let m = stage.lock(M, LEASE);
     stage.settle(M);
@@ -364,7 +364,7 @@ fn old_push_after_yield() {
 
 /// A lease lapses, somebody else comes and goes, and what the first one sent is executed late.
 #[test]
-fn regrant_same_claim() {
+fn a_late_request_of_a_lapsed_claim_takes_nothing_back() {
     let mut stage = Stage::new(2);
     let n = stage.lock(N, LEASE);
     let claim = stage.actors[N]
@@ -399,7 +399,7 @@ fn regrant_same_claim() {
 
 /// The holder and the first waiter are dead.
 #[test]
-fn expiry_with_queue() {
+fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     let mut stage = Stage::new(4);
     stage.lock(3, LEASE);
     stage.settle(3);
@@ -435,7 +435,7 @@ fn expiry_with_queue() {
 /// Two callers of one node with different terms: a claim has one length for life, so whoever wants a longer lease is
 /// served by another.
 #[test]
-fn shrink_lease_in_flight() {
+fn a_claim_keeps_one_length_for_life() {
     let mut stage = Stage::new(2);
     let m = stage.lock(M, LEASE);
     stage.settle(M);
@@ -468,7 +468,7 @@ fn shrink_lease_in_flight() {
 
 /// The server comes back empty after a long time of the highest load.
 #[test]
-fn fence_after_amnesia_under_load() {
+fn fences_grow_after_the_server_forgot_everything() {
     let name = Name::lock("k".into());
     let mut ledger = Ledger::new();
     let mut highest = 0;
@@ -510,7 +510,7 @@ fn fence_after_amnesia_under_load() {
 
 /// A claim hangs in a dead connection, its caller has gone, the leave overtakes it, and then it is executed.
 #[test]
-fn ghost_claim_after_leave() {
+fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     let mut stage = Stage::new(1);
     let n = stage.lock(N, LEASE);
     let claim = stage.actors[N].sent.pop_front().expect("a claim");
@@ -545,7 +545,7 @@ fn ghost_claim_after_leave() {
 
 /// The machine sleeps; its clock goes on.
 #[test]
-fn suspend() {
+fn a_node_that_slept_past_its_lease_holds_nothing() {
     let mut stage = Stage::new(2);
     let n = stage.lock(N, LEASE);
     stage.settle(N);
@@ -569,7 +569,7 @@ fn suspend() {
 /// A monitor that listens to everything makes nobody alive: only a node's own inbox counts. Who has none keeps its
 /// place.
 #[test]
-fn psubscribe_monitor_with_dead_waiter() {
+fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let mut stage = Stage::new(3);
     for at in [M, P] {
         stage.ledger.listens(node(at), true);
@@ -599,7 +599,7 @@ fn psubscribe_monitor_with_dead_waiter() {
 
 /// A push that names one of our claims and not its nonce.
 #[test]
-fn forged_push() {
+fn a_push_with_a_wrong_nonce_grants_nothing() {
     let mut stage = Stage::new(2);
     let m = stage.lock(M, LEASE);
     stage.settle(M);

@@ -872,7 +872,7 @@ async fn a_drained_standby_gives_up_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drains_may_be_many() {
+async fn drain_may_be_called_many_times() {
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let (locks, log) = (Locks::memory(), Log::default());
     let of_job = log.clone();

@@ -36,7 +36,7 @@ fn refused(result: Result<Locks, ConnectError>) -> (String, StoreError) {
 }
 
 #[tokio::test]
-async fn keys_that_are_none() {
+async fn keys_of_a_bad_length_are_refused() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(10_000)).await;
@@ -148,7 +148,7 @@ async fn keys_of_any_bytes_are_exclusive_independent_and_free_again() {
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense() {
+async fn options_that_make_no_sense_are_refused() {
     // Nobody is asked: the server does not exist.
     let nowhere = "redis://127.0.0.1:1/";
     for lease in [
@@ -238,7 +238,7 @@ async fn options_at_their_bounds_work() {
 }
 
 #[tokio::test]
-async fn urls_that_are_none() {
+async fn urls_that_cannot_be_used_are_refused() {
     for url in [
         "",
         "localhost",
@@ -258,7 +258,7 @@ async fn urls_that_are_none() {
 
 /// Connections live on a thread of our own, so that a runtime without input, output and timers will do.
 #[test]
-fn a_runtime_that_drives_nothing() {
+fn a_runtime_without_io_and_timers_will_do() {
     let server = RedisServer::start();
     for host in ["127.0.0.1", "localhost"] {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -274,7 +274,7 @@ fn a_runtime_that_drives_nothing() {
 }
 
 #[tokio::test]
-async fn no_redis() {
+async fn a_server_that_is_not_there_is_told() {
     let start = now();
     let patient = Locks::builder().request_timeout(Duration::from_secs(30));
     let (text, error) = refused(patient.redis("redis://me:hunter2@127.0.0.1:1/").await);
@@ -295,7 +295,7 @@ async fn no_redis() {
 }
 
 #[tokio::test]
-async fn a_password_is_wanted() {
+async fn a_missing_or_wrong_password_is_told() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let port = server.port();
     let (text, error) = refused(Locks::redis(&server.url()).await);
@@ -334,7 +334,7 @@ async fn a_password_is_wanted() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type() {
+async fn a_key_of_another_type_is_refused_and_left_alone() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(10_000)).await;
@@ -538,7 +538,7 @@ async fn a_probe_finds_a_server_again() {
 
 /// Restarted under a guard: without its data the lease is lost, and told so; with its data it goes on.
 #[tokio::test]
-async fn a_restart_under_a_guard() {
+async fn a_restart_under_a_guard_loses_the_lease_with_the_data() {
     for keeps_data in [false, true] {
         let args: &[&str] = if keeps_data {
             &["--appendonly", "yes", "--appendfsync", "always"]
@@ -607,7 +607,7 @@ async fn flushed_scripts_and_killed_clients_are_no_failures() {
 
 /// A connection that is refused again and again, and then is not.
 #[tokio::test]
-async fn a_network_that_comes_and_goes() {
+async fn refused_connections_cost_no_lease_that_is_held() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let locks = locks(&url(proxy.addr()), ms(30_000)).await;

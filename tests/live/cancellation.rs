@@ -36,7 +36,7 @@ async fn nothing_left(eyes: &mut Eyes, nodes: [&Locks; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_after_every_number_of_polls() {
+async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (one, other) = (
@@ -74,7 +74,7 @@ async fn dropped_after_every_number_of_polls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn aborted_and_panicked_tasks() {
+async fn tasks_that_are_aborted_or_panic_leave_nothing() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (one, other) = (
@@ -125,7 +125,7 @@ async fn aborted_and_panicked_tasks() {
 
 /// The last clone goes, with a guard and a waiter: the background thread gives back, and ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_with_everything() {
+async fn dropping_the_last_clone_gives_everything_back() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let clients = |eyes: &mut Eyes| eyes.text::<String>("CLIENT LIST").lines().count();

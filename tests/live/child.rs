@@ -19,6 +19,9 @@ fn plays_a_role() {
     let (url, key) = (var("TENURE_URL"), var("TENURE_KEY"));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
+        if role == "cannot connect" {
+            return cannot_connect(&url).await;
+        }
         let locks = locks(&url, lease).await;
         match role.as_str() {
             "watches its guard" => watches_its_guard(locks, &key).await,
@@ -28,6 +31,13 @@ fn plays_a_role() {
             other => panic!("no such role: {other}"),
         }
     });
+}
+
+/// Tries, and says why it is in vain.
+async fn cannot_connect(url: &str) {
+    let builder = Locks::builder().request_timeout(ms(500));
+    let error = soon(builder.redis(url)).await.unwrap_err();
+    println!("@refused {}", tenure::Error::from(error).is_unreachable());
 }
 
 async fn nod() {

@@ -333,7 +333,7 @@ async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
 
 /// The same with passengers: who travels in the batch of a sleeper waits for the batch's deadline at most.
 #[tokio::test]
-async fn passengers_of_a_sleeping_leader_arrive_by_the_deadline() {
+async fn who_shares_a_batch_with_a_sleeper_is_served_by_the_deadline() {
     let server = RedisServer::start();
     let locks = locks(&server.url(), ms(10_000)).await;
     let mut futures: Vec<_> = (0..64)

@@ -16,7 +16,7 @@ async fn evalshas(eyes: &mut Eyes) -> u64 {
 
 /// The claim hangs in the network, its leave overtakes it on another connection, and then the claim arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ghost_claim_after_leave() {
+async fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
@@ -45,7 +45,7 @@ async fn ghost_claim_after_leave() {
 
 /// Two hundred claims travel together, and one of the keys is a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn poison_key_in_batch() {
+async fn a_key_of_another_type_spoils_no_other_of_its_batch() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(10_000)).await;
@@ -75,7 +75,7 @@ async fn poison_key_in_batch() {
 
 /// Full memory: what holds goes on and gives back, what is new is told why not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oom_release() {
+async fn a_full_server_still_renews_and_releases() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let (one, other) = (
@@ -110,7 +110,7 @@ async fn oom_release() {
 
 /// A user without channels, which is what a new ACL user is: waiting goes by timers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn publish_denied() {
+async fn a_user_who_may_not_publish_waits_by_timers() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
@@ -142,7 +142,7 @@ async fn publish_denied() {
 
 /// Three seconds without a byte: the short lease is lost in time, the long one is kept, and nothing piles up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn black_hole_with_mixed_leases() {
+async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
@@ -189,7 +189,7 @@ async fn black_hole_with_mixed_leases() {
 
 /// The pool's other users block and change the database of what they check out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_pool_user() {
+async fn users_of_a_pool_do_not_disturb_locks() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
@@ -245,7 +245,7 @@ async fn hostile_pool_user() {
 
 /// Somebody listens to everything, so that PUBLISH counts a listener for each of the dead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn psubscribe_monitor_with_dead_waiter() {
+async fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut monitor = server.client();
@@ -280,7 +280,7 @@ async fn psubscribe_monitor_with_dead_waiter() {
 
 /// The holder dies with a dead one first in the queue: the living get in, in their order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn expiry_with_queue() {
+async fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     let server = RedisServer::start();
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
     let lease = ms(3_000);
@@ -320,7 +320,7 @@ async fn expiry_with_queue() {
 
 /// The server becomes a replica under us: what it says of our lease is not believed, and its connections are left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn demoted_master() {
+async fn a_demoted_master_is_not_believed() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     // Newcomers are refused when the server was not heard for so long.

@@ -137,6 +137,18 @@ async fn a_url_is_enough_where_the_authority_is_trusted() {
     waiter.hears("holds");
 }
 
+/// redis-rs reads certificates from files before each connection. A file that cannot be read for a while, here a pipe
+/// that nobody writes to, does not stop the thread that renews: its timers go on, and one of them gives the attempt up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_that_take_long_to_read_stop_no_timer() {
+    let server = TlsServer::start(false);
+    let pipe = server.authority.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut command = Other::command("cannot connect", &server.url(), "a", ms(30_000));
+    command.env("SSL_CERT_FILE", &pipe);
+    assert_eq!(Other::runs(command).hears("refused"), "true");
+}
+
 /// A server with a certificate that nobody vouches for is told as an error, with the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_that_nobody_vouches_for_is_an_error() {

@@ -18,11 +18,10 @@ use crate::store::{BoxFuture, Inbox, Ping, Sink};
 /// Subscribes to the node's channel.
 pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
     tls::provide(store.address());
-    let mut inbox = store
-        .client
-        .get_async_pubsub()
-        .await
-        .map_err(|error| cannot_open(&store, error))?;
+    let client = store.client.clone();
+    let opening = async move { client.get_async_pubsub().await };
+    let opened = tls::open(store.address(), opening).await;
+    let mut inbox = opened.map_err(|error| cannot_open(&store, error))?;
     let subscribed = inbox.subscribe(names::channel(node)).await;
     subscribed.map_err(|error| cannot_open(&store, error))?;
     let (pings, stream) = inbox.split();

@@ -54,8 +54,10 @@ impl RedisLink {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let opening = store.client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = opening.await.map_err(|error| cannot_open(store, error))?;
+        let client = store.client.clone();
+        let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
+        let opened = tls::open(store.address(), opening).await;
+        let mut connection = opened.map_err(|error| cannot_open(store, error))?;
 
         // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
         let mut greeting = redis::pipe();

@@ -1,6 +1,12 @@
 //! What TLS needs, and what it may have to do with a connection that does not open.
 
-use redis::{ConnectionAddr, ErrorKind, RedisError};
+use std::io;
+use std::panic::resume_unwind;
+
+use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult};
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
 
 /// Sees to it that there are ciphers before a connection is opened.
 ///
@@ -16,6 +22,29 @@ pub(super) fn provide(address: &ConnectionAddr) {
     }
     #[cfg(not(feature = "rustls"))]
     let _ = address;
+}
+
+/// Opens a connection without holding up the thread that this is called on, which may be the one that renews.
+///
+/// Before each TLS connection redis-rs reads the system's certificates from files and parses them, without an await.
+/// They cannot be given to it, so such a connection is opened on another thread. It belongs to this runtime all the
+/// same. Dropping the future gives the attempt up.
+pub(super) async fn open<T, F>(address: &ConnectionAddr, opening: F) -> RedisResult<T>
+where
+    F: Future<Output = RedisResult<T>> + Send + 'static,
+    T: Send + 'static,
+{
+    if !matches!(address, ConnectionAddr::TcpTls { .. }) {
+        return opening.await;
+    }
+    let (runtime, given_up) = (Handle::current(), CancellationToken::new());
+    let _give_up = given_up.clone().drop_guard();
+    let opened = spawn_blocking(move || runtime.block_on(given_up.run_until_cancelled(opening)));
+    match opened.await {
+        Ok(opened) => opened.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::Interrupted).into())),
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        Err(error) => Err(io::Error::other(error).into()),
+    }
 }
 
 /// What to look at when somebody is there and does not understand us, or, without an error, says nothing.
