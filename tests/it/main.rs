@@ -11,31 +11,32 @@ mod support;
 mod architecture;
 mod bounds;
 mod cancellation;
-mod core;
-mod engine;
+mod debug;
 mod errors;
-mod events_survive;
-mod faults;
+mod events;
 mod help;
-mod lengths;
+mod interop;
+mod key_machine;
+#[cfg(feature = "axum")]
+mod layer;
+#[cfg(feature = "axum")]
+mod layer_keys;
+#[cfg(feature = "axum")]
+mod layer_refusals;
+mod leases;
+mod locking;
+mod loss;
 mod machine;
 mod map;
 #[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(feature = "axum")]
-mod middleware;
-#[cfg(feature = "axum")]
-mod middleware_keys;
-#[cfg(feature = "axum")]
-mod middleware_refusals;
-mod neighbours;
 mod nonce;
 mod outages;
-mod paused;
+mod paused_clock;
+mod proxy;
 mod scenarios;
-#[cfg(feature = "scheduler")]
-mod scheduler;
 mod session;
-mod shown;
-mod told;
+mod subscribers;
+#[cfg(feature = "scheduler")]
+mod ticks;
 mod waiters;

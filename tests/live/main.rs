@@ -20,20 +20,18 @@ mod child;
 mod clocks;
 mod contest;
 mod differential;
-mod events_survive;
-mod fixed_crowd;
 mod help;
 mod idle;
 mod interop;
-#[cfg(feature = "scheduler")]
-mod jobs;
+mod leases;
 mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod outage;
+mod outages;
 mod pools;
 mod quiet;
 mod reconnect;
+mod retries;
 mod runtimes;
 mod scenarios;
 mod server;
@@ -41,7 +39,9 @@ mod server;
 mod shutdown;
 mod silence;
 mod store;
-mod storms;
+mod subscribers;
+#[cfg(feature = "scheduler")]
+mod ticks;
 #[cfg(feature = "rustls")]
 mod tls;
 mod tools;

@@ -117,17 +117,3 @@ async fn the_life_of_a_key_is_told() {
         }
     }
 }
-
-/// Whose lease was taken away without a word hears of it at the latest when it lets go, and so does the operator.
-#[tokio::test]
-async fn a_loss_that_a_release_finds_is_told_once() {
-    let store = MemoryStore::new();
-    let locks = Locks::builder().memory_shared(&store).unwrap();
-    let watch = Watch::of("key=taken away ");
-    let guard = locks.mutex("taken away").lock().await.unwrap();
-    store.with_ledger(|ledger, _| ledger.forget());
-    assert!(guard.release().await.unwrap_err().is_lost());
-    watch.until("lost").await;
-    assert_eq!(watch.count("lost"), 1);
-    assert_eq!(watch.count("released"), 0);
-}

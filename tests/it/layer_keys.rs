@@ -12,7 +12,7 @@ use tenure::middleware::{KeySource, Refused, keys};
 use tenure::{Lease, LockLayer, Locks};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::middleware::{request, send, soon, text, to};
+use crate::layer::{request, send, soon, text, to};
 use crate::support::events::Watch;
 
 /// Answers with the key that is locked, or `none`.

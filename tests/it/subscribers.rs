@@ -127,7 +127,7 @@ async fn gives_what_was_dropped(ill: Ill) {
 /// Leases are renewed beside a subscriber that panics each time.
 #[test]
 fn leases_outlive_a_subscriber_that_panics() {
-    alone("events_survive::leases_outlive_a_subscriber_that_panics", || {
+    alone("subscribers::leases_outlive_a_subscriber_that_panics", || {
         block_on(keeps_its_leases(Ill::Panics, Set::Everywhere));
     });
 }
@@ -135,7 +135,7 @@ fn leases_outlive_a_subscriber_that_panics() {
 /// Leases are renewed beside a subscriber that never returns.
 #[test]
 fn leases_outlive_a_subscriber_that_blocks() {
-    alone("events_survive::leases_outlive_a_subscriber_that_blocks", || {
+    alone("subscribers::leases_outlive_a_subscriber_that_blocks", || {
         block_on(keeps_its_leases(Ill::Blocks, Set::Everywhere));
     });
 }
@@ -144,7 +144,7 @@ fn leases_outlive_a_subscriber_that_blocks() {
 #[test]
 fn leases_outlive_a_scoped_subscriber_that_panics() {
     alone(
-        "events_survive::leases_outlive_a_scoped_subscriber_that_panics",
+        "subscribers::leases_outlive_a_scoped_subscriber_that_panics",
         || block_on(keeps_its_leases(Ill::Panics, Set::AtBuild)),
     );
 }
@@ -153,7 +153,7 @@ fn leases_outlive_a_scoped_subscriber_that_panics() {
 #[test]
 fn leases_outlive_a_scoped_subscriber_that_blocks() {
     alone(
-        "events_survive::leases_outlive_a_scoped_subscriber_that_blocks",
+        "subscribers::leases_outlive_a_scoped_subscriber_that_blocks",
         || block_on(keeps_its_leases(Ill::Blocks, Set::AtBuild)),
     );
 }
@@ -162,7 +162,7 @@ fn leases_outlive_a_scoped_subscriber_that_blocks() {
 #[test]
 fn a_loss_is_told_beside_a_subscriber_that_panics() {
     alone(
-        "events_survive::a_loss_is_told_beside_a_subscriber_that_panics",
+        "subscribers::a_loss_is_told_beside_a_subscriber_that_panics",
         || block_on(tells_a_loss(Ill::Panics)),
     );
 }
@@ -171,7 +171,7 @@ fn a_loss_is_told_beside_a_subscriber_that_panics() {
 #[test]
 fn a_loss_is_told_beside_a_subscriber_that_blocks() {
     alone(
-        "events_survive::a_loss_is_told_beside_a_subscriber_that_blocks",
+        "subscribers::a_loss_is_told_beside_a_subscriber_that_blocks",
         || block_on(tells_a_loss(Ill::Blocks)),
     );
 }
@@ -180,7 +180,7 @@ fn a_loss_is_told_beside_a_subscriber_that_blocks() {
 #[test]
 fn a_dropped_lock_is_free_beside_a_subscriber_that_panics() {
     alone(
-        "events_survive::a_dropped_lock_is_free_beside_a_subscriber_that_panics",
+        "subscribers::a_dropped_lock_is_free_beside_a_subscriber_that_panics",
         || block_on(gives_what_was_dropped(Ill::Panics)),
     );
 }
@@ -189,7 +189,7 @@ fn a_dropped_lock_is_free_beside_a_subscriber_that_panics() {
 #[test]
 fn a_dropped_lock_is_free_beside_a_subscriber_that_blocks() {
     alone(
-        "events_survive::a_dropped_lock_is_free_beside_a_subscriber_that_blocks",
+        "subscribers::a_dropped_lock_is_free_beside_a_subscriber_that_blocks",
         || block_on(gives_what_was_dropped(Ill::Blocks)),
     );
 }
@@ -197,39 +197,36 @@ fn a_dropped_lock_is_free_beside_a_subscriber_that_blocks() {
 /// Renewals travel together. A panic that one of them meets is no matter of the others.
 #[test]
 fn one_panic_costs_no_other_lease_its_renewal() {
-    alone(
-        "events_survive::one_panic_costs_no_other_lease_its_renewal",
-        || {
-            let (panicked, renewed) = (AtomicBool::new(false), AtomicUsize::new(0));
-            let once = move |told: &Told| {
-                // In the middle of them.
-                if told.event == "renewed"
-                    && renewed.fetch_add(1, Ordering::SeqCst) > 50
-                    && !panicked.swap(true, Ordering::SeqCst)
-                {
-                    panic!("a subscriber could not write");
-                }
-            };
-            tracing::subscriber::set_global_default(Each(once)).unwrap();
-            block_on(async {
-                let locks = Locks::builder().lease(LEASE).memory().unwrap();
-                let mut guards = Vec::new();
-                for n in 0..200 {
-                    guards.push(held(&locks, n.to_string()).await);
-                }
-                tokio::time::sleep(BEYOND).await;
-                let kept = guards.iter().filter(|guard| guard.is_held()).count();
-                assert_eq!(kept, 200, "some were renewed no more");
-            });
-        },
-    );
+    alone("subscribers::one_panic_costs_no_other_lease_its_renewal", || {
+        let (panicked, renewed) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let once = move |told: &Told| {
+            // In the middle of them.
+            if told.event == "renewed"
+                && renewed.fetch_add(1, Ordering::SeqCst) > 50
+                && !panicked.swap(true, Ordering::SeqCst)
+            {
+                panic!("a subscriber could not write");
+            }
+        };
+        tracing::subscriber::set_global_default(Each(once)).unwrap();
+        block_on(async {
+            let locks = Locks::builder().lease(LEASE).memory().unwrap();
+            let mut guards = Vec::new();
+            for n in 0..200 {
+                guards.push(held(&locks, n.to_string()).await);
+            }
+            tokio::time::sleep(BEYOND).await;
+            let kept = guards.iter().filter(|guard| guard.is_held()).count();
+            assert_eq!(kept, 200, "some were renewed no more");
+        });
+    });
 }
 
 /// A subscriber may ask the locks about themselves, whatever it is told: nothing is told under a lock.
 #[test]
 fn a_subscriber_may_look_at_the_locks() {
     static LOCKS: OnceLock<Locks> = OnceLock::new();
-    alone("events_survive::a_subscriber_may_look_at_the_locks", || {
+    alone("subscribers::a_subscriber_may_look_at_the_locks", || {
         let looks = Each(|_: &Told| {
             LOCKS.get().map(|locks| (locks.keys(), locks.waiting()));
         });
@@ -263,7 +260,7 @@ fn a_subscriber_may_look_at_the_locks() {
 #[test]
 fn a_subscriber_that_is_set_after_the_build_hears_of_the_background() {
     alone(
-        "events_survive::a_subscriber_that_is_set_after_the_build_hears_of_the_background",
+        "subscribers::a_subscriber_that_is_set_after_the_build_hears_of_the_background",
         || {
             block_on(async {
                 let locks = Locks::builder().lease(LEASE).memory().unwrap();

@@ -17,59 +17,56 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 /// tells panics, and nobody waits for ever.
 #[test]
 fn one_panic_costs_no_other_caller_its_answer() {
-    alone(
-        "events_survive::one_panic_costs_no_other_caller_its_answer",
-        || {
-            let (panicked, granted) = (AtomicBool::new(false), AtomicUsize::new(0));
-            let once = move |told: &Told| {
-                // In the middle of them.
-                if told.event == "granted"
-                    && granted.fetch_add(1, Ordering::SeqCst) > 60
-                    && !panicked.swap(true, Ordering::SeqCst)
-                {
-                    panic!("a subscriber could not write");
+    alone("subscribers::one_panic_costs_no_other_caller_its_answer", || {
+        let (panicked, granted) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let once = move |told: &Told| {
+            // In the middle of them.
+            if told.event == "granted"
+                && granted.fetch_add(1, Ordering::SeqCst) > 60
+                && !panicked.swap(true, Ordering::SeqCst)
+            {
+                panic!("a subscriber could not write");
+            }
+        };
+        tracing::subscriber::set_global_default(Each(once)).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let server = RedisServer::start();
+            let proxy = Proxy::start(addr(&server));
+            let locks = locks(&url(proxy.addr()), ms(60_000)).await;
+            held(&locks, "warm").await.release().await.unwrap();
+            // Until all have asked, so that many share a batch.
+            proxy.set(Direction::Replies, Flow::Hold);
+            let tasks: Vec<_> = (0..200)
+                .map(|n| tokio::spawn(locks.mutex(n.to_string()).lock()))
+                .collect();
+            let all_wait = async {
+                while locks.waiting() < 200 {
+                    tokio::task::yield_now().await;
                 }
             };
-            tracing::subscriber::set_global_default(Each(once)).unwrap();
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let server = RedisServer::start();
-                let proxy = Proxy::start(addr(&server));
-                let locks = locks(&url(proxy.addr()), ms(60_000)).await;
-                held(&locks, "warm").await.release().await.unwrap();
-                // Until all have asked, so that many share a batch.
-                proxy.set(Direction::Replies, Flow::Hold);
-                let tasks: Vec<_> = (0..200)
-                    .map(|n| tokio::spawn(locks.mutex(n.to_string()).lock()))
-                    .collect();
-                let all_wait = async {
-                    while locks.waiting() < 200 {
-                        tokio::task::yield_now().await;
-                    }
-                };
-                soon(all_wait).await;
-                proxy.heal();
-                let (mut guards, mut hang, mut panics) = (Vec::new(), 0, 0);
-                // Together: those that hang are waited for once.
-                let end = tokio::time::Instant::now() + ms(15_000);
-                for task in tasks {
-                    match tokio::time::timeout_at(end, task).await {
-                        Ok(Ok(guard)) => guards.push(guard.unwrap()),
-                        Ok(Err(_)) => panics += 1,
-                        Err(_) => hang += 1,
-                    }
+            soon(all_wait).await;
+            proxy.heal();
+            let (mut guards, mut hang, mut panics) = (Vec::new(), 0, 0);
+            // Together: those that hang are waited for once.
+            let end = tokio::time::Instant::now() + ms(15_000);
+            for task in tasks {
+                match tokio::time::timeout_at(end, task).await {
+                    Ok(Ok(guard)) => guards.push(guard.unwrap()),
+                    Ok(Err(_)) => panics += 1,
+                    Err(_) => hang += 1,
                 }
-                assert_eq!(hang, 0, "of 200 tasks hang, after {panics} panicked");
-                assert!(panics <= 1, "{panics} tasks panicked");
-                drop(guards);
-                soon(locks.idle()).await;
-            });
-        },
-    );
+            }
+            assert_eq!(hang, 0, "of 200 tasks hang, after {panics} panicked");
+            assert!(panics <= 1, "{panics} tasks panicked");
+            drop(guards);
+            soon(locks.idle()).await;
+        });
+    });
 }
 
 /// A subscriber may ask the locks about themselves, also when it is told what was found as the inbox opened again: that a
@@ -78,7 +75,7 @@ fn one_panic_costs_no_other_caller_its_answer() {
 fn a_subscriber_may_look_at_the_locks_as_the_inbox_opens() {
     static LOCKS: OnceLock<Locks> = OnceLock::new();
     alone(
-        "events_survive::a_subscriber_may_look_at_the_locks_as_the_inbox_opens",
+        "subscribers::a_subscriber_may_look_at_the_locks_as_the_inbox_opens",
         || {
             // How often the inbox was lost, and how often it was opened.
             let (tell, inbox) = watch::channel((0, 0));

@@ -279,7 +279,12 @@ impl Worker {
     fn start(who: usize, setup: &Setup, heard: &Heard) -> Worker {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["jobs::is_a_replica", "--exact", "--nocapture", "--test-threads=1"])
+            .args([
+                "ticks::is_a_replica",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env("TENURE_REPLICA", who.to_string())
             .env("TENURE_URL", &setup.url)
             .env("TENURE_CRON", &setup.expression)

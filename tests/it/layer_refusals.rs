@@ -17,7 +17,7 @@ use tenure::{LockLayer, Locks, MemoryStore};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::middleware::{GatedHandler, by_path, ms, send, soon, status, steal, text, to, until};
+use crate::layer::{GatedHandler, by_path, ms, send, soon, status, steal, text, to, until};
 
 /// Tells everything it sees.
 fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {

@@ -1,0 +1,114 @@
+//! A lease that is lost: who is told, how soon, and what becomes of the work under it. On the memory store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::{Clock, Error, Locks, MemoryStore};
+
+use crate::support::events::Watch;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Fails loudly instead of hanging for ever.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("did not happen in time")
+}
+
+fn two(store: &MemoryStore) -> (Locks, Locks) {
+    let make = || Locks::builder().memory_shared(store).unwrap();
+    (make(), make())
+}
+
+#[tokio::test]
+async fn a_process_that_slept_is_told_before_anything_else() {
+    let store = MemoryStore::new();
+    let clock = Clock::new();
+    let locks = Locks::builder()
+        .lease(ms(2000))
+        .clock(clock.clone())
+        .memory_shared(&store)
+        .unwrap();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    clock.jump(ms(2001));
+    assert!(!guard.is_held());
+    let worked = guard.run(async { 1 }).await;
+    assert!(worked.is_err(), "{worked:?}");
+    assert!(guard.release().await.unwrap_err().is_lost());
+}
+
+#[tokio::test]
+async fn work_under_a_lock_ends_with_it() {
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let mutex = locks.mutex("a");
+    let fence = mutex.with(|lease| async move { lease.fence() }).await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().unwrap().fence() > fence);
+    soon(other.idle()).await;
+    // Deleted under it: the work is dropped, in the middle of what it does.
+    struct Dropped(Arc<AtomicU64>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let dropped = Arc::new(AtomicU64::new(0));
+    let short = locks.mutex("a").fixed(ms(2_000));
+    let guard_work = Dropped(dropped.clone());
+    let worked = soon(short.with(|_| async move {
+        let _dropped = guard_work;
+        std::future::pending::<()>().await;
+    }))
+    .await;
+    assert!(
+        matches!(
+            worked,
+            Err(Error::Lost {
+                cause: LostCause::Ended,
+                ..
+            })
+        ),
+        "{worked:?}"
+    );
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    // A view outlives its guard, and says so.
+    let guard = mutex.lock().await.unwrap();
+    let lease = guard.lease();
+    assert!(lease.run(async { 7 }).await.is_ok_and(|seven| seven == 7));
+    guard.release().await.unwrap();
+    assert!(!lease.is_held());
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    let late = lease.run(async { panic!("polled without the lock") }).await;
+    assert!(
+        matches!(
+            late,
+            Err(Error::Lost {
+                cause: LostCause::Released,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
+    assert_eq!(soon(lease.lost()).await, LostCause::Released);
+    let token: tenure::CancellationToken = lease.lost_token();
+    assert!(token.is_cancelled());
+}
+
+/// Whose lease was taken away without a word hears of it at the latest when it lets go, and so does the operator.
+#[tokio::test]
+async fn a_loss_that_a_release_finds_is_told_once() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let watch = Watch::of("key=taken away ");
+    let guard = locks.mutex("taken away").lock().await.unwrap();
+    store.with_ledger(|ledger, _| ledger.forget());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    watch.until("lost").await;
+    assert_eq!(watch.count("lost"), 1);
+    assert_eq!(watch.count("released"), 0);
+}
