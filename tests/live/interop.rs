@@ -12,14 +12,15 @@ use crate::help::{Eyes, Other, held, locks, ms, now, soon, until};
 use crate::server::RedisServer;
 
 const REDIS_PY: &str = "6.4.0";
+const PYTHON_REDIS_LOCK: &str = "4.0.0";
 const NEEDED: &str = "\
-the real redis-py is needed, which pip fetches from PyPI into target/: apt-get install python3 python3-venv";
+redis-py and python-redis-lock are needed, which pip fetches from PyPI into target/: apt-get install python3 python3-venv";
 
 /// A Python that has it: kept under `target/`, so that only the first run asks PyPI. In an environment of its own, as
 /// Debian's Python lets nobody install anything else (PEP 668).
 static PYTHON: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let kept = tmp.join(format!("redis-py-{REDIS_PY}"));
+    let kept = tmp.join(format!("redis-py-{REDIS_PY}-{PYTHON_REDIS_LOCK}"));
     let python = kept.join("bin/python");
     if has_redis_py(&python).is_ok() {
         return Ok(python);
@@ -40,7 +41,10 @@ static PYTHON: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
 });
 
 fn has_redis_py(python: &Path) -> Result<(), String> {
-    let look = format!("import redis; assert redis.__version__ == '{REDIS_PY}', redis.__version__");
+    let look = format!(
+        "import redis, redis_lock as prl
+assert (redis.__version__, prl.__version__) == ('{REDIS_PY}', '{PYTHON_REDIS_LOCK}'), (redis.__version__, prl.__version__)"
+    );
     run(Command::new(python).args(["-c", &look]))
 }
 
@@ -48,7 +52,8 @@ fn make(environment: &Path) -> Result<(), String> {
     run(Command::new("python3").args(["-m", "venv"]).arg(environment))?;
     let mut pip = Command::new(environment.join("bin/python"));
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    run(pip.arg(format!("redis=={REDIS_PY}")))
+    pip.arg(format!("redis=={REDIS_PY}"));
+    run(pip.arg(format!("python-redis-lock=={PYTHON_REDIS_LOCK}")))
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -128,15 +133,24 @@ async fn each_excludes_the_other() {
     eyes.until_empty().await;
 }
 
-/// Two nodes of ours and two Pythons add to a counter in two steps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_counter_that_is_not_atomic_is_exact_across_languages() {
+    count_together("count", 40).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_that_is_not_atomic_is_exact_beside_python_redis_lock() {
+    count_together("count-prl", 10).await;
+}
+
+/// Two nodes of ours and two Pythons add to a counter in two steps.
+async fn count_together(how: &str, theirs: u64) {
     const EACH: u64 = 40;
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut snakes = [Snake::on(&server), Snake::on(&server)];
     for snake in &mut snakes {
-        snake.tells(&format!("count lock:counter {EACH}"));
+        snake.tells(&format!("{how} lock:counter {theirs}"));
     }
     let client = redis::Client::open(server.url()).unwrap();
     let patient = redis::AsyncConnectionConfig::new()
@@ -170,7 +184,7 @@ async fn a_counter_that_is_not_atomic_is_exact_across_languages() {
     for snake in &mut snakes {
         assert_eq!(snake.said(), "yes");
     }
-    assert_eq!(eyes.text::<u64>("GET counted"), 6 * EACH);
+    assert_eq!(eyes.text::<u64>("GET counted"), 4 * EACH + 2 * theirs);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
