@@ -1,7 +1,7 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
 //! Reading order: [`node`] (steps of keys, on any thread), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`]
-//! (stores in memory), [`waiter`], [`events`].
+//! (stores in memory), [`waiter`], [`events`], [`outage`] (what is told of a server that fails).
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -13,5 +13,6 @@ pub(crate) mod inbox;
 #[cfg(feature = "scheduler")]
 pub(crate) mod jobs;
 pub(crate) mod node;
+pub(crate) mod outage;
 pub(crate) mod servers;
 pub(crate) mod waiter;

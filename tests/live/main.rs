@@ -31,6 +31,7 @@ mod loss;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outage;
+mod outage_told;
 mod pools;
 mod quiet;
 mod reconnect;

@@ -1,0 +1,310 @@
+//! When a server fails, and when it is back: told once each, and what happens in between is counted.
+//!
+//! Two thousand leases that cannot be renewed are one outage. Each of them is told, too, but only to who listens at the
+//! level of debugging.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::driver::events::DriverEvent;
+use crate::driver::node::Node;
+use crate::driver::servers::Server;
+use crate::driver::waiter::lock;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::message::Reply;
+use crate::protocol::session_step::SessionEvent;
+use crate::protocol::step::Input;
+use crate::protocol::time::Instant;
+
+/// A server that answers some requests and refuses others is back when it has refused none for so long. So is one that
+/// fails again as soon after it was back.
+const CALM: Duration = Duration::from_secs(5);
+
+/// What failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// A connection was given up, or could not be opened.
+    Connection,
+    /// A request was refused, or got no answer.
+    Request,
+    /// A caller was told that the store did not do it.
+    Caller,
+}
+
+/// What happened meanwhile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    pub(crate) requests_failed: u64,
+    pub(crate) callers_refused: u64,
+    pub(crate) leases_lost: u64,
+}
+
+/// The failing of one server, as one node sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Outage {
+    /// Read before every request: nearly always there is none.
+    is_on: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    on: Option<On>,
+    /// When the last one was over.
+    over: Option<Instant>,
+    /// Since when the inbox is away, if that was told for itself.
+    inbox_away: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct On {
+    since: Instant,
+    failed: Instant,
+    /// When it answered first since it failed last.
+    answered: Option<Instant>,
+    /// It began right after the last one.
+    is_again: bool,
+    /// A connection was lost: the next one that answers ends it.
+    by_connection: bool,
+    cost: Cost,
+}
+
+impl Outage {
+    /// True when it begins with this.
+    pub(crate) fn failed(&self, now: Instant, what: Failed, error: &StoreError) -> bool {
+        let mut state = lock(&self.state);
+        let over = state.over;
+        let Some(on) = &mut state.on else {
+            // The loss of its connection is told with that, and one that was closed while nobody used it is no trouble.
+            let is_told_elsewhere = matches!(
+                error.kind(),
+                StoreErrorKind::Interrupted | StoreErrorKind::Unreachable
+            );
+            if what == Failed::Request && is_told_elsewhere {
+                return false;
+            }
+            let is_again = over.is_some_and(|over| now.since(over) < CALM);
+            let mut on = On {
+                since: now,
+                failed: now,
+                answered: None,
+                is_again,
+                by_connection: false,
+                cost: Cost::default(),
+            };
+            on.count(what);
+            state.on = Some(on);
+            self.is_on.store(true, Ordering::Release);
+            return true;
+        };
+        (on.failed, on.answered) = (now, None);
+        on.count(what);
+        false
+    }
+
+    /// A lease was lost.
+    pub(crate) fn lost_lease(&self) {
+        if self.is_on()
+            && let Some(on) = &mut lock(&self.state).on
+        {
+            on.cost.leases_lost += 1;
+        }
+    }
+
+    /// A batch was answered, and nothing of it was refused. If it is over with that: how long it was, and its cost.
+    pub(crate) fn answered(&self, now: Instant) -> Option<(Duration, Cost)> {
+        if !self.is_on() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let on = state.on.as_mut()?;
+        let answered = *on.answered.get_or_insert(now);
+        if (on.is_again || !on.by_connection) && now.since(on.failed) < CALM {
+            return None;
+        }
+        let told = (answered.since(on.since), on.cost);
+        (state.on, state.over) = (None, Some(now));
+        self.is_on.store(false, Ordering::Release);
+        Some(told)
+    }
+
+    /// The inbox is away. True when that is news: nothing was told that explains it.
+    pub(crate) fn inbox_lost(&self, now: Instant) -> bool {
+        let mut state = lock(&self.state);
+        let is_news = state.on.is_none() && state.inbox_away.is_none();
+        if is_news {
+            state.inbox_away = Some(now);
+        }
+        is_news
+    }
+
+    /// It is open. For how long it was away, if that was told.
+    pub(crate) fn inbox_open(&self, now: Instant) -> Option<Duration> {
+        let since = lock(&self.state).inbox_away.take();
+        since.map(|since| now.since(since))
+    }
+
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+}
+
+impl On {
+    fn count(&mut self, what: Failed) {
+        match what {
+            Failed::Connection => self.by_connection = true,
+            Failed::Request => self.cost.requests_failed += 1,
+            Failed::Caller => self.cost.callers_refused += 1,
+        }
+    }
+}
+
+impl Node {
+    /// Something failed at a server.
+    pub(crate) fn failed(&self, server: &Server, what: Failed, error: &StoreError) {
+        if server.outage.failed(self.clock.now(), what, error) {
+            self.events.push(DriverEvent::StoreFailing {
+                server: server.text.clone(),
+                error: error.clone(),
+            });
+        }
+    }
+
+    /// What a key is told may be that the store fails.
+    pub(crate) fn note_failure(&self, server: &Server, input: &Input) {
+        match input {
+            Input::Failed { error, .. } => self.failed(server, Failed::Request, error),
+            Input::Answered {
+                reply: Reply::Refused(refusal),
+                ..
+            } => self.failed(server, Failed::Request, &StoreError::refused(refusal.clone())),
+            Input::Answered {
+                reply: Reply::Late, ..
+            } => {
+                let error = StoreError::new(StoreErrorKind::TimedOut, "requests reach the store too late");
+                self.failed(server, Failed::Request, &error);
+            }
+            _ => {}
+        }
+    }
+
+    /// What happened between this node and a server.
+    pub(crate) fn session_event(&self, server: &Server, event: SessionEvent) {
+        let now = self.clock.now();
+        self.events.push(match event {
+            SessionEvent::Sent(requests) => return self.events.sent(requests),
+            SessionEvent::Connected(took) => DriverEvent::Connected { took },
+            SessionEvent::ConnectionLost { error, idle } => {
+                if !idle {
+                    self.failed(server, Failed::Connection, &error);
+                }
+                DriverEvent::ConnectionLost { error }
+            }
+            SessionEvent::Answered { refused: false } => match server.outage.answered(now) {
+                Some((away, cost)) => DriverEvent::StoreRecovered {
+                    server: server.text.clone(),
+                    away,
+                    cost,
+                },
+                None => return,
+            },
+            SessionEvent::InboxOpen => DriverEvent::InboxOpen {
+                away: server.outage.inbox_open(now),
+            },
+            SessionEvent::InboxLost(error) => DriverEvent::InboxLost {
+                is_news: server.outage.inbox_lost(now),
+                error,
+            },
+            // Each is told with its key, and all of them with their server.
+            SessionEvent::Answered { .. }
+            | SessionEvent::TimedOut(_)
+            | SessionEvent::Bystanders(_)
+            | SessionEvent::Down(_) => return,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn error(kind: StoreErrorKind) -> StoreError {
+        StoreError::new(kind, "it fails")
+    }
+
+    #[test]
+    fn an_outage_begins_once_and_says_what_it_cost() {
+        let outage = Outage::default();
+        let error = error(StoreErrorKind::TimedOut);
+        assert_eq!(outage.answered(at(0)), None);
+        outage.lost_lease();
+        assert!(outage.failed(at(10), Failed::Connection, &error));
+        for _ in 0..3 {
+            assert!(!outage.failed(at(20), Failed::Request, &error));
+        }
+        assert!(!outage.failed(at(30), Failed::Caller, &error));
+        outage.lost_lease();
+        let cost = Cost {
+            requests_failed: 3,
+            callers_refused: 1,
+            leases_lost: 1,
+        };
+        let away = Duration::from_millis(1_490);
+        assert_eq!(outage.answered(at(1_500)), Some((away, cost)));
+        assert_eq!(outage.answered(at(1_501)), None);
+    }
+
+    #[test]
+    fn a_server_that_answers_and_refuses_in_turn_is_one_outage() {
+        use crate::error::StoreRefusal::OutOfMemory;
+        let outage = Outage::default();
+        let error = StoreError::refused(OutOfMemory);
+        assert!(outage.failed(at(0), Failed::Request, &error));
+        for n in 1..100 {
+            assert_eq!(outage.answered(at(n * 1_000)), None);
+            assert!(!outage.failed(at(n * 1_000 + 1), Failed::Caller, &error));
+        }
+        assert_eq!(outage.answered(at(100_000)), None);
+        let (away, cost) = outage.answered(at(104_001)).unwrap();
+        assert_eq!((away, cost.callers_refused), (Duration::from_secs(100), 99));
+    }
+
+    #[test]
+    fn connections_that_open_and_break_in_turn_are_two_outages_at_the_most() {
+        let outage = Outage::default();
+        let error = error(StoreErrorKind::Interrupted);
+        let mut begun = 0;
+        for n in 0..100 {
+            begun += u32::from(outage.failed(at(n * 1_000), Failed::Connection, &error));
+            outage.answered(at(n * 1_000 + 500));
+        }
+        assert_eq!(begun, 2);
+    }
+
+    #[test]
+    fn a_request_on_a_connection_that_was_closed_begins_none() {
+        let outage = Outage::default();
+        assert!(!outage.failed(at(0), Failed::Request, &error(StoreErrorKind::Interrupted)));
+        assert!(outage.failed(at(0), Failed::Request, &error(StoreErrorKind::TimedOut)));
+    }
+
+    #[test]
+    fn an_inbox_is_told_unless_an_outage_explains_it() {
+        let outage = Outage::default();
+        assert!(outage.inbox_lost(at(0)));
+        assert!(!outage.inbox_lost(at(1)));
+        assert_eq!(outage.inbox_open(at(5)), Some(Duration::from_millis(5)));
+        assert!(outage.failed(at(10), Failed::Connection, &error(StoreErrorKind::Interrupted)));
+        assert!(!outage.inbox_lost(at(11)));
+        assert_eq!(outage.inbox_open(at(12)), None);
+        assert!(!outage.inbox_lost(at(13)));
+        assert!(outage.answered(at(14)).is_some());
+        // It did not come back with the server.
+        assert!(outage.inbox_lost(at(15)));
+    }
+}
