@@ -71,9 +71,11 @@ impl RedisLink {
         load(&mut questions);
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
-        let answers = connection.send_packed_commands(&questions, 0, 3).await;
+        // For people. Who may not set it does without.
+        questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
+        let answers = connection.send_packed_commands(&questions, 0, 4).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([loaded, server, memory]) = <[Value; 3]>::try_from(answers) else {
+        let Ok([loaded, server, memory, _]) = <[Value; 4]>::try_from(answers) else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
         result(loaded).map_err(|error| cannot_open(store, error))?;
