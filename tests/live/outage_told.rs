@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tracing::Level;
 
-use crate::help::{Eyes, Other, PATIENCE, held, ms, soon, until};
+use crate::help::{Eyes, Other, PATIENCE, held, held_at_last, ms, soon, until};
 use crate::server::RedisServer;
 use crate::support::alone::alone;
 use crate::support::events::{Told, Watch};
@@ -156,7 +156,7 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
                 soon(locks.mutex("gone").lock()).await.unwrap_err();
                 watch.until("store_failing").await;
                 server.restart();
-                held(&locks, "back").await.release().await.unwrap();
+                held_at_last(locks.mutex("back")).await.release().await.unwrap();
                 watch.until("store_recovered").await;
             });
         },

@@ -222,6 +222,7 @@ fn what_only_the_simulator_counts_is_not_told() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list")]
 fn every_event_is_told_as_loudly_as_it_says() {
     let told = Told::default();
     let sink = sink_for("", keeps(&told));
