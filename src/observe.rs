@@ -84,9 +84,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "scheduler")]
-use tracing::info;
-use tracing::{debug, error, trace, warn};
+use tracing::{debug, error, info, trace, warn};
 
 #[cfg(feature = "scheduler")]
 use crate::error::Error;

@@ -3,11 +3,10 @@
 //! Two thousand leases that cannot be renewed are one outage. Each of them is told, too, but only to who listens at the
 //! level of debugging.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::time::Instant;
 
@@ -67,7 +66,7 @@ struct On {
 impl Outage {
     /// True when it begins with this.
     pub(crate) fn failed(&self, now: Instant, what: Failed, error: &StoreError) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let over = state.over;
         let Some(on) = &mut state.on else {
             // The loss of its connection is told with that, and one that was closed while nobody used it is no trouble.
@@ -100,7 +99,7 @@ impl Outage {
     /// A lease was lost.
     pub(crate) fn lost_lease(&self) {
         if self.is_on()
-            && let Some(on) = &mut lock(&self.state).on
+            && let Some(on) = &mut self.lock().on
         {
             on.cost.leases_lost += 1;
         }
@@ -111,7 +110,7 @@ impl Outage {
         if !self.is_on() {
             return None;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let on = state.on.as_mut()?;
         let answered = *on.answered.get_or_insert(now);
         if (on.is_again || !on.by_connection) && now.since(on.failed) < CALM {
@@ -125,7 +124,7 @@ impl Outage {
 
     /// The inbox is away. True when that is news: nothing was told that explains it.
     pub(crate) fn inbox_lost(&self, now: Instant) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let is_news = state.on.is_none() && state.inbox_away.is_none();
         if is_news {
             state.inbox_away = Some(now);
@@ -135,8 +134,12 @@ impl Outage {
 
     /// It is open. For how long it was away, if that was told.
     pub(crate) fn inbox_open(&self, now: Instant) -> Option<Duration> {
-        let since = lock(&self.state).inbox_away.take();
+        let since = self.lock().inbox_away.take();
         since.map(|since| now.since(since))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_on(&self) -> bool {
