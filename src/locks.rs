@@ -284,7 +284,9 @@ impl Builder {
         self
     }
 
-    /// What this node is called in events, for people.
+    /// What this node is called, for people: in events, as `node_name`, and in Redis, where its connection is
+    /// `tenure:<name>` in `CLIENT LIST`, with a `_` for each sign that Redis does not take there. Since Redis 7.2 its
+    /// inbox shows the same as `lib-name`.
     pub fn node_name(mut self, name: impl Into<String>) -> Self {
         self.options.node_name = Some(name.into());
         self
@@ -393,6 +395,7 @@ impl Builder {
         let timeout = self.options.request_timeout;
         let store = store
             .with_prefix(&self.options.prefix)?
+            .with_node_name(self.options.node_name.as_deref())?
             .with_connect_timeout(timeout);
         let (lazy, shown) = (self.options.lazy, format!("{store:?}"));
         let locks = self.on(Arc::new(store))?;

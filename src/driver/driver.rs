@@ -157,7 +157,10 @@ impl Node {
     /// Does what a session wants done. One that panics does not keep the rest from being done.
     pub(crate) fn perform(self: &Arc<Self>, server: &Arc<Server>, effect: SessionEffect) {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
-            SessionEffect::Tell(name, input) => self.drive(&name, input),
+            SessionEffect::Tell(name, input) => {
+                self.note_failure(server, &input);
+                self.drive(&name, input);
+            }
             SessionEffect::Send {
                 connection,
                 id,
@@ -184,7 +187,7 @@ impl Node {
             }
             SessionEffect::InboxState(state) => self.inbox_state(state),
             SessionEffect::Probed(probe, answer) => server.probed(probe, answer),
-            SessionEffect::Event(event) => self.events.session_event(event),
+            SessionEffect::Event(event) => self.session_event(server, event),
         }));
         if done.is_err() {
             self.events.push(DriverEvent::DriverFailed);

@@ -13,9 +13,8 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::driver::events::queue::{Entry, Queue};
 use crate::error::LostCause;
-use crate::observe::{kept, shielded};
-use crate::protocol::message::{Name, NodeId};
-use crate::protocol::session_step::SessionEvent;
+use crate::observe::{Label, kept, shielded};
+use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
 mod event;
@@ -36,7 +35,7 @@ fn queue() -> &'static Queue {
 /// Where a node's events go. Clones are the same.
 #[derive(Debug, Clone)]
 pub(crate) struct EventSink {
-    node: NodeId,
+    label: Label,
     /// The subscriber that was the default where the node was built. `None`: the global one of the moment.
     dispatch: Option<Dispatch>,
     queue: &'static Queue,
@@ -44,14 +43,14 @@ pub(crate) struct EventSink {
 
 impl EventSink {
     /// For a node that is built here and now.
-    pub(crate) fn capture(node: NodeId) -> EventSink {
-        EventSink::to(queue(), node)
+    pub(crate) fn capture(label: Label) -> EventSink {
+        EventSink::to(queue(), label)
     }
 
-    fn to(queue: &'static Queue, node: NodeId) -> EventSink {
+    fn to(queue: &'static Queue, label: Label) -> EventSink {
         let dispatch = tracing::dispatcher::get_default(Clone::clone);
         EventSink {
-            node,
+            label,
             // One that is set later is looked up later.
             dispatch: (!dispatch.is::<NoSubscriber>()).then_some(dispatch),
             queue,
@@ -86,25 +85,20 @@ impl EventSink {
         self.push(DriverEvent::Lost { name, cause });
     }
 
-    /// What happened between this node and a server.
-    pub(crate) fn session_event(&self, event: SessionEvent) {
-        self.push(match event {
-            SessionEvent::Sent(requests) => {
-                kept::departed(requests);
-                return self.queue.counted();
-            }
-            SessionEvent::Connected(took) => DriverEvent::Connected { took },
-            SessionEvent::ConnectionLost { error, first } => DriverEvent::ConnectionLost { error, first },
-            SessionEvent::InboxOpen => DriverEvent::InboxOpen,
-            SessionEvent::InboxLost { error, first } => DriverEvent::InboxLost { error, first },
-            // Each is told with its key, and all of them with the connection.
-            SessionEvent::TimedOut(_) | SessionEvent::Bystanders(_) | SessionEvent::Down(_) => return,
-        });
+    /// So many requests left for the store.
+    pub(crate) fn sent(&self, requests: usize) {
+        kept::departed(requests);
+        self.queue.counted();
+    }
+
+    /// Whose they are.
+    pub(crate) fn label(&self) -> &Label {
+        &self.label
     }
 
     fn entry(&self, event: Option<DriverEvent>) -> Entry {
         Entry {
-            node: self.node,
+            label: self.label.clone(),
             dispatch: self.dispatch.clone(),
             event,
         }
@@ -116,7 +110,7 @@ impl Drop for EventSink {
     fn drop(&mut self) {
         if let Some(dispatch) = self.dispatch.take() {
             self.queue.push(Entry {
-                node: self.node,
+                label: self.label.clone(),
                 dispatch: Some(dispatch),
                 event: None,
             });

@@ -1,7 +1,8 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
 //! Reading order: [`node`] (steps of keys, on any thread), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`]
-//! (stores in memory), [`waiter`], [`events`].
+//! (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a server that fails, and
+//! what is told of it).
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -13,5 +14,7 @@ pub(crate) mod inbox;
 #[cfg(feature = "scheduler")]
 pub(crate) mod jobs;
 pub(crate) mod node;
+pub(crate) mod outage;
 pub(crate) mod servers;
+pub(crate) mod told;
 pub(crate) mod waiter;

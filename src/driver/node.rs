@@ -16,16 +16,18 @@ use tokio::sync::{Notify, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
+use crate::driver::outage::Failed;
 use crate::driver::servers::Servers;
 use crate::driver::waiter::{Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Grant, Name, NodeId};
 #[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
-use crate::protocol::step::{AcquireOptions, Effect, InboxState, Input, Rules, Ticket};
+use crate::protocol::step::{AcquireError, AcquireOptions, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
@@ -143,7 +145,7 @@ impl Node {
         Arc::new(Node {
             id,
             clock,
-            events: EventSink::capture(id),
+            events: EventSink::capture(Label::new(id, options.node_name.as_deref())),
             servers: Servers::new(store, options.request_timeout, nonce_key.1),
             alarm: Alarm {
                 notify: Notify::new(),
@@ -338,6 +340,7 @@ impl Node {
             Effect::Denied(ticket, error) => {
                 let waiter = waiters.remove(ticket);
                 wakes.extend(waiter.and_then(|waiter| waiter.decide(Err(error.clone()))));
+                return matches!(error, AcquireError::Store(_));
             }
             Effect::Lost(ticket, cause) => {
                 wakes.extend(waiters.get(ticket).and_then(|waiter| waiter.end(*cause)));
@@ -357,7 +360,15 @@ impl Node {
     fn tell(&self, name: &Name, effect: &Effect) {
         match effect {
             Effect::Event(event) => self.events.key_event(name, event),
-            Effect::Lost(_, cause) => self.events.lost(name, *cause),
+            Effect::Lost(_, cause) => {
+                if matches!(cause, LostCause::Deadline | LostCause::Gone) {
+                    self.servers.of(name).outage.lost_lease();
+                }
+                self.events.lost(name, *cause);
+            }
+            Effect::Denied(_, AcquireError::Store(error)) => {
+                self.failed(&self.servers.of(name), Failed::Caller, error);
+            }
             _ => {}
         }
     }

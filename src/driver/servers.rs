@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
 use crate::error::StoreError;
 use crate::key::Key;
@@ -31,6 +32,9 @@ pub(crate) struct Server {
     pub(crate) id: ServerId,
     pub(crate) session: Mutex<Session>,
     pub(crate) io: Mutex<Io>,
+    /// As errors and events name it.
+    pub(crate) text: Arc<str>,
+    pub(crate) outage: Outage,
     probes: Mutex<HashMap<Probe, oneshot::Sender<Result<(), StoreError>>>>,
 }
 
@@ -113,9 +117,10 @@ impl Servers {
     }
 
     fn make(&self, id: ServerId) -> Server {
+        let text: Arc<str> = self.store.describe(id).into();
         let session = Session::new(SessionOptions {
             request_timeout: self.timeout,
-            server: self.store.describe(id).into(),
+            server: text.clone(),
             remote: self.store.at_once().is_none(),
             seed: self.seed.wrapping_add(u64::from(id.0)),
         });
@@ -123,6 +128,8 @@ impl Servers {
             id,
             session: Mutex::new(session),
             io: Mutex::default(),
+            text,
+            outage: Outage::default(),
             probes: Mutex::default(),
         }
     }

@@ -7,10 +7,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
+use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
 use crate::error::{ClosedCause, Error, StoreError, StoreErrorKind};
 use crate::key::Key;
-use crate::observe;
+use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::{Fence, Name, TickTime};
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
@@ -110,6 +111,8 @@ impl Acquire {
                         format_args!("no answer within the wait of {waited:?}"),
                     )
                 });
+                let node = self.handle.node();
+                node.failed(&node.servers.of(&self.wanted.name), Failed::Caller, &source);
                 Error::Store { key, source }
             }
         }
@@ -156,6 +159,10 @@ impl Acquire {
         Ok(())
     }
 
+    fn label(&self) -> &Label {
+        self.handle.node().events.label()
+    }
+
     /// How long a caller has waited, by the clock that its lease is judged by.
     fn waited(&self, since: Option<Instant>) -> Duration {
         since.map_or(Duration::ZERO, |since| {
@@ -173,18 +180,18 @@ impl Acquire {
                 let handle = self.handle.clone();
                 // First the guard: a subscriber that panics does not keep the lock.
                 let guard = Guard::new(handle, name.clone(), waiting.ticket, waiting.waiter, fence);
-                observe::granted(name, fence);
+                observe::granted(self.label(), name, fence);
                 Ok(guard)
             }
             Err(AcquireError::Over) => Err(Unacquired::Over),
             Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),
             Err(AcquireError::Store(source)) => {
-                observe::denied_by_store(name, &source);
+                observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
                 Err(Unacquired::Error(Error::Store { key, source }))
             }
             Err(why) => {
-                observe::denied(name, &why);
+                observe::denied(self.label(), name, &why);
                 Err(Unacquired::Error(self.error(why, self.waited(since))))
             }
         };

@@ -244,7 +244,7 @@ impl Guard {
         let key = held.name.key.clone();
         match outcome {
             Outcome::Kept => {
-                observe::released(&held.name);
+                observe::released(node.events.label(), &held.name);
                 Ok(())
             }
             Outcome::Lost(cause) => {
@@ -256,7 +256,7 @@ impl Guard {
                 Err(Error::Lost { key, cause })
             }
             Outcome::Failed(source) => {
-                observe::release_failed(&held.name, &source);
+                observe::release_failed(node.events.label(), &held.name, &source);
                 Err(Error::Store { key, source })
             }
         }

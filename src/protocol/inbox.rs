@@ -21,8 +21,6 @@ pub(crate) struct Inbox {
     state: State,
     told: InboxState,
     pause: Duration,
-    /// The last thing told of it was its loss.
-    lost: bool,
     timeout: Duration,
     remote: bool,
 }
@@ -53,7 +51,6 @@ impl Inbox {
             state: State::Unwanted,
             told: InboxState::Unconfirmed,
             pause: PAUSE.0,
-            lost: false,
             timeout: options.request_timeout,
             remote: options.remote,
         }
@@ -88,7 +85,6 @@ impl Inbox {
             heard: now,
             asked: None,
         };
-        self.lost = false;
         effects.push(SessionEffect::Event(SessionEvent::InboxOpen));
         // News each time: grants may have been missed.
         self.told = InboxState::Confirmed;
@@ -143,10 +139,7 @@ impl Inbox {
             since: now,
             until: now + pause,
         };
-        effects.push(SessionEffect::Event(SessionEvent::InboxLost {
-            error,
-            first: !std::mem::replace(&mut self.lost, true),
-        }));
+        effects.push(SessionEvent::InboxLost(error).into());
         let state = if refused {
             InboxState::Refused
         } else {

@@ -31,6 +31,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) strikes: u32,
     /// When the store last said that somebody has the key, one of our callers included.
     pub(crate) taken: Option<Instant>,
+    /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
+    pub(crate) owner_ends: Option<Instant>,
     /// What kept requests from being answered since the last answer.
     pub(crate) error: Option<StoreError>,
     /// The claim that was held last.
@@ -250,6 +252,15 @@ impl<P: Plant> KeyState<P> {
     }
 
     // What becomes of claims.
+
+    /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
+    /// run out as they should.
+    pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let ran_out = self.owner_ends.take().is_some_and(|ends| ends <= cx.now);
+        if ran_out && !self.claims[number].fixed {
+            cx.event(KeyEvent::Inherited);
+        }
+    }
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
     pub(crate) fn pursue(&mut self, cx: &mut StepContext<'_>) {

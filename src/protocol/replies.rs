@@ -92,7 +92,9 @@ impl<P: Plant> KeyState<P> {
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 if matches!(claim.phase, Phase::Queued { .. }) {
                     cx.event(KeyEvent::FoundGranted);
+                    self.note_inheritance(cx, number);
                 }
+                let claim = &mut self.claims[number];
                 claim.may_execute_until = None;
                 if deadline.since(cx.now) < lease / 3 {
                     self.stale(cx, number);
@@ -145,6 +147,7 @@ impl<P: Plant> KeyState<P> {
                     Owner::Nobody => {}
                 }
                 self.taken = Some(cx.now);
+                self.owner_ends = left.map(|left| sent + ms(left));
                 self.schedule_wait(cx, number, left, is_foreign);
                 self.deny_the_impatient(cx);
             }
@@ -330,6 +333,7 @@ impl<P: Plant> KeyState<P> {
         // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
         // any more, as when the number is left at once because nobody wants it.
         self.yield_is_done(cx, number);
+        self.note_inheritance(cx, number);
         let claim = &mut self.claims[number];
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;

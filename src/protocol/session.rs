@@ -37,6 +37,8 @@ const BATCHES: usize = 16;
 const SHORTEST: Duration = Duration::from_millis(100);
 /// A lease shorter than this does not decide over the connection that all share.
 const LONG: Duration = Duration::from_secs(2);
+/// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
+const IDLE: Duration = Duration::from_millis(900);
 /// See the module.
 #[derive(Debug)]
 pub struct Session<P: Plant = Sound> {
@@ -264,7 +266,7 @@ impl<P: Plant> Session<P> {
             return;
         }
         self.unreachable = true;
-        self.close(now, error, effects);
+        self.close(now, error, false, effects);
         if self.is_down(now) {
             self.tell_down(now, effects);
         } else {
@@ -278,17 +280,15 @@ impl<P: Plant> Session<P> {
     }
 
     /// Closed, and not to be opened again before a pause that doubles.
-    fn close(&mut self, now: Instant, error: StoreError, effects: &mut Vec<SessionEffect>) {
+    fn close(&mut self, now: Instant, error: StoreError, idle: bool, effects: &mut Vec<SessionEffect>) {
         let pause = self.pause.mul_f64(0.5 + self.jitter.f64() / 2.0);
         self.pause = (2 * self.pause).min(PAUSE.1);
         self.connection = Connection::Closed {
             since: now,
             until: now + pause,
         };
-        effects.push(SessionEffect::Event(SessionEvent::ConnectionLost {
-            error: error.clone(),
-            first: self.lost.is_none(),
-        }));
+        let lost = error.clone();
+        effects.push(SessionEvent::ConnectionLost { error: lost, idle }.into());
         self.lost = Some(error);
     }
 
@@ -491,6 +491,8 @@ impl<P: Plant> Session<P> {
         if !demoted {
             self.pause = PAUSE.0;
         }
+        let refused = |reply: &Reply| matches!(reply, Reply::Refused(_) | Reply::Late);
+        let refused = reply.replies.iter().any(refused);
         let mut requests = batch.requests;
         let mut replies = reply.replies;
         for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
@@ -515,13 +517,12 @@ impl<P: Plant> Session<P> {
                 .into_iter()
                 .map(|probe| SessionEffect::Probed(probe, Ok(()))),
         );
+        if self.options.remote {
+            effects.push(SessionEvent::Answered { refused }.into());
+        }
         if demoted {
-            self.give_up(
-                now,
-                batch.connection,
-                StoreError::refused(StoreRefusal::ReadOnly),
-                effects,
-            );
+            let error = StoreError::refused(StoreRefusal::ReadOnly);
+            self.give_up(now, batch.connection, batch.sent, error, effects);
         }
     }
 
@@ -545,18 +546,20 @@ impl<P: Plant> Session<P> {
             Executed::Unknown if !refused && self.is_proven(batch.connection) => Unanswered::Bystander,
             Executed::Unknown => Unanswered::Unknown,
         };
-        let connection = batch.connection;
+        let (connection, sent) = (batch.connection, batch.sent);
         self.tell_unanswered(now, batch, why, &error, effects);
         if is_broken(&error) {
-            self.give_up(now, connection, error, effects);
+            self.give_up(now, connection, sent, error, effects);
         }
     }
 
-    /// Never used beside its successor: whatever is under way on it is told so.
+    /// Never used beside its successor: whatever is under way on it is told so. `sent`: when that was which found it
+    /// broken.
     fn give_up(
         &mut self,
         now: Instant,
         connection: Attempt,
+        sent: Instant,
         error: StoreError,
         effects: &mut Vec<SessionEffect>,
     ) {
@@ -569,7 +572,8 @@ impl<P: Plant> Session<P> {
         } else {
             effects.push(SessionEffect::Close(connection));
         }
-        self.close(now, error.clone(), effects);
+        let idle = *error.kind() == StoreErrorKind::Interrupted && self.was_idle_before(sent);
+        self.close(now, error.clone(), idle, effects);
         // It did its work until now. One that refuses everything did not.
         if excused
             && !matches!(error.kind(), StoreErrorKind::Refused(_))
@@ -629,6 +633,16 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    /// Nothing was under way for a while before what was sent then and what is still under way.
+    fn was_idle_before(&self, sent: Instant) -> bool {
+        let first = self
+            .in_flight
+            .iter()
+            .map(|batch| batch.sent)
+            .fold(sent, Instant::min);
+        self.heard.is_some_and(|heard| first.since(heard) >= IDLE)
+    }
+
     fn is_proven(&self, connection: Attempt) -> bool {
         matches!(self.connection, Connection::Open { attempt, proven: true, .. } if attempt == connection)
     }
@@ -667,9 +681,9 @@ impl<P: Plant> Session<P> {
         }
         // One whose connection is overdue is told with all others of that connection.
         let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);
-        if let Some(connection) = overdue.map(|batch| batch.connection) {
+        if let Some((connection, sent)) = overdue.map(|batch| (batch.connection, batch.sent)) {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of");
-            self.give_up(now, connection, error, effects);
+            self.give_up(now, connection, sent, error, effects);
         }
         let mut told = Vec::new();
         for batch in &mut self.in_flight {

@@ -108,12 +108,13 @@ pub enum SessionEffect {
 pub enum SessionEvent {
     /// A connection opened, after so long.
     Connected(Duration),
-    /// A connection broke or was given up, or could not be opened. `first`: it was fine before.
+    /// A connection broke or was given up, or could not be opened.
     ConnectionLost {
         /// Why.
         error: StoreError,
-        /// The first since a connection was open.
-        first: bool,
+        /// It was found closed when it was used again after a while: nothing was under way, and so far nothing says
+        /// that the server is away.
+        idle: bool,
     },
     /// A batch of so many requests was sent.
     Sent(usize),
@@ -123,15 +124,15 @@ pub enum SessionEvent {
     Bystanders(usize),
     /// So many requests were not sent, as the server is down.
     Down(usize),
+    /// A batch was answered. Those to a store at hand are not told.
+    Answered {
+        /// Something in it was refused.
+        refused: bool,
+    },
     /// The inbox is open.
     InboxOpen,
-    /// The inbox broke or could not be opened. `first`: it was fine before.
-    InboxLost {
-        /// Why.
-        error: StoreError,
-        /// The first since it was open.
-        first: bool,
-    },
+    /// The inbox broke or could not be opened.
+    InboxLost(StoreError),
 }
 
 /// What is to be done with an inbox.

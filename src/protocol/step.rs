@@ -218,6 +218,9 @@ pub enum KeyEvent {
     /// A waiting claim asked and was told that it is the owner now: its push was lost or is still to come, or the
     /// lease before it ran out.
     FoundGranted,
+    /// It was granted when the lease of the owner before, as the store last told it, had run out: that one died, or
+    /// lost sight of the store. Comes with one of the three before.
+    Inherited,
     /// The lease was renewed with so much of it left.
     Renewed {
         /// What had been left of the lease when the answer came.

@@ -15,7 +15,7 @@ use crate::driver::jobs::{Jobs, RunEnd};
 use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
-use crate::observe;
+use crate::observe::{self, Label};
 use crate::primitives::acquire::Unacquired;
 use crate::primitives::guard::Guard;
 use crate::primitives::tick::acquire_tick;
@@ -82,6 +82,10 @@ impl Gate {
         &self.name
     }
 
+    pub(crate) fn label(&self) -> &Label {
+        self.handle.node().events.label()
+    }
+
     /// Pursues a tick until it is over: runs it here if this node wins it, and else stands by until its winner has
     /// ended.
     pub(crate) async fn pursue<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
@@ -94,7 +98,7 @@ impl Gate {
         let outcome = self.pursue_untold(mark, work).await;
         // A refusal was told where it happened, which may be before there is a tick.
         if outcome != TickOutcome::Refused {
-            observe::tick(&self.name, mark, outcome.word());
+            observe::tick(self.label(), &self.name, mark, outcome.word());
         }
         outcome
     }
@@ -140,12 +144,12 @@ impl Gate {
                 Err(Unacquired::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
                 Err(Unacquired::Error(Error::Closed { .. })) => return TickOutcome::Drained,
                 Err(Unacquired::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
-                    observe::job_refused(&self.name, &error);
+                    observe::job_refused(self.label(), &self.name, &error);
                     return TickOutcome::Refused;
                 }
                 // Fail closed: nobody runs until the store is back, and then only the newest tick.
                 Err(Unacquired::Error(error)) => {
-                    observe::tick_waits(&self.name, mark, &error);
+                    observe::tick_waits(self.label(), &self.name, mark, &error);
                     pause = (2 * pause).min(RETRY.1);
                     pause.mul_f64(0.5 + fastrand::f64() * 0.5)
                 }
@@ -190,7 +194,7 @@ impl Gate {
             attempt,
             end: end.clone(),
         };
-        observe::tick_starts(&self.name, mark, attempt);
+        observe::tick_starts(self.label(), &self.name, mark, attempt);
         // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
         // error that it returns.
         let mut job = Box::pin(async { work(tick).await.failure() });
@@ -215,16 +219,21 @@ impl Gate {
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
         if dropped.is_err() {
-            observe::tick_failed(&self.name, mark, "it panicked when it was cancelled");
+            observe::tick_failed(
+                self.label(),
+                &self.name,
+                mark,
+                "it panicked when it was cancelled",
+            );
         }
         let outcome = match ended {
             Some(Ok(Some(None))) => TickOutcome::Done,
             Some(Ok(Some(Some(text)))) => {
-                observe::tick_failed(&self.name, mark, &text);
+                observe::tick_failed(self.label(), &self.name, mark, &text);
                 TickOutcome::Failed
             }
             Some(Ok(None)) => {
-                observe::tick_failed(&self.name, mark, "it panicked");
+                observe::tick_failed(self.label(), &self.name, mark, "it panicked");
                 TickOutcome::Panicked
             }
             // Whoever has the lease now runs the tick, whatever became of it here.
@@ -235,14 +244,14 @@ impl Gate {
             None if dropped.is_err() => TickOutcome::Panicked,
             None => {
                 if let Err(error) = guard.release().await {
-                    observe::tick_untold(&self.name, mark, &error);
+                    observe::tick_untold(self.label(), &self.name, mark, &error);
                 }
                 return Run::Over(TickOutcome::Drained);
             }
         };
         if let Err(error) = guard.finish().await {
             // What was run was run; but the store may not know, and have it run again.
-            observe::tick_untold(&self.name, mark, &error);
+            observe::tick_untold(self.label(), &self.name, mark, &error);
         }
         Run::Over(outcome)
     }

@@ -47,7 +47,7 @@ where
                 Ok(mark) => {
                     gate.pursue(mark, work).await;
                 }
-                Err(why) => observe::job_refused(gate.name(), &why),
+                Err(why) => observe::job_refused(gate.label(), gate.name(), &why),
             }
         })
     }

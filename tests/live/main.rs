@@ -20,6 +20,7 @@ mod child;
 mod clocks;
 mod contest;
 mod differential;
+mod events;
 mod help;
 mod idle;
 mod interop;

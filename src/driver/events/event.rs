@@ -1,13 +1,15 @@
 //! The events of the background: what is counted of them, how loud they are, and how they are told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Level;
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
+use crate::driver::outage::Cost;
 use crate::error::{LostCause, StoreError};
-use crate::observe::{self, kept};
-use crate::protocol::message::{Name, NodeId};
+use crate::observe::{self, Label, kept};
+use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
 /// What happened in the background.
@@ -19,12 +21,20 @@ pub(crate) enum DriverEvent {
     Lost { name: Name, cause: LostCause },
     /// A connection to the store is open.
     Connected { took: Duration },
-    /// A connection was given up, or could not be opened. `first`: it was fine before.
-    ConnectionLost { error: StoreError, first: bool },
-    /// Grants are pushed to this node.
-    InboxOpen,
-    /// And are no more.
-    InboxLost { error: StoreError, first: bool },
+    /// A connection was given up, or could not be opened.
+    ConnectionLost { error: StoreError },
+    /// A server fails.
+    StoreFailing { server: Arc<str>, error: StoreError },
+    /// And is back.
+    StoreRecovered {
+        server: Arc<str>,
+        away: Duration,
+        cost: Cost,
+    },
+    /// Grants are pushed to this node. `away`: for how long they were not, if that was told as a warning.
+    InboxOpen { away: Option<Duration> },
+    /// And are no more. `is_news`: nothing was told that explains it.
+    InboxLost { error: StoreError, is_news: bool },
     /// A server is set up in a way that endangers leases.
     ServerWarning { text: String },
     /// The driver panicked.
@@ -37,10 +47,12 @@ impl DriverEvent {
         match self {
             DriverEvent::Key { name, event } => return count_of_key(name, event),
             DriverEvent::Lost { name, cause } => kept::lost(name, *cause),
-            DriverEvent::ConnectionLost { error, .. } => kept::store_failed("connection", error),
+            DriverEvent::ConnectionLost { error } => kept::store_failed("connection", error),
             DriverEvent::InboxLost { error, .. } => kept::store_failed("inbox", error),
             DriverEvent::Connected { .. }
-            | DriverEvent::InboxOpen
+            | DriverEvent::StoreFailing { .. }
+            | DriverEvent::StoreRecovered { .. }
+            | DriverEvent::InboxOpen { .. }
             | DriverEvent::ServerWarning { .. }
             | DriverEvent::DriverFailed => return false,
         }
@@ -65,10 +77,14 @@ impl DriverEvent {
                 LostCause::Unfetched => Level::WARN,
                 LostCause::Ended | LostCause::Shutdown | LostCause::Released => Level::DEBUG,
             },
-            DriverEvent::Connected { .. } | DriverEvent::InboxOpen => Level::DEBUG,
-            DriverEvent::ConnectionLost { first: false, .. }
-            | DriverEvent::InboxLost { first: false, .. } => Level::DEBUG,
-            DriverEvent::ConnectionLost { .. }
+            DriverEvent::Connected { .. }
+            | DriverEvent::ConnectionLost { .. }
+            | DriverEvent::InboxOpen { away: None }
+            | DriverEvent::InboxLost { is_news: false, .. } => Level::DEBUG,
+            // What is over is told as loudly as that it began.
+            DriverEvent::StoreFailing { .. }
+            | DriverEvent::StoreRecovered { .. }
+            | DriverEvent::InboxOpen { .. }
             | DriverEvent::InboxLost { .. }
             | DriverEvent::ServerWarning { .. } => Level::WARN,
             DriverEvent::DriverFailed => Level::ERROR,
@@ -76,16 +92,21 @@ impl DriverEvent {
     }
 
     /// Runs the subscriber.
-    pub(super) fn tell(&self, node: NodeId) {
+    pub(super) fn tell(&self, of: &Label) {
         match self {
-            DriverEvent::Key { name, event } => tell_of_key(name, event),
-            DriverEvent::Lost { name, cause } => observe::lost(name, *cause),
-            DriverEvent::Connected { took } => observe::connected(node, *took),
-            DriverEvent::ConnectionLost { error, .. } => observe::connection_lost(node, error),
-            DriverEvent::InboxOpen => observe::inbox_open(node),
-            DriverEvent::InboxLost { error, .. } => observe::inbox_lost(node, error),
-            DriverEvent::ServerWarning { text } => observe::server_warning(node, text),
-            DriverEvent::DriverFailed => observe::driver_failed(node),
+            DriverEvent::Key { name, event } => tell_of_key(of, name, event),
+            DriverEvent::Lost { name, cause } => observe::lost(of, name, *cause),
+            DriverEvent::Connected { took } => observe::connected(of, *took),
+            DriverEvent::ConnectionLost { error } => observe::connection_lost(of, error),
+            DriverEvent::StoreFailing { server, error } => observe::store_failing(of, server, error),
+            DriverEvent::StoreRecovered { server, away, cost } => {
+                let counts = [cost.requests_failed, cost.callers_refused, cost.leases_lost];
+                observe::store_recovered(of, server, *away, counts);
+            }
+            DriverEvent::InboxOpen { away } => observe::inbox_open(of, *away),
+            DriverEvent::InboxLost { error, is_news } => observe::inbox_lost(of, error, *is_news),
+            DriverEvent::ServerWarning { text } => observe::server_warning(of, text),
+            DriverEvent::DriverFailed => observe::driver_failed(of),
         }
     }
 }
@@ -118,13 +139,16 @@ pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
         | KeyEvent::PushConfirming
         | KeyEvent::FoundGranted
         | KeyEvent::Renewed { .. } => Some(Level::TRACE),
-        KeyEvent::Requeued | KeyEvent::Asking | KeyEvent::UnknownLeft | KeyEvent::PushStale => {
-            Some(Level::DEBUG)
-        }
-        KeyEvent::RenewFailed { .. }
+        // What fails is told once for its server, and for each key only to who looks closer.
+        KeyEvent::Requeued
+        | KeyEvent::Asking
+        | KeyEvent::UnknownLeft
+        | KeyEvent::PushStale
+        | KeyEvent::RenewFailed { .. }
         | KeyEvent::WaitFailed { .. }
         | KeyEvent::LeaveFailed { .. }
-        | KeyEvent::Late => Some(Level::WARN),
+        | KeyEvent::Late => Some(Level::DEBUG),
+        KeyEvent::Inherited => Some(Level::INFO),
         KeyEvent::PushForged => Some(Level::ERROR),
         KeyEvent::TooShort
         | KeyEvent::GhostLeft
@@ -134,20 +158,23 @@ pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
     }
 }
 
-fn tell_of_key(name: &Name, event: &KeyEvent) {
+fn tell_of_key(of: &Label, name: &Name, event: &KeyEvent) {
     match event {
-        KeyEvent::HandedOn => observe::handed_on(name),
-        KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => observe::taken_over(name),
-        KeyEvent::Renewed { slack } => observe::renewed(name, *slack),
-        KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, *left, error),
-        KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
-        KeyEvent::Requeued => observe::requeued(name),
-        KeyEvent::Asking => observe::asked_again(name),
-        KeyEvent::Late => observe::late(name),
-        KeyEvent::UnknownLeft => observe::unknown_grant(name),
-        KeyEvent::PushStale => observe::stale_grant(name),
-        KeyEvent::PushForged => observe::forged_grant(name),
-        KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error.as_ref()),
+        KeyEvent::HandedOn => observe::handed_on(of, name),
+        KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
+            observe::taken_over(of, name)
+        }
+        KeyEvent::Renewed { slack } => observe::renewed(of, name, *slack),
+        KeyEvent::RenewFailed { left, error } => observe::renew_failed(of, name, *left, error),
+        KeyEvent::WaitFailed { error } => observe::wait_failed(of, name, error),
+        KeyEvent::Inherited => observe::inherited(of, name),
+        KeyEvent::Requeued => observe::requeued(of, name),
+        KeyEvent::Asking => observe::asked_again(of, name),
+        KeyEvent::Late => observe::late(of, name),
+        KeyEvent::UnknownLeft => observe::unknown_grant(of, name),
+        KeyEvent::PushStale => observe::stale_grant(of, name),
+        KeyEvent::PushForged => observe::forged_grant(of, name),
+        KeyEvent::LeaveFailed { error } => observe::leave_failed(of, name, error.as_ref()),
         KeyEvent::TooShort
         | KeyEvent::GhostLeft
         | KeyEvent::Yielded

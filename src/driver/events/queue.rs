@@ -9,8 +9,7 @@ use std::time::Duration;
 use tracing::Dispatch;
 
 use crate::driver::events::event::DriverEvent;
-use crate::observe::{self, kept, shielded};
-use crate::protocol::message::NodeId;
+use crate::observe::{self, Label, kept, shielded};
 
 const THREAD: &str = "tenure-events";
 /// So many events wait at the most, and beyond them so many losses.
@@ -24,7 +23,7 @@ const GATHER: Duration = Duration::from_millis(100);
 /// An event on its way. Whatever is foreign in it is dropped on the event thread.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) node: NodeId,
+    pub(super) label: Label,
     pub(super) dispatch: Option<Dispatch>,
     /// `None`: it only brings its subscriber to where that may be dropped.
     pub(super) event: Option<DriverEvent>,
@@ -224,12 +223,12 @@ impl State {
 impl Entry {
     fn tell(self) {
         let Entry {
-            node,
+            label,
             dispatch,
             event,
         } = self;
         if let Some(event) = event {
-            to(dispatch.as_ref(), || event.tell(node));
+            to(dispatch.as_ref(), || event.tell(&label));
         }
     }
 }

@@ -15,8 +15,10 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use crate::driver::events::queue::{ROOM, ROOM_BEYOND};
+use crate::driver::outage::Cost;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::protocol::message::NodeId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,6 +64,10 @@ impl Visit for Text {
 
 type Told = Arc<Mutex<Vec<String>>>;
 
+fn label() -> Label {
+    Label::new(NodeId::numbered(1), Some("one"))
+}
+
 fn queue() -> &'static Queue {
     Box::leak(Box::new(Queue::new()))
 }
@@ -69,7 +75,7 @@ fn queue() -> &'static Queue {
 /// A sink for the subscriber, on a queue of its own.
 fn sink_for(word: &'static str, act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
     let queue = queue();
-    with_default(Each { word, act }, || EventSink::to(queue, NodeId::numbered(1)))
+    with_default(Each { word, act }, || EventSink::to(queue, label()))
 }
 
 fn keeps(told: &Told) -> impl Fn(&str) + Send + Sync + 'static {
@@ -141,7 +147,7 @@ fn a_subscriber_that_panics_ends_nothing() {
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     let told = Told::default();
     let (sink, is_blocked, go) = blocking(&told);
-    sink.push(DriverEvent::InboxOpen);
+    sink.push(DriverEvent::InboxOpen { away: None });
     is_blocked.recv_timeout(PATIENCE).unwrap();
     for _ in 0..ROOM + 100 {
         sink.key_event(&name("a"), &KeyEvent::Late);
@@ -195,7 +201,7 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
 #[test]
 fn a_global_subscriber_that_is_set_later_hears_of_it() {
     let queue = queue();
-    let sink = EventSink::to(queue, NodeId::numbered(1));
+    let sink = EventSink::to(queue, label());
     assert!(sink.dispatch.is_none());
     let told = Told::default();
     let act = keeps(&told);
@@ -216,6 +222,7 @@ fn what_only_the_simulator_counts_is_not_told() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list")]
 fn every_event_is_told_as_loudly_as_it_says() {
     let told = Told::default();
     let sink = sink_for("", keeps(&told));
@@ -224,6 +231,7 @@ fn every_event_is_told_as_loudly_as_it_says() {
     let of_key = [
         KeyEvent::HandedOn,
         KeyEvent::PushUsed,
+        KeyEvent::Inherited,
         KeyEvent::PushStale,
         KeyEvent::UnknownLeft,
         KeyEvent::PushForged,
@@ -252,12 +260,26 @@ fn every_event_is_told_as_loudly_as_it_says() {
     );
     events.extend([
         DriverEvent::Connected { took },
-        DriverEvent::ConnectionLost {
+        DriverEvent::ConnectionLost { error: error.clone() },
+        DriverEvent::InboxOpen { away: None },
+        DriverEvent::InboxOpen { away: Some(took) },
+        DriverEvent::InboxLost {
             error: error.clone(),
-            first: true,
+            is_news: true,
         },
-        DriverEvent::InboxOpen,
-        DriverEvent::InboxLost { error, first: true },
+        DriverEvent::InboxLost {
+            error: error.clone(),
+            is_news: false,
+        },
+        DriverEvent::StoreFailing {
+            server: "there".into(),
+            error,
+        },
+        DriverEvent::StoreRecovered {
+            server: "there".into(),
+            away: took,
+            cost: Cost::default(),
+        },
         DriverEvent::ServerWarning {
             text: "evicts".into(),
         },

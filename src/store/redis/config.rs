@@ -18,6 +18,8 @@ pub(super) struct Config {
     pub(super) prefix: Box<[u8]>,
     pub(super) probe: bool,
     pub(super) timeout: Duration,
+    /// What our connections are called in `CLIENT LIST`.
+    pub(super) called: Box<str>,
     pub(super) said: Arc<Said>,
 }
 
@@ -36,6 +38,17 @@ impl Config {
     }
 }
 
+/// What the connections of a node are called: Redis takes no spaces and nothing that cannot be printed.
+pub(super) fn called(node: Option<&str>) -> Box<str> {
+    const LONGEST: usize = 64;
+    let Some(node) = node.filter(|node| !node.is_empty()) else {
+        return "tenure".into();
+    };
+    let plain = |sign: char| if sign.is_ascii_graphic() { sign } else { '_' };
+    let node: String = node.chars().take(LONGEST).map(plain).collect();
+    format!("tenure:{node}").into()
+}
+
 /// What was said once and needs no repeating on every new connection.
 #[derive(Debug, Default)]
 pub(super) struct Said {
@@ -51,5 +64,24 @@ impl Said {
         let mut said = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         warnings.retain(|warning| said.insert(warning.clone()));
         warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::called;
+
+    #[test]
+    fn a_connection_is_called_what_redis_takes() {
+        for (node, expected) in [
+            (None, "tenure"),
+            (Some(""), "tenure"),
+            (Some("web-1"), "tenure:web-1"),
+            (Some("web 1\r\nFLUSHALL"), "tenure:web_1__FLUSHALL"),
+            (Some("Zürich\u{7f}\0"), "tenure:Z_rich__"),
+        ] {
+            assert_eq!(&*called(node), expected);
+        }
+        assert_eq!(called(Some(&"x".repeat(1_000))).len(), "tenure:".len() + 64);
     }
 }

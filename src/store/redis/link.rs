@@ -76,13 +76,15 @@ impl RedisLink {
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
-        let answers = connection.send_packed_commands(&questions, 0, 4).await;
+        // For people. Who may not set it does without.
+        questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
+        let answers = connection.send_packed_commands(&questions, 0, 5).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([loaded, info @ ..]) = <[Value; 4]>::try_from(answers) else {
+        let Ok([loaded, server, memory, replication, _]) = <[Value; 5]>::try_from(answers) else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
         result(loaded).map_err(|error| cannot_open(store, error))?;
-        check_info(store, info, &mut warnings)?;
+        check_info(store, [server, memory, replication], &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),

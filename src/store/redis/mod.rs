@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Client;
+use redis::{Client, ConnectionInfo};
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
@@ -86,8 +86,7 @@ impl RedisStore {
         // redis 2.0 sets it by default (redis-rs#2196); then this may go.
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = Client::open(info.clone().set_tcp_settings(tcp))
-            .map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
+        let client = open(info.clone().set_tcp_settings(tcp))?;
         let prefix = b"lock:";
         Ok(RedisStore {
             inner: Arc::new(Config {
@@ -96,6 +95,7 @@ impl RedisStore {
                 prefix: prefix[..].into(),
                 probe: true,
                 timeout: Duration::from_secs(2),
+                called: config::called(None),
                 said: Arc::default(),
             }),
         })
@@ -136,6 +136,21 @@ impl RedisStore {
         self
     }
 
+    /// Calls its connections after the node, for who looks at `CLIENT LIST`. Since Redis 7.2 a connection also has the name
+    /// of its library, the one way to name an inbox: it is no command that one could send. A client of the user's that
+    /// says something of its own there is left alone.
+    pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
+        let inner = self.edit();
+        inner.called = config::called(node);
+        let info = inner.client.get_connection_info();
+        let settings = info.redis_settings().clone();
+        if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
+            let settings = settings.set_lib_name(&*inner.called, env!("CARGO_PKG_VERSION"));
+            inner.client = open(info.clone().set_redis_settings(settings))?;
+        }
+        Ok(self)
+    }
+
     /// Whether a pool leads to this store's server and database, as far as its users may ask.
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
@@ -157,6 +172,10 @@ impl fmt::Debug for RedisStore {
             .field("prefix", &format_args!("{}", self.inner.prefix.escape_ascii()))
             .finish_non_exhaustive()
     }
+}
+
+fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
+    Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }
 
 /// The URL without what stands between the scheme and the last `@`.

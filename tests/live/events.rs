@@ -1,0 +1,279 @@
+//! What an operator reads of an outage: that it began, that it is over and what it cost; not a line per lease.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tenure::{LockLayer, Locks};
+use tokio::task::JoinSet;
+use tower::{Layer, ServiceExt};
+use tracing::Level;
+
+use crate::help::{Eyes, Other, PATIENCE, held, held_at_last, ms, soon, until};
+use crate::server::RedisServer;
+use crate::support::alone::alone;
+use crate::support::events::{Told, Watch};
+
+/// What an outage may cost in lines at INFO and above, beside the lost leases' own.
+const LINES: usize = 20;
+
+/// How many leases, for how long, and how long the server is away: small, unless `TENURE_QUIET_FULL` is set.
+fn size() -> (usize, Duration, Duration) {
+    if std::env::var_os("TENURE_QUIET_FULL").is_some() {
+        (2_000, ms(10_000), ms(14_000))
+    } else {
+        (200, ms(3_000), ms(4_200))
+    }
+}
+
+/// The number in a field.
+fn field(told: &Told, name: &str) -> u64 {
+    let (_, rest) = told
+        .text
+        .split_once(&format!("{name}="))
+        .unwrap_or_else(|| panic!("no {name} in {told:?}"));
+    rest.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_outage_is_told_in_a_few_lines() {
+    alone("events::an_outage_is_told_in_a_few_lines", || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(an_outage());
+    });
+}
+
+async fn an_outage() {
+    let (count, lease, away) = size();
+    let server = RedisServer::start();
+    let locks = |name: &str| Locks::builder().lease(lease).node_name(name.to_owned());
+    let one = locks("quiet one").redis(&server.url()).await.unwrap();
+    let other = locks("quiet two").redis(&server.url()).await.unwrap();
+    let mut taking = JoinSet::new();
+    for n in 0..count {
+        let mutex = one.mutex(format!("lease {n}"));
+        taking.spawn(async move { mutex.lock().await.unwrap() });
+    }
+    let guards = taking.join_all().await;
+    let mut waiting = JoinSet::new();
+    for n in 0..count / 10 {
+        let mutex = other.mutex(format!("lease {n}"));
+        waiting.spawn(async move { mutex.lock().await.map(drop) });
+    }
+    until("they wait", || other.waiting() == count / 10).await;
+    let watch = Watch::of("");
+
+    server.freeze();
+    let began = std::time::Instant::now();
+    let failing = watch.until("store_failing").await;
+    // It is known to be down when callers are refused.
+    let refused = soon(one.mutex("refused").lock()).await;
+    assert!(refused.unwrap_err().is_unreachable());
+    let layer = LockLayer::by(&one, |_| "refused, too");
+    let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+    }));
+    for _ in 0..count {
+        let request = Request::new(Body::empty());
+        let answer = soon(service.clone().oneshot(request)).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    until("all are lost", || guards.iter().all(|guard| !guard.is_held())).await;
+    while let Some(waited) = soon(waiting.join_next()).await {
+        let _ = waited.unwrap();
+    }
+    // It is as long as it was to be.
+    tokio::time::sleep(away.saturating_sub(began.elapsed())).await;
+    server.thaw();
+    let of_one = |told: &Told| told.event == "store_recovered" && told.text.contains("node_name=quiet one ");
+    tokio::time::timeout(PATIENCE, async {
+        while !watch.told().iter().any(of_one) {
+            // Whoever asks for nothing need not know that it is back.
+            let _ = one.ping().await;
+            tokio::time::sleep(ms(20)).await;
+        }
+    })
+    .await
+    .expect("the end is told");
+
+    let told = watch.told();
+    let loud: Vec<_> = told.iter().filter(|told| told.level <= Level::INFO).collect();
+    let (lost, beside): (Vec<_>, Vec<_>) = loud.into_iter().partition(|told| told.event == "lost");
+    assert_eq!(lost.len(), count, "a lost lease is always told");
+    assert!(lost.iter().all(|told| told.level == Level::ERROR));
+    assert!(lost[0].text.contains("kind=lock "), "{:?}", lost[0]);
+    assert!(beside.len() <= LINES, "{} lines: {beside:#?}", beside.len());
+
+    assert_eq!(failing.level, Level::WARN);
+    let server_name = format!("127.0.0.1:{}", server.port());
+    assert!(failing.text.contains(&server_name), "{failing:?}");
+    let one_failed =
+        |told: &&Told| told.event == "store_failing" && told.text.contains("node_name=quiet one ");
+    assert_eq!(told.iter().filter(one_failed).count(), 1);
+    assert_eq!(told.iter().filter(|told| of_one(told)).count(), 1);
+    let recovered = told.iter().find(|told| of_one(told)).unwrap();
+    assert_eq!(recovered.level, failing.level);
+    assert!(recovered.text.contains(&server_name), "{recovered:?}");
+    let away_ms = field(recovered, "away_ms");
+    assert!(
+        away_ms > 500 && away_ms <= began.elapsed().as_millis() as u64,
+        "{recovered:?}"
+    );
+    assert_eq!(field(recovered, "leases_lost"), count as u64);
+    assert!(
+        field(recovered, "callers_refused") > count as u64,
+        "{recovered:?}"
+    );
+    assert!(
+        field(recovered, "requests_failed") >= count as u64,
+        "{recovered:?}"
+    );
+    // All else is there for who wants to know.
+    assert!(watch.count("renew_failed") > 0);
+    assert!(watch.count("refused") >= count);
+}
+
+/// A server that hangs up on who is idle is told to nobody but who debugs; one that is gone is found out.
+#[test]
+fn a_connection_that_was_closed_while_idle_is_no_outage() {
+    alone(
+        "events::a_connection_that_was_closed_while_idle_is_no_outage",
+        || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let mut server = RedisServer::with_args(&["--timeout", "1"]);
+                let watch = Watch::of("");
+                let locks = Locks::builder().redis(&server.url()).await.unwrap();
+                held(&locks, "before").await.release().await.unwrap();
+                // Redis looks for idle clients once a second or so.
+                tokio::time::sleep(ms(4_000)).await;
+                held(&locks, "after").await.release().await.unwrap();
+                assert_eq!(watch.count("connection_lost"), 1, "{:#?}", watch.told());
+                assert_eq!(loud(&watch), Vec::<String>::new());
+                // As idle as then, and this time nobody answers.
+                tokio::time::sleep(ms(4_000)).await;
+                server.kill();
+                soon(locks.mutex("gone").lock()).await.unwrap_err();
+                watch.until("store_failing").await;
+                server.restart();
+                held_at_last(locks.mutex("back")).await.release().await.unwrap();
+                watch.until("store_recovered").await;
+            });
+        },
+    );
+}
+
+fn loud(watch: &Watch) -> Vec<String> {
+    let told = watch.told().into_iter();
+    let loud = told.filter(|told| told.level <= Level::INFO);
+    loud.map(|told| told.text).collect()
+}
+
+/// With its runtime everything of a process ends, in whatever order.
+#[test]
+fn a_process_that_ends_without_a_shutdown_ends_quietly() {
+    alone(
+        "events::a_process_that_ends_without_a_shutdown_ends_quietly",
+        || {
+            let server = RedisServer::start();
+            let watch = Watch::of("");
+            for keeps in [false, true] {
+                let runtime = tokio::runtime::Runtime::new().unwrap();
+                let locks = runtime.block_on(async {
+                    let locks = Locks::builder()
+                        .lease(ms(2_000))
+                        .redis(&server.url())
+                        .await
+                        .unwrap();
+                    let guard = held(&locks, "held").await;
+                    let (mine, waits) = (locks.clone(), locks.mutex("held"));
+                    runtime.spawn(async move {
+                        let _guard = guard;
+                        let _mine = mine;
+                        std::future::pending::<()>().await;
+                    });
+                    runtime.spawn(waits.lock());
+                    until("it waits", || locks.waiting() == 1).await;
+                    keeps.then_some(locks)
+                });
+                drop(runtime);
+                drop(locks);
+                let began = std::time::Instant::now();
+                while drivers() > 0 && began.elapsed() < PATIENCE {
+                    std::thread::sleep(ms(5));
+                }
+                assert_eq!(drivers(), 0, "they end");
+            }
+            assert_eq!(loud(&watch), Vec::<String>::new());
+        },
+    );
+}
+
+/// How many threads of ours this process has.
+fn drivers() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |thread: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()
+    };
+    threads
+        .filter_map(name)
+        .filter(|name| name.trim() == "tenure-driver")
+        .count()
+}
+
+/// Who gets a lock because its owner died hears of that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_inherited_is_told() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let lease = ms(1_000);
+    let locks = Locks::builder()
+        .lease(lease)
+        .node_name("the heir")
+        .redis(&server.url())
+        .await
+        .unwrap();
+    let watch = Watch::of("key=inheritance ");
+    // Handed over by somebody who lives.
+    let giver = Locks::builder()
+        .lease(ms(10_000))
+        .redis(&server.url())
+        .await
+        .unwrap();
+    let guard = held(&giver, "inheritance").await;
+    let waiting = tokio::spawn(locks.mutex("inheritance").lock());
+    until("it waits", || eyes.queue("inheritance") == 1).await;
+    guard.release().await.unwrap();
+    soon(waiting).await.unwrap().unwrap().release().await.unwrap();
+    watch.until("taken_over").await;
+    assert_eq!(watch.count("inherited"), 0, "{:#?}", watch.told());
+
+    let mut dead = Other::plays("holds", &server.url(), "inheritance", lease);
+    dead.hears("holds");
+    let waiting = tokio::spawn(locks.mutex("inheritance").lock());
+    until("it waits", || eyes.queue("inheritance") == 1).await;
+    dead.kill();
+    let guard = soon(waiting).await.unwrap().unwrap();
+    let told = watch.until("inherited").await;
+    assert_eq!(told.level, Level::INFO);
+    assert!(
+        told.text.contains("node_name=the heir ") && told.text.contains("kind=lock "),
+        "{told:?}"
+    );
+    guard.release().await.unwrap();
+}
+
+/// A name is for people: whatever is in it, it disturbs nothing, and its connection has it.
+#[tokio::test]
+async fn a_connection_is_called_after_its_node() {
+    let server = RedisServer::start();
+    let name = "web 1\r\nFLUSHALL";
+    let locks = Locks::builder()
+        .node_name(name)
+        .redis(&server.url())
+        .await
+        .unwrap();
+    drop(held(&locks, "named").await);
+    let clients: String = Eyes::on(&server).text("CLIENT LIST");
+    assert!(clients.contains(" name=tenure:web_1__FLUSHALL "), "{clients}");
+}
