@@ -21,8 +21,11 @@ pub(crate) struct Waiter(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// Whether it was granted.
     decision: Option<Result<Fence, AcquireError>>,
+    /// What became of its release.
     outcome: Option<Outcome>,
+    /// The holding has ended, and why.
     over: Option<LostCause>,
     waker: Option<Waker>,
     token: Option<CancellationToken>,
@@ -52,7 +55,7 @@ impl Waiter {
         state.waker.take().map(Wake::Caller)
     }
 
-    /// The holding is over, if it was not before, and this became of its release.
+    /// Ends the holding, of which the first cause stays, and says what became of its release.
     pub(crate) fn settle(&self, outcome: Outcome) -> [Option<Wake>; 2] {
         let mut state = lock(&self.0);
         state.over.get_or_insert(LostCause::Released);

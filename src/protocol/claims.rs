@@ -37,7 +37,7 @@ pub(crate) struct Claim {
     /// The request under way, if any.
     pub(crate) asking: Option<Asking>,
     pub(crate) seq: u32,
-    /// When to act, while nothing is under way.
+    /// When the next request is due, while none is under way.
     pub(crate) act: Option<Instant>,
     /// `act` repeats what failed: it need not be waited for when the store is back.
     pub(crate) retries: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Claim {
     pub(crate) fails: u32,
     /// A grant may have been missed since the request under way was handed out.
     pub(crate) look_again: bool,
-    /// Never answered so far, and refused as late only from then on.
+    /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
     pub(crate) may_execute_until: Option<Instant>,
     /// Created by a yield: what it was before.
     pub(crate) yielded: Option<Yielded>,
@@ -113,7 +113,7 @@ pub(crate) struct Held {
     pub(crate) due: Instant,
     /// By then the record has ended, if no request extends it.
     pub(crate) ends: Instant,
-    /// When to give it back, while its caller has not taken it up.
+    /// When it is given back, if its caller has not taken it up by then.
     pub(crate) unfetched: Option<Instant>,
 }
 
@@ -163,6 +163,7 @@ impl Claim {
         ms(self.term.lease_ms)
     }
 
+    /// How long its record lives in the store: the lease and the margin.
     pub(crate) fn hold(&self) -> Duration {
         ms(self.term.hold_ms())
     }

@@ -34,14 +34,14 @@ impl Failing {
         matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
     }
 
-    /// Whether it counts as nothing and is asked again at once. Connections that break one after the other without a
-    /// word from the server are an outage.
+    /// Whether the connection that broke had worked before, so that the request is not to blame: it is sent again at once
+    /// and counts as no failure. Connections that break one after the other without a word from the server are an outage.
     fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
         self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
     }
 
-    /// Whether that caller goes on waiting, after so many failures in a row.
-    fn spares(&self, caller: &Caller, strikes: u32, now: Instant) -> bool {
+    /// Whether the store may still answer that caller in time, after so many failures in a row.
+    fn keeps_waiting(&self, caller: &Caller, strikes: u32, now: Instant) -> bool {
         let rides_out = caller.options.wait
             && self
                 .heard
@@ -75,8 +75,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store answered that it would not. It was not executed, and the server is there, for whatever it is worth: who
-    /// rides that out is whoever it told before that somebody has the key.
+    /// The store refused the request and did nothing. Only callers who know already that somebody has the key go on
+    /// waiting.
     pub(crate) fn refused(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -117,7 +117,7 @@ impl<P: Plant> KeyState<P> {
             Owner::Cohort => {
                 self.strikes += 1;
                 let strikes = self.strikes;
-                let stays = |caller: &Caller| failing.spares(caller, strikes, now);
+                let stays = |caller: &Caller| failing.keeps_waiting(caller, strikes, now);
                 self.line.retain(stays, |caller| deny(caller, cx));
                 if self.line.is_empty() {
                     self.strikes = 0;
@@ -126,7 +126,7 @@ impl<P: Plant> KeyState<P> {
             }
             Owner::Solo(mut caller) => {
                 caller.strikes += 1;
-                if failing.spares(&caller, caller.strikes, now) {
+                if failing.keeps_waiting(&caller, caller.strikes, now) {
                     (Owner::Solo(caller), caller.strikes)
                 } else {
                     deny(&caller, cx);
@@ -239,7 +239,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Told again until the lease has ended by itself.
+    /// Sends the leave again, until the lease has ended by itself.
     fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
         let claim = &mut self.claims[number];
         let is_bystander = failing.is_bystander(cx.now, claim.lease());

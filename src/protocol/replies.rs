@@ -1,7 +1,7 @@
 //! What the store says: answers and pushed grants.
 //!
-//! The rules that safety hangs on are here; each was found by breaking the design without it. See DESIGN in the
-//! README's "how it works", and the simulator's planted mistakes.
+//! The rules that safety depends on are here; each was found by breaking the design without it. See "Six rules of safety"
+//! in ARCHITECTURE.md, and the mistakes that the simulator plants.
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claims::{Leaving, Owner, Phase, RequestKind, Yielded};

@@ -54,7 +54,7 @@ impl Drop for Pursued<'_> {
     }
 }
 
-/// A run that is to be told when it is cancelled.
+/// A run that a drain can cancel.
 struct Running<'a>(&'a Jobs, u64);
 
 impl Drop for Running<'_> {
@@ -95,7 +95,7 @@ impl Gate {
         Fut::Output: JobOutput,
     {
         let _pursuit = self.jobs.pursuits.token();
-        let outcome = self.pursue_untold(mark, work).await;
+        let outcome = self.run_tick(mark, work).await;
         // A refusal was told where it happened, which may be before there is a tick.
         if outcome != TickOutcome::Refused {
             observe::tick(self.label(), &self.name, mark, outcome.word());
@@ -103,7 +103,7 @@ impl Gate {
         outcome
     }
 
-    async fn pursue_untold<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
+    async fn run_tick<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
     where
         F: Fn(Tick) -> Fut,
         Fut: Future,
