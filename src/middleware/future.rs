@@ -165,7 +165,7 @@ where
                             unreachable!("it was made ready")
                         };
                         let (parts, _) = request.into_parts();
-                        return Poll::Ready(Ok(lost_answer(refusals, Some(&parts))));
+                        return Poll::Ready(Ok(lost_answer(refusals, Refused::Lost, Some(&parts))));
                     }
                     if let Err(error) = ready!(ready) {
                         state.set(State::Done);
@@ -201,12 +201,12 @@ where
                     let watched = lost.is_some();
                     if watched && is_lost(guard.as_ref(), lost.as_mut(), cx) {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer(refusals, None)));
+                        return Poll::Ready(Ok(lost_answer(refusals, Refused::OutcomeUnknown, None)));
                     }
                     let answer = ready!(handler.poll(cx));
                     if watched && is_lost(guard.as_ref(), lost, cx) {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer(refusals, None)));
+                        return Poll::Ready(Ok(lost_answer(refusals, Refused::OutcomeUnknown, None)));
                     }
                     let guard = guard.take();
                     state.set(match guard {
@@ -242,9 +242,9 @@ fn is_lost(guard: Option<&Guard>, lost: Pin<&mut Lost>, cx: &mut Context<'_>) ->
     told || guard.is_some_and(|guard| !guard.is_held())
 }
 
-fn lost_answer<R>(refusals: &Refusals, parts: Option<&Parts>) -> Response<ResponseBody<R>> {
-    observe::refused(&Refused::Lost, Refused::Lost.status().as_u16(), None);
-    refusals.answer(Refused::Lost, parts).map(ResponseBody::refusal)
+fn lost_answer<R>(refusals: &Refusals, why: Refused, parts: Option<&Parts>) -> Response<ResponseBody<R>> {
+    observe::refused(&why, why.status().as_u16(), None);
+    refusals.answer(why, parts).map(ResponseBody::refusal)
 }
 
 /// Gives the lock back. A lease that was lost meanwhile has been told of, by the event and the [`Lease`](crate::Lease);

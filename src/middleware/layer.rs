@@ -48,7 +48,7 @@ pub enum OnLost {
     /// [`lost`](crate::Lease::lost). Its answer is sent as it is.
     #[default]
     Tell,
-    /// The handler's future is dropped at its next `await`, and the client gets 503. What it had begun elsewhere, a
+    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. What it had begun elsewhere, a
     /// statement sent to a database say, may still happen: [fence](crate::Lease::fence) it.
     Cancel,
 }
@@ -107,7 +107,7 @@ where
 }
 
 impl<K> LockLayer<K> {
-    /// Wait for the lock, no longer than this; then 503. The default is 5 s. Shorter: clients learn sooner that they
+    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s. Shorter: clients learn sooner that they
     /// should come back. Longer: more of them are served, and more of them stand in line. It has nothing to do with how
     /// long the handler may take.
     pub fn wait(mut self, wait: Duration) -> Self {
@@ -181,13 +181,21 @@ impl Policy {
             mutex = mutex.max_waiters(limit);
         }
         let entered = match self.wait {
-            Wait::UpTo(wait) => mutex.lock_timeout(wait).await,
-            Wait::Skip => match mutex.try_lock().await {
+            Wait::UpTo(wait) if !wait.is_zero() => mutex.lock_timeout(wait).await,
+            Wait::UpTo(_) | Wait::Skip => match mutex.try_lock().await {
                 Ok(guard) => return guard.ok_or((Refused::Busy, None)),
                 Err(error) => Err(error),
             },
         };
-        entered.map_err(|error| (Refused::from(&error), Some(error)))
+        entered.map_err(|error| {
+            // Whatever was lost here, no handler had begun.
+            let why = if error.is_lost() {
+                Refused::Lost
+            } else {
+                Refused::from(&error)
+            };
+            (why, Some(error))
+        })
     }
 }
 

@@ -66,12 +66,13 @@
 //! | outcome | status | `Retry-After` | [`Refused`] |
 //! |---|---|---|---|
 //! | the handler is done | the handler's | | |
-//! | busy, and told to [`skip`](LockLayer::skip) | 423 | | [`Busy`](Refused::Busy) |
-//! | busy for all of the [`wait`](LockLayer::wait) | 503 | 1 to 3 s | [`WaitedTooLong`](Refused::WaitedTooLong) |
+//! | busy, and told to [`skip`](LockLayer::skip) or to wait for nothing | 423 | | [`Busy`](Refused::Busy) |
+//! | busy for all of the [`wait`](LockLayer::wait) | 429 | 1 to 3 s | [`WaitedTooLong`](Refused::WaitedTooLong) |
 //! | [`max_waiters`](LockLayer::max_waiters) wait already | 429 | 1 to 3 s | [`QueueFull`](Refused::QueueFull) |
 //! | the store is unreachable or refuses | 503 | 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
 //! | [`Locks::shutdown`](crate::Locks::shutdown) was called | 503 | 1 to 3 s | [`Closed`](Refused::Closed) |
-//! | the lease was lost, with [`OnLost::Cancel`] or before the handler began | 503 | 1 to 3 s | [`Lost`](Refused::Lost) |
+//! | the lease was lost before the handler began | 503 | 1 to 3 s | [`Lost`](Refused::Lost) |
+//! | the lease was lost while the handler ran, with [`OnLost::Cancel`] | 500 | | [`OutcomeUnknown`](Refused::OutcomeUnknown) |
 //! | the key is empty, too long or malformed | 400 | | [`BadKey`](Refused::BadKey) |
 //! | a header that the key is made of is missing | 400 | | [`NoKey`](Refused::NoKey) |
 //! | an option makes no sense, or the route lacks the path parameter | 500 | | [`BadOptions`](Refused::BadOptions) |

@@ -18,9 +18,11 @@ use crate::middleware::body::{RefusalBody, boxed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refused {
-    /// Another request has the lock, and this one was not to wait ([`skip`](crate::LockLayer::skip)): 423.
+    /// Another request has the lock, and this one was not to wait ([`skip`](crate::LockLayer::skip), or a
+    /// [`wait`](crate::LockLayer::wait) of nothing): 423.
     Busy,
-    /// The wait was over before it was this request's turn ([`wait`](crate::LockLayer::wait)): 503 with `Retry-After`.
+    /// The wait was over before it was this request's turn ([`wait`](crate::LockLayer::wait)): 429 with `Retry-After`. No
+    /// 503, for which a load balancer ejects a replica: one busy key says nothing about its other requests.
     WaitedTooLong,
     /// Too many requests wait already ([`max_waiters`](crate::LockLayer::max_waiters)): 429 with `Retry-After`.
     QueueFull,
@@ -29,9 +31,12 @@ pub enum Refused {
     StoreFailed,
     /// The service shuts down: 503 with `Retry-After`.
     Closed,
-    /// The lease was lost before the handler was done ([`OnLost::Cancel`](crate::middleware::OnLost::Cancel)), or before
-    /// it began: 503 with `Retry-After`.
+    /// The lease was lost before the handler began, so nothing was done: 503 with `Retry-After`.
     Lost,
+    /// The lease was lost while the handler ran, which was stopped ([`OnLost::Cancel`](crate::middleware::OnLost::Cancel))
+    /// and may have done a part of its work: 500 without `Retry-After`, as proxies send again what was answered with 503.
+    /// One that is told to repeat every 5xx (Envoy's `retry_on: 5xx`) repeats this as well.
+    OutcomeUnknown,
     /// The request's key is empty, too long or malformed: 400.
     BadKey,
     /// The request lacks the header that its key is made of ([`keys`](crate::middleware::keys)): 400.
@@ -78,7 +83,7 @@ impl Refused {
                 false,
             ),
             Refused::WaitedTooLong => row(
-                S::SERVICE_UNAVAILABLE,
+                S::TOO_MANY_REQUESTS,
                 "WaitedTooLong",
                 "Waited too long",
                 "Other requests were at work on the same resource for as long as this one could wait. Nothing was done.",
@@ -109,8 +114,15 @@ impl Refused {
                 S::SERVICE_UNAVAILABLE,
                 "Lost",
                 "Interrupted",
-                "The request lost its exclusive access and was stopped. It may have been done in part.",
+                "The request lost its exclusive access before it began. Nothing was done.",
                 true,
+            ),
+            Refused::OutcomeUnknown => row(
+                S::INTERNAL_SERVER_ERROR,
+                "OutcomeUnknown",
+                "Outcome unknown",
+                "The request lost its exclusive access and was stopped. It may have been done in part.",
+                false,
             ),
             Refused::BadKey => row(
                 S::BAD_REQUEST,
@@ -154,7 +166,8 @@ impl From<&Error> for Refused {
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
-            Error::Lost { .. } => Refused::Lost,
+            // Whoever held it may have begun.
+            Error::Lost { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
             Error::Options(_) => Refused::BadOptions,
         }
@@ -196,7 +209,7 @@ impl<'a> RefusedRequest<'a> {
     }
 
     /// The request's head. `None` where the handler has it: when the lease was lost while it ran,
-    /// [`Lost`](Refused::Lost).
+    /// [`OutcomeUnknown`](Refused::OutcomeUnknown).
     pub fn parts(&self) -> Option<&'a Parts> {
         self.parts
     }

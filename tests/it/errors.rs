@@ -53,7 +53,7 @@ async fn an_error_is_a_response() {
     locks.shutdown().await;
     let closed = locks.mutex("a").lock().await.unwrap_err();
     for (error, status, retry) in [
-        (busy, StatusCode::SERVICE_UNAVAILABLE, true),
+        (busy, StatusCode::TOO_MANY_REQUESTS, true),
         (full, StatusCode::TOO_MANY_REQUESTS, true),
         (empty, StatusCode::BAD_REQUEST, false),
         (short, StatusCode::INTERNAL_SERVER_ERROR, false),

@@ -287,8 +287,19 @@ async fn skipping_answers_423_at_once() {
     assert_eq!(status(&app, to("/o/secret")).await, 200);
 }
 
+/// Not to wait is to be told that somebody has it, not that one waited.
 #[tokio::test]
-async fn a_wait_that_is_over_answers_503() {
+async fn a_wait_of_nothing_skips() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/o/secret").lock().await.unwrap();
+    let (handler, _seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).wait(Duration::ZERO));
+    let answer = soon(send(&app, to("/o/secret"))).await.unwrap();
+    refused(answer, Refused::Busy, 423, false).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_answers_429() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/secret").lock().await.unwrap();
     let (handler, mut seen) = GatedHandler::new();
@@ -296,7 +307,7 @@ async fn a_wait_that_is_over_answers_503() {
     refused(
         soon(send(&app, to("/o/secret"))).await.unwrap(),
         Refused::WaitedTooLong,
-        503,
+        429,
         true,
     )
     .await;
@@ -629,7 +640,7 @@ async fn a_lost_lease_cancels_if_told_to() {
     let answer = send(&app, to("/o/secret"));
     seen.next().await;
     steal(&store, "/o/secret");
-    refused(soon(answer).await.unwrap(), Refused::Lost, 503, true).await;
+    refused(soon(answer).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
     assert_eq!(
         handler.inside.load(Ordering::SeqCst),
         0,
@@ -641,7 +652,7 @@ async fn a_lost_lease_cancels_if_told_to() {
 
 #[tokio::test]
 async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
-    for (on_lost, expected) in [(OnLost::Cancel, 503), (OnLost::Tell, 200)] {
+    for (on_lost, expected) in [(OnLost::Cancel, 500), (OnLost::Tell, 200)] {
         let clock = Clock::new();
         let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
         // No timer has fired yet when it is done.
@@ -885,7 +896,7 @@ async fn a_service_keeps_its_body_and_its_error_type() {
         .unwrap()
         .expect("given back, also after an error");
     let response = service.call(ask("hello")).await.unwrap();
-    assert_eq!(response.status(), 503);
+    assert_eq!(response.status(), 429);
     assert!(text(response).await.contains("WaitedTooLong"));
     assert_eq!(calls.load(Ordering::SeqCst), 7);
 }

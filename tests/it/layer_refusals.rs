@@ -47,7 +47,7 @@ async fn a_closure_answers_refused_requests() {
         (by_path(&locks).skip(), r#"Busy 423 None Some("GET /o/a?b")"#),
         (
             by_path(&locks).wait(ms(10)),
-            r#"WaitedTooLong 503 Some("later") Some("GET /o/a?b")"#,
+            r#"WaitedTooLong 429 Some("later") Some("GET /o/a?b")"#,
         ),
         (
             by_path(&locks).lease(ms(1)),
@@ -197,7 +197,7 @@ async fn a_lease_that_is_lost_is_told() {
     steal(&store, "/o/a");
     assert_eq!(
         text(soon(answer).await.unwrap()).await,
-        r#"Lost 503 Some("later") None"#
+        r#"OutcomeUnknown 500 None None"#
     );
 
     // Before it began.
