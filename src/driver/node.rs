@@ -210,9 +210,11 @@ impl Node {
     /// Nobody is interested in this ticket any more, waiting or holding.
     pub(crate) fn cancel(self: &Arc<Self>, name: &Name, ticket: Ticket) {
         let cell = self.cell(name);
-        let mut keys = lock(&cell.keys);
-        let waiter = keys.waiters.remove(&ticket);
+        let keys = lock(&cell.keys);
+        // In the map until the step is over, which may find that the lease was lost: that comes first, and is the cause.
+        let waiter = keys.waiters.get(&ticket).cloned();
         self.run(cell, keys, name, Input::Cancel(ticket));
+        lock(&cell.keys).waiters.remove(&ticket);
         if let Some(wake) = waiter.and_then(|waiter| waiter.end(LostCause::Released)) {
             wake.wake();
         }

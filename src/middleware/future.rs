@@ -234,7 +234,7 @@ where
 }
 
 fn watch(guard: Option<&Guard>) -> Lost {
-    guard.map(|guard| guard.lost_token().cancelled_owned())
+    guard.map(|guard| guard.lease().end_token().cancelled_owned())
 }
 
 fn is_lost(guard: Option<&Guard>, lost: Pin<&mut Lost>, cx: &mut Context<'_>) -> bool {

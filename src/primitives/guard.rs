@@ -86,8 +86,14 @@ impl Lease {
         }
     }
 
-    /// The same as a token: cancelled when it is held no more.
+    /// The same as a token: cancelled when it is held no more. Each call makes one of its own, so that whoever cancels
+    /// theirs tells nobody else.
     pub fn lost_token(&self) -> CancellationToken {
+        self.end_token().child_token()
+    }
+
+    /// The one token that is cancelled when it is held no more.
+    pub(crate) fn end_token(&self) -> CancellationToken {
         self.held.waiter.token()
     }
 

@@ -177,7 +177,7 @@ impl Gate {
         Fut::Output: JobOutput,
     {
         // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let end = RunEnd::new(guard.lost_token().child_token());
+        let end = RunEnd::new(guard.lease().end_token().child_token());
         // Also when this very future is dropped.
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();

@@ -74,9 +74,10 @@ impl Tick {
         }
     }
 
-    /// The same as a token: cancelled when the run is to end.
+    /// The same as a token: cancelled when the run is to end. Each call makes one of its own, so that whoever cancels theirs
+    /// tells nobody else.
     pub fn lost_token(&self) -> CancellationToken {
-        self.end.token().clone()
+        self.end.token().child_token()
     }
 
     /// The lease behind it.

@@ -112,3 +112,32 @@ async fn a_loss_that_a_release_finds_is_told_once() {
     assert_eq!(watch.count("lost"), 1);
     assert_eq!(watch.count("released"), 0);
 }
+
+/// Whoever wakes up after the deadline and lets go at once has lost it all the same: those who watch hear of that.
+#[tokio::test]
+async fn a_guard_that_is_dropped_after_its_deadline_was_lost() {
+    let clock = Clock::new();
+    let locks = Locks::builder()
+        .lease(ms(2000))
+        .clock(clock.clone())
+        .memory()
+        .unwrap();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let lease = guard.lease();
+    clock.jump(ms(2001));
+    drop(guard);
+    assert_eq!(soon(lease.lost()).await, LostCause::Deadline);
+}
+
+/// A token may be handed to anything that cancels what it was given.
+#[tokio::test]
+async fn whoever_cancels_a_token_of_theirs_tells_nobody_else() {
+    let locks = Locks::memory();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let (one, other) = (guard.lost_token(), guard.lost_token());
+    one.cancel();
+    assert!(!other.is_cancelled() && !guard.lease().lost_token().is_cancelled());
+    assert_eq!(soon(guard.run(async { 7 })).await.unwrap(), 7);
+    guard.release().await.unwrap();
+    assert!(other.is_cancelled());
+}

@@ -33,6 +33,41 @@ fn granted(reply: &Reply) -> u64 {
     }
 }
 
+/// Somebody edited the record by hand: our holder, and a number that no grant has. It is not ours, and spoils no batch.
+#[tokio::test]
+async fn a_broken_number_in_our_own_record_is_no_grant() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    let other = holder(2, 1);
+    granted(&ask(&link, b"other", other, CLAIM).await);
+    for number in ["", "0", "-5", "nan", "inf", "zz"] {
+        let text = format!("{}:{number}", holder(1, 1));
+        let () = redis::cmd("SET")
+            .arg("lock:a")
+            .arg(&text)
+            .query(&mut server.client())
+            .unwrap();
+        let verbs = [CLAIM, Verb::Renew, Verb::Yield { to: holder(1, 2) }];
+        for (verb, wanted) in verbs.into_iter().zip(["Busy", "Gone", "Gone"]) {
+            let both = batch(vec![
+                request(b"a", holder(1, 1), verb),
+                request(b"other", other, Verb::Renew),
+            ]);
+            let replies = link.apply(both).await.unwrap().replies;
+            assert!(
+                format!("{:?}", replies[0]).starts_with(wanted),
+                "{text} {verb:?}: {replies:?}"
+            );
+            granted(&replies[1]);
+        }
+        let left: String = redis::cmd("GET")
+            .arg("lock:a")
+            .query(&mut server.client())
+            .unwrap();
+        assert_eq!(left, text);
+    }
+}
+
 #[tokio::test]
 async fn a_poisoned_key_spoils_no_other() {
     let server = RedisServer::start();

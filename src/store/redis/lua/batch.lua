@@ -5,18 +5,6 @@
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}: what its verb answers, W<number>:<attempt> for the
 --                   number of a tick, L = late, E<error>
-local function treat(act, i, verb, holder, lease, hold, tick, to)
-  -- MGET said nil also if it is no string. A claim of a lock finds out when it takes it.
-  if not records[i] and (jobs or verb ~= 'w' and verb ~= 'c') then redis.call('GET', KEYS[i]) end
-  local job, entry = nil, holder .. lease .. ':' .. hold
-  if jobs then
-    job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
-  end
-  local reply = act(i, KEYS[n + 1 + i], job, holder, entry, lease, hold, tick, to)
-  if job and type(reply) == 'number' and reply > 0 then return string.format('W%d:%d', reply, job.attempt) end
-  return reply
-end
-
 for i = first, n do
   local verb, holder, lease, hold, tick, to = unpack(ARGV, at + 1, at + 6)
   local act, entry = claim, holder .. lease .. ':' .. hold
@@ -43,10 +31,12 @@ for i = first, n do
     reply = 'E' .. wrong.err
   else
     local well
-    local owns = record and find(record, holder, 1, true) == 1
-    well, reply = pcall(act, i, KEYS[n + 1 + i], owns, job, holder, entry, lease, hold, tick, to)
-    if not (well and reply) then
-      reply = 'E' .. (type(reply) == 'table' and reply.err or reply or 'ERR the record has no grant number')
+    -- The grant number in a record that this holder owns.
+    local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
+    number = number and number > 0 and number < 9007199254740992 and number
+    well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to)
+    if not well then
+      reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
     elseif job and type(reply) == 'number' and reply > 0 then
       reply = format('W%d:%d', reply, job.attempt)
     end

@@ -5,11 +5,11 @@
 --          P<ms> or P = queued behind an owner who is no claim of ours; B<ms> or B = busy
 local claim
 if claims then
-  function claim(i, queue, owns, job, holder, entry, lease, hold, tick, waits)
+  function claim(i, queue, number, job, holder, entry, lease, hold, tick, waits)
     local key = KEYS[i]
-    if owns then
+    if number then
       redis.call('PEXPIRE', key, hold)
-      return tonumber(string.sub(records[i], #holder + 1))
+      return number
     end
     if not records[i] and queues ~= 0 then
       local _, own = hand_over(i, queue, job, entry)

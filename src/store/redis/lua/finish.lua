@@ -3,7 +3,7 @@
 -- returns      0 = done; N = was not there
 local finish
 if finishes then
-  function finish(i, queue, owns, job, holder, entry, lease, hold, tick)
+  function finish(i, queue, number, job, holder, entry, lease, hold, tick)
     local finished = job and tick == job.mark and job.winner == string.sub(holder, 1, -2)
     if finished then
       -- Only the first write of a script is refused for want of memory, and this makes one that needs none.
@@ -11,7 +11,7 @@ if finishes then
       redis.call('HSET', job.key, 'done', '1')
       job.done = true
     end
-    local reply = leave(i, queue, owns, job, holder, entry)
+    local reply = leave(i, queue, number, job, holder, entry)
     return finished and 0 or reply
   end
 end

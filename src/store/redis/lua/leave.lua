@@ -3,9 +3,9 @@
 -- returns  0 = done; N = was not there
 local leave
 if leaves then
-  function leave(i, queue, owns, job, holder, entry)
+  function leave(i, queue, number, job, holder, entry)
     local record = records[i]
-    if owns then
+    if number then
       -- A queue of a wrong type must not keep the owner from leaving.
       if queues ~= 0 then pcall(hand_over, i, queue, job) end
       if records[i] == record then

@@ -4,10 +4,10 @@
 --          claim of ours; O = the tick is over; X = gone
 local renew
 if renews then
-  function renew(i, queue, owns, job, holder, entry, lease, hold, tick)
-    if owns then
+  function renew(i, queue, number, job, holder, entry, lease, hold, tick)
+    if number then
       redis.call('PEXPIRE', KEYS[i], hold)
-      return tonumber(string.sub(records[i], #holder + 1))
+      return number
     end
     local waits = touch(queue, job, entry, lease, tick)
     if not records[i] and queues ~= 0 then

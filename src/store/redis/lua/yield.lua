@@ -5,12 +5,12 @@
 -- returns      integer = granted to the fresh number; Q<ms> = the fresh number is queued; X = gone
 local yield
 if yields then
-  function yield(i, queue, owns, job, holder, entry, lease, hold, tick, to)
+  function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if not records[i] and queues ~= 0 then
-      local _, number = hand_over(i, queue, job, entry)
-      owns = number
+      local _, own = hand_over(i, queue, job, entry)
+      number = own
     end
-    if not owns then
+    if not number then
       -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY.
       redis.call('ZREM', queue, 'b')
       return 'X'
