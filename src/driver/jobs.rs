@@ -51,8 +51,11 @@ impl RunEnd {
         }
     }
 
-    /// The node drains: the run ends while its lease is still held.
+    /// The node drains: the run ends while its lease is still held. One that has ended before was not drained.
     pub(crate) fn drain(&self) {
+        if self.token.is_cancelled() {
+            return;
+        }
         // Before the token, so that whoever it wakes finds the reason.
         self.drained.store(true, Ordering::Release);
         self.token.cancel();
@@ -64,5 +67,23 @@ impl RunEnd {
 
     pub(crate) fn token(&self) -> &CancellationToken {
         &self.token
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_ended_before_the_drain_was_not_drained() {
+        let (ended, runs) = (
+            RunEnd::new(CancellationToken::new()),
+            RunEnd::new(CancellationToken::new()),
+        );
+        ended.token().cancel();
+        ended.drain();
+        runs.drain();
+        assert!(!ended.is_drained());
+        assert!(runs.is_drained() && runs.token().is_cancelled());
     }
 }

@@ -48,8 +48,8 @@ pub enum OnLost {
     /// [`lost`](crate::Lease::lost). Its answer is sent as it is.
     #[default]
     Tell,
-    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. What it had begun elsewhere, a
-    /// statement sent to a database say, may still happen: [fence](crate::Lease::fence) it.
+    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. What it had begun
+    /// elsewhere, a statement sent to a database say, may still happen: [fence](crate::Lease::fence) it.
     Cancel,
 }
 
@@ -107,11 +107,15 @@ where
 }
 
 impl<K> LockLayer<K> {
-    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s. Shorter: clients learn sooner that they
-    /// should come back. Longer: more of them are served, and more of them stand in line. It has nothing to do with how
-    /// long the handler may take.
+    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s.
+    /// Shorter: clients learn sooner that they should come back. Longer: more of them are served, and more of them stand in
+    /// line. It has nothing to do with how long the handler may take.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.policy.wait = Wait::UpTo(wait);
+        self.policy.wait = if wait.is_zero() {
+            Wait::Skip
+        } else {
+            Wait::UpTo(wait)
+        };
         self
     }
 
@@ -181,8 +185,8 @@ impl Policy {
             mutex = mutex.max_waiters(limit);
         }
         let entered = match self.wait {
-            Wait::UpTo(wait) if !wait.is_zero() => mutex.lock_timeout(wait).await,
-            Wait::UpTo(_) | Wait::Skip => match mutex.try_lock().await {
+            Wait::UpTo(wait) => mutex.lock_timeout(wait).await,
+            Wait::Skip => match mutex.try_lock().await {
                 Ok(guard) => return guard.ok_or((Refused::Busy, None)),
                 Err(error) => Err(error),
             },

@@ -6,13 +6,10 @@ use std::time::Duration;
 use tenure::observe::EVENTS;
 use tenure::{Clock, Locks, MemoryStore};
 
+use crate::help::ms;
 use crate::support::events::Watch;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// The names in the table at the top, in the list, and in the code are the same.
 #[test]

@@ -4,6 +4,8 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use tenure::{Locks, MemoryStore};
+
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
@@ -24,4 +26,10 @@ pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
         })
     })
     .await
+}
+
+/// Two nodes on one store.
+pub fn two(store: &MemoryStore) -> (Locks, Locks) {
+    let make = || Locks::builder().memory_shared(store).unwrap();
+    (make(), make())
 }

@@ -7,7 +7,8 @@ use tenure::Key;
 use tenure::protocol::message::{Name, Reply, Verb};
 use tenure::protocol::step::{Effect, InboxState, Rules};
 
-use crate::machine::{Machine, ms, options};
+use crate::help::ms;
+use crate::machine::{Machine, options};
 
 /// Long enough that a third of it is after everything else.
 const LEASE_MS: u64 = 30_000;

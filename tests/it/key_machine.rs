@@ -7,7 +7,8 @@ use tenure::error::LostCause;
 use tenure::protocol::message::{Grant, GrantNumber, Name, Reply, TickTime, Verb};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
 
-use crate::machine::{Machine as Engine, ms, options};
+use crate::help::ms;
+use crate::machine::{Machine as Engine, options};
 
 fn a_job(queues: bool) -> Engine {
     Engine::of(

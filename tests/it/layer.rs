@@ -1,7 +1,7 @@
 //! The tower door, on the memory store.
 
 use std::convert::Infallible;
-use std::future::{Future, Ready, pending, ready};
+use std::future::{Ready, pending, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,16 +27,7 @@ use tokio::task::JoinHandle;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 
-pub(crate) fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Fails loudly instead of hanging for ever.
-pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
-        .await
-        .expect("did not happen in time")
-}
+use crate::help::{ms, soon};
 
 pub(crate) async fn until(what: impl Fn() -> bool) {
     soon(async {

@@ -12,7 +12,8 @@ use tenure::middleware::{KeySource, Refused, keys};
 use tenure::{Lease, LockLayer, Locks};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::layer::{request, send, soon, text, to};
+use crate::help::soon;
+use crate::layer::{request, send, text, to};
 use crate::support::events::Watch;
 
 /// Answers with the key that is locked, or `none`.

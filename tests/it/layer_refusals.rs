@@ -17,7 +17,8 @@ use tenure::{LockLayer, Locks, MemoryStore};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::layer::{GatedHandler, by_path, ms, send, soon, status, steal, text, to, until};
+use crate::help::{ms, soon};
+use crate::layer::{GatedHandler, by_path, send, status, steal, text, to, until};
 
 /// Tells everything it sees.
 fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {

@@ -7,21 +7,7 @@ use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
 
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Fails loudly instead of hanging for ever.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
-        .await
-        .expect("did not happen in time")
-}
-
-fn two(store: &MemoryStore) -> (Locks, Locks) {
-    let make = || Locks::builder().memory_shared(store).unwrap();
-    (make(), make())
-}
+use crate::help::{ms, soon, two};
 
 #[tokio::test]
 async fn a_lock_is_taken_and_given_back() {

@@ -7,23 +7,8 @@ use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::{Clock, Error, Locks, MemoryStore};
 
+use crate::help::{ms, soon, two};
 use crate::support::events::Watch;
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Fails loudly instead of hanging for ever.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
-        .await
-        .expect("did not happen in time")
-}
-
-fn two(store: &MemoryStore) -> (Locks, Locks) {
-    let make = || Locks::builder().memory_shared(store).unwrap();
-    (make(), make())
-}
 
 #[tokio::test]
 async fn a_process_that_slept_is_told_before_anything_else() {

@@ -13,6 +13,8 @@ use tenure::protocol::step::{
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
+use crate::help::ms;
+
 /// A shard, its key, and what it sent.
 pub(crate) struct Machine {
     pub(crate) shard: Shard,
@@ -34,10 +36,6 @@ pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
         limit: 100_000,
         node_is_full: false,
     }
-}
-
-pub(crate) fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
 }
 
 impl Machine {

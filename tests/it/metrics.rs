@@ -1,14 +1,14 @@
 //! What is counted and measured.
 
 use std::collections::BTreeSet;
-use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::metrics::Unit;
 use tenure::error::LostCause;
 use tenure::observe::{METRICS, MetricKind};
 use tenure::{Clock, Locks, MemoryStore};
 
+use crate::help::{ms, soon};
 use crate::support::events::Watch;
 use crate::support::meter::Meter;
 
@@ -42,16 +42,6 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "done", "failed", "panicked", "elsewhere", "skipped", "missed", "drained", "refused",
     ])]),
 ];
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future)
-        .await
-        .expect("did not happen in time")
-}
 
 fn word(kind: MetricKind) -> &'static str {
     match kind {

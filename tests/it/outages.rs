@@ -8,7 +8,8 @@ use tenure::protocol::step::{
     AcquireError, AcquireOptions, Class, Effect, InboxState, Input, Outcome, Rules, Ticket,
 };
 
-use crate::machine::{Machine, ms, options};
+use crate::help::ms;
+use crate::machine::{Machine, options};
 
 const HOUR: u64 = 3_600_000;
 

@@ -15,11 +15,9 @@ use tenure::protocol::session_step::{
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
 
-const TIMEOUT: Duration = Duration::from_secs(2);
+use crate::help::ms;
 
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A session, a clock, and what it wanted done.
 struct Bench {

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tenure::error::LostCause;
+use tenure::protocol::message::Name;
 use tenure::scheduler::{JobError, StillRunning};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
@@ -37,22 +38,12 @@ use tokio_cron_scheduler::{
 };
 use uuid::Uuid;
 
+use crate::help::{ms, soon};
 use crate::support::events::Watch;
 
 const EACH_SECOND: &str = "* * * * * *";
 /// Its latest tick is the same for as long as the tests run.
 const EACH_YEAR: &str = "0 0 0 1 1 *";
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Fails loudly instead of hanging for ever.
-async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(ms(20_000), future)
-        .await
-        .expect("did not happen in time")
-}
 
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let look = async {
@@ -66,6 +57,13 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
 
 fn node(store: &MemoryStore) -> Locks {
     Locks::builder().memory_shared(store).unwrap()
+}
+
+/// Until so many stand by for a tick of the job.
+async fn until_standing_by(store: &MemoryStore, job: &str, count: usize) {
+    let name = Name::job(job.into());
+    let standing = || store.with_ledger(|ledger, _| ledger.waiters(&name).len());
+    until("it stands by", || standing() == count).await;
 }
 
 /// Drains until nothing runs. On a machine that stands still what was cancelled may outlast the grace; sooner nobody may
@@ -520,7 +518,7 @@ async fn a_standby_takes_over_what_its_winner_left() {
         }));
         until("the first one runs", || log.count("start") == 1).await;
     }
-    sleep(ms(300)).await;
+    until_standing_by(&store, "left", 1).await;
     assert_eq!(log.count("start"), 1, "the other stands by");
     drained(&nodes[0], ms(500)).await;
     until("the standby takes over", || log.count("start") == 2).await;
@@ -848,8 +846,7 @@ async fn a_drained_standby_gives_up_its_place() {
         pursuits.push(tokio::spawn(fire(id, scheduler.clone())));
         // In this order they stand in line.
         until("the first one runs", || log.count("start") == 1).await;
-        until("it has a place", || locks.keys() == 1).await;
-        sleep(ms(50)).await;
+        until_standing_by(&store, "three of us", who).await;
     }
     // At once, and not when the winner has ended.
     soon(nodes[1].drain(ms(60_000))).await.unwrap();
@@ -954,7 +951,7 @@ async fn a_drain_gives_a_tick_back_only_after_its_future_has_ended() {
         let work = move |tick| of_other.clone().during(1, tick, async {});
         let mut fire_other = stays.job(name.as_str(), work).unwrap();
         let standby = tokio::spawn(fire_other(id, scheduler.clone()));
-        sleep(ms(100)).await;
+        until_standing_by(&store, &name, 1).await;
         let began = Instant::now();
         drained(&leaves, ms(patience)).await;
         assert!(began.elapsed() >= ms(patience));
