@@ -3,7 +3,7 @@
 //! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
-//! third: the rules of a store, which the Lua scripts follow.
+//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`],
 //! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], [`ledger`].
@@ -20,6 +20,7 @@ pub mod ledger;
 pub mod line;
 pub mod message;
 pub(crate) mod queue;
+pub mod record;
 pub mod renewal;
 pub mod replies;
 pub mod server_clock;
@@ -28,3 +29,4 @@ pub mod session_step;
 pub mod shard;
 pub mod step;
 pub mod time;
+pub mod transaction;
