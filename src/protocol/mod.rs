@@ -6,9 +6,11 @@
 //! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`],
-//! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], [`ledger`].
+//! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `batch_replies`, [`ledger`].
 
+pub(crate) mod batch_replies;
 pub mod claims;
+pub(crate) mod connecting;
 pub(crate) mod connection;
 pub mod context;
 pub mod failures;
