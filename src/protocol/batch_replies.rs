@@ -7,11 +7,12 @@ use crate::protocol::in_flight::InFlight;
 use crate::protocol::message::{BatchReply, Executed, Failure, Reply, Unanswered};
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session::{BATCHES, Session};
-use crate::protocol::session_step::{Attempt, BatchId, PAUSE, SessionEffect, SessionEvent};
+use crate::protocol::session_step::{Attempt, BatchId, SessionEffect, SessionEvent};
 use crate::protocol::step::{Input, Tag};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Session<P> {
+    #[inline]
     pub(super) fn replied(
         &mut self,
         now: Instant,
@@ -46,6 +47,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    #[inline]
     pub(super) fn answered(
         &mut self,
         now: Instant,
@@ -57,17 +59,20 @@ impl<P: Plant> Session<P> {
         if reply.time > 0 {
             self.hear_time(reply.time, batch.sent, now);
         }
-        let demoted = reply.replies.contains(&Reply::Refused(StoreRefusal::ReadOnly));
-        if !demoted {
-            self.pause = PAUSE.0;
-        }
-        let refused = |reply: &Reply| matches!(reply, Reply::Refused(_) | Reply::Late);
-        let refused = reply.replies.iter().any(refused);
+        let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let mut replies = reply.replies;
         for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
-            if let Reply::Granted(number) | Reply::Won(number, _) = reply {
-                self.saw(number);
+            match &reply {
+                Reply::Granted(number) | Reply::Won(number, _) | Reply::Overtook(number, _) => {
+                    self.saw(*number);
+                }
+                Reply::Refused(refusal) => {
+                    refused = true;
+                    demoted |= *refusal == StoreRefusal::ReadOnly;
+                }
+                Reply::Late => refused = true,
+                _ => {}
             }
             if !request.over {
                 let (tag, sent) = (request.tag, batch.sent);
@@ -77,16 +82,16 @@ impl<P: Plant> Session<P> {
                 ));
             }
         }
+        if !demoted {
+            self.backoff.reset();
+        }
         if self.spare.len() < BATCHES {
             self.spare.push((requests, Vec::new()));
         }
         self.replies = replies;
-        effects.extend(
-            batch
-                .probes
-                .into_iter()
-                .map(|probe| SessionEffect::Probed(probe, Ok(()))),
-        );
+        for probe in batch.probes {
+            effects.push(SessionEffect::Probed(probe, Ok(())));
+        }
         if self.options.remote {
             effects.push(SessionEvent::Answered { refused }.into());
         }
@@ -178,7 +183,11 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    /// A store at hand has answered before anybody gives up: what is asked of it needs no bound.
     pub(super) fn hear_time(&mut self, time: u64, asked: Instant, heard: Instant) {
+        if !self.options.remote {
+            return;
+        }
         let reading = ServerClock::read(time, asked, heard);
         self.clock = Some(match self.clock {
             Some(old) if self.plant.planted(Flaw::NotAfterFromOldReading) => old,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::backoff::part_of_pause;
 use crate::protocol::connection::{Connection, next_attempt};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::Unanswered;
@@ -95,8 +96,8 @@ impl<P: Plant> Session<P> {
         idle: bool,
         effects: &mut Vec<SessionEffect>,
     ) {
-        let pause = self.pause.mul_f64(0.5 + self.jitter.f64() / 2.0);
-        self.pause = (2 * self.pause).min(PAUSE.1);
+        let part = part_of_pause(&mut self.jitter);
+        let pause = self.backoff.next(part);
         self.connection = Connection::Closed {
             since: now,
             until: now + pause,
@@ -152,12 +153,8 @@ impl<P: Plant> Session<P> {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
-            self.send(now, attempt, &mut Vec::new(), Vec::new(), effects);
+            self.send(now, attempt, 0, Vec::new(), effects);
         }
-    }
-
-    pub(super) fn inbox_pause(&mut self) -> f64 {
-        0.5 + self.jitter.f64() / 2.0
     }
 
     /// Never used beside its successor: whatever is under way on it is told so. `sent`: when that was which found it

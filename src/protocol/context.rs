@@ -37,6 +37,8 @@ pub(crate) struct Source {
     pub(crate) inbox: InboxState,
     /// Nothing is taken on any more.
     pub(crate) is_closed: bool,
+    /// When it was last told that numbers of permits differ.
+    pub(crate) unlike_told: Option<Instant>,
     next_claim: ClaimNumber,
     step: u64,
     nonces: SipHasher24,
@@ -52,6 +54,7 @@ impl Source {
             rules,
             inbox: InboxState::default(),
             is_closed: false,
+            unlike_told: None,
             next_claim: ClaimNumber(of + index),
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::claims::{Owner, Phase, RequestKind};
+use crate::protocol::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::{KeyState, Reclaim};
@@ -41,12 +41,12 @@ impl Failing {
     }
 
     /// Whether the store may still answer that caller in time, after so many failures in a row.
-    fn keeps_waiting(&self, caller: &Caller, strikes: u32, now: Instant) -> bool {
+    fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
         let rides_out = caller.options.wait
             && self
                 .heard
                 .is_some_and(|heard| caller.entered <= heard && now < heard + caller.lease());
-        let has_another = self.why != Unanswered::Down && strikes <= 1 && !self.is_refused();
+        let has_another = self.why != Unanswered::Down && failed_claims <= 1 && !self.is_refused();
         !self.is_for_good() && (rides_out || has_another)
     }
 }
@@ -93,8 +93,8 @@ impl<P: Plant> KeyState<P> {
         match asked {
             RequestKind::Claim { .. } => {
                 let claim = self.claims.remove(number);
-                let owner = claim.map_or(Owner::Nobody, |claim| claim.owner);
-                self.claim_again(cx, owner, &failing);
+                let claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
+                self.claim_again(cx, claimant, &failing);
             }
             RequestKind::Yield => {
                 let refusal = Reply::NotThere;
@@ -107,48 +107,59 @@ impl<P: Plant> KeyState<P> {
 
     /// Counts a failure for those for whom a claim is. Whoever does not go on is told. Says who is left, and how many
     /// failures in a row that was.
-    fn strike(&mut self, cx: &mut StepContext<'_>, owner: Owner, failing: &Failing) -> (Owner, u32) {
+    fn count_failed_claim(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        failing: &Failing,
+    ) -> (Claimant, u32) {
         let now = cx.now;
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
             let error = AcquireError::Store(failing.error.clone());
             cx.effects.push(Effect::Denied(caller.ticket, error));
         };
-        match owner {
-            Owner::Cohort => {
-                self.strikes += 1;
-                let strikes = self.strikes;
-                let stays = |caller: &Caller| failing.keeps_waiting(caller, strikes, now);
+        match claimant {
+            Claimant::Cohort => {
+                self.failed_claims += 1;
+                let failed_claims = self.failed_claims;
+                let stays = |caller: &Caller| failing.keeps_waiting(caller, failed_claims, now);
                 self.line.retain(stays, |caller| deny(caller, cx));
                 if self.line.is_empty() {
-                    self.strikes = 0;
+                    self.failed_claims = 0;
                 }
-                (owner, strikes)
+                (claimant, failed_claims)
             }
-            Owner::Solo(mut caller) => {
-                caller.strikes += 1;
-                if failing.keeps_waiting(&caller, caller.strikes, now) {
-                    (Owner::Solo(caller), caller.strikes)
+            Claimant::Solo(mut caller) => {
+                caller.failed_claims += 1;
+                if failing.keeps_waiting(&caller, caller.failed_claims, now) {
+                    (Claimant::Solo(caller), caller.failed_claims)
                 } else {
                     deny(&caller, cx);
-                    (Owner::Nobody, caller.strikes)
+                    (Claimant::Nobody, caller.failed_claims)
                 }
             }
-            Owner::Nobody => (owner, 0),
+            Claimant::Ahead => {
+                self.asks_for_one = true;
+                (Claimant::Nobody, 0)
+            }
+            Claimant::Nobody => (claimant, 0),
         }
     }
 
     /// A claim is over and was for nothing: whoever goes on waiting is claimed for again, the first time at once.
-    pub(crate) fn claim_again(&mut self, cx: &mut StepContext<'_>, owner: Owner, failing: &Failing) {
-        let (owner, strikes) = self.strike(cx, owner, failing);
-        let lease = match owner {
-            Owner::Solo(caller) => {
-                self.solos.insert(caller.ticket, caller);
+    pub(crate) fn claim_again(&mut self, cx: &mut StepContext<'_>, claimant: Claimant, failing: &Failing) {
+        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failing);
+        let lease = match claimant {
+            Claimant::Solo(caller) => {
+                self.go_on_alone(cx, caller);
                 caller.lease()
             }
-            Owner::Cohort if !self.line.is_empty() => self.line.front().map_or(LONGEST_RETRY, Caller::lease),
+            Claimant::Cohort if !self.line.is_empty() => {
+                self.line.front().map_or(LONGEST_RETRY, Caller::lease)
+            }
             _ => return,
         };
-        if strikes <= 1 && failing.why != Unanswered::Down && !failing.is_refused() {
+        if failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused() {
             return;
         }
         let pause = (lease / 16).min(LONGEST_RETRY);
@@ -173,7 +184,8 @@ impl<P: Plant> KeyState<P> {
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
         if let Some(yielded) = self.claims[number].yielded.take() {
             cx.event(KeyEvent::LeaveRepeated);
-            self.leave_old_number(cx, yielded, may_be_executed);
+            let seq = self.claims[number].seq;
+            self.leave_old_number(cx, yielded, seq, may_be_executed);
         }
         let claim = &mut self.claims[number];
         match claim.phase {
@@ -182,13 +194,23 @@ impl<P: Plant> KeyState<P> {
             Phase::Held(_) => return self.schedule(cx, number),
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
-        if !may_be_executed {
+        // A question leaves nothing behind, whether it was executed or not.
+        if !may_be_executed || claim.question().is_some() {
             let claim = self.claims.remove(number);
-            let owner = claim.map_or(Owner::Nobody, |claim| claim.owner);
-            return self.claim_again(cx, owner, failing);
+            let claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
+            return self.claim_again(cx, claimant, failing);
         }
         claim.may_execute_until = Some(late_after.max(cx.now));
-        if claim.owner == Owner::Nobody || (claim.owner == Owner::Cohort && self.line.is_empty()) {
+        let is_wanted = match claim.claimant {
+            Claimant::Cohort => !self.line.is_empty(),
+            Claimant::Solo(_) => true,
+            Claimant::Ahead | Claimant::Nobody => false,
+        };
+        if !is_wanted {
+            if claim.claimant == Claimant::Ahead {
+                claim.claimant = Claimant::Nobody;
+                self.asks_for_one = true;
+            }
             return;
         }
         cx.event(KeyEvent::Asking);
@@ -201,14 +223,14 @@ impl<P: Plant> KeyState<P> {
         if failing.is_bystander(cx.now, claim.lease()) {
             return self.ask(cx, number, RequestKind::Renew);
         }
-        let (owner, strikes) = self.strike(cx, claim.owner, failing);
+        let (claimant, failed_claims) = self.count_failed_claim(cx, claim.claimant, failing);
         let claim = &mut self.claims[number];
-        claim.owner = owner;
-        let is_first = strikes <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
-        match owner {
+        claim.claimant = claimant;
+        let is_first = failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
+        match claimant {
             // Nobody is left: it will be found unwanted.
-            Owner::Nobody => {}
-            Owner::Cohort if self.line.is_empty() => {}
+            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Cohort if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
                 self.ask(cx, number, RequestKind::Renew);
             }
@@ -225,7 +247,9 @@ impl<P: Plant> KeyState<P> {
         match claim.phase {
             Phase::Leaving(_) => {}
             Phase::Held(_) if failing.is_bystander(cx.now, claim.lease()) => {
-                self.ask(cx, number, RequestKind::Renew);
+                if !self.is_overdue(cx, number) {
+                    self.ask(cx, number, RequestKind::Renew);
+                }
             }
             Phase::Held(held) => {
                 let left = held.deadline.since(cx.now);
@@ -249,7 +273,7 @@ impl<P: Plant> KeyState<P> {
         cx.event(KeyEvent::LeaveRepeated);
         leaving.repeated |= matches!(failing.why, Unanswered::Unknown | Unanswered::Bystander);
         let is_over = cx.now >= leaving.until;
-        let at_once = is_bystander || (claim.fails == 0 && failing.why != Unanswered::Down);
+        let at_once = is_bystander || (claim.failed_requests == 0 && failing.why != Unanswered::Down);
         let error = || failing.error.clone();
         if (is_over || !at_once)
             && let Some(ticket) = leaving.release.take()
@@ -259,9 +283,9 @@ impl<P: Plant> KeyState<P> {
         }
         if is_over {
             cx.event(KeyEvent::LeaveFailed { error: Some(error()) });
-            self.claims.remove(number);
+            self.claims.end(number);
         } else if at_once {
-            claim.fails += u32::from(!is_bystander);
+            claim.failed_requests += u32::from(!is_bystander);
             self.ask(cx, number, RequestKind::Leave);
         } else {
             self.schedule_retry(cx, number);

@@ -42,6 +42,12 @@ pub enum Flaw {
     UnknownKept,
     /// A cancelled waiter's claim is forgotten without a word.
     CancelledForgotten,
+    /// A lease is renewed however long its holder may hold it.
+    OverdueRenewed,
+    /// A lease of somebody's own is handed on within its process.
+    SoloHandedOn,
+    /// A permit is handed on within its process to whoever is next, however many that one wants.
+    PermitHandedToMany,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -66,8 +72,40 @@ pub enum Flaw {
     StandbyNeverGranted,
     /// Whoever stands by for a tick is not told that it is over.
     StandbyNeverTold,
+    /// A lock that is left free for others is left free for ever.
+    LeftFreeForEver,
+    /// A lock that is handed on and on is never left free.
+    NeverLeftFree,
+    /// Nobody who asks is told of a tick that was begun and has not ended.
+    OpenTickUntold,
+    /// A reader joins other readers past a writer that waits.
+    ReaderJoinsPastWriter,
+    /// A writer that becomes a reader gives the lock away and takes it again.
+    DowngradeLetsGo,
+    /// Who stood by for a tick that was brought back is granted it before its time comes again.
+    TickBroughtBackGranted,
     /// Who owns a job, and who won a tick, is known by the node alone.
     JobByNode,
+    /// Who leaves without having any gives back a permit of somebody else's.
+    PermitReleasedTwice,
+    /// A permit whose lease has ended is renewed, whoever was given it.
+    EndedPermitRenewed,
+    /// Of claims that go together those are granted that can be.
+    HalfGranted,
+    /// A tick that would wait until an earlier one has ended is skipped.
+    QueuedTickSkipped,
+    /// Whoever stood by for a tick that was run, and hears of it when the next has begun, is told that it was skipped.
+    RunTickCalledSkipped,
+    /// A tick is granted though an earlier one is to be run first.
+    EarlierTickPassedOver,
+    /// Where none is passed over, a tick that was skipped is to be run before the next.
+    SkippedTickAwaited,
+    /// What a run leaves is kept whoever owns the job by then.
+    CheckpointOfLoser,
+    /// What the runs of a tick left is shown to those of the next.
+    CheckpointOutlivesTick,
+    /// A store that lost what it had acknowledged does not hear of it from those who know.
+    LossBelieved,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -80,6 +118,8 @@ pub enum Flaw {
     ReplyToAnotherBatch,
     /// Owners' renewals wait behind whatever came before them.
     RenewalBehindQueue,
+    /// A claim goes before our own leave of its key that it follows.
+    ClaimBeforeLeave,
     /// What is under way on a connection that is given up is forgotten.
     ForgottenWithConnection,
     /// A batch that met a server without the script is sent again as it was, when its claims may long be late.
@@ -88,7 +128,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 27] = [
+    pub const ALL: [Flaw; 47] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -97,6 +137,9 @@ impl Flaw {
         Flaw::LeaveKeepsNumber,
         Flaw::UnknownKept,
         Flaw::CancelledForgotten,
+        Flaw::OverdueRenewed,
+        Flaw::SoloHandedOn,
+        Flaw::PermitHandedToMany,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,
@@ -108,12 +151,29 @@ impl Flaw {
         Flaw::NoStandby,
         Flaw::StandbyNeverGranted,
         Flaw::StandbyNeverTold,
+        Flaw::LeftFreeForEver,
+        Flaw::NeverLeftFree,
+        Flaw::OpenTickUntold,
+        Flaw::ReaderJoinsPastWriter,
+        Flaw::DowngradeLetsGo,
+        Flaw::TickBroughtBackGranted,
         Flaw::JobByNode,
+        Flaw::PermitReleasedTwice,
+        Flaw::EndedPermitRenewed,
+        Flaw::HalfGranted,
+        Flaw::QueuedTickSkipped,
+        Flaw::RunTickCalledSkipped,
+        Flaw::EarlierTickPassedOver,
+        Flaw::SkippedTickAwaited,
+        Flaw::CheckpointOfLoser,
+        Flaw::CheckpointOutlivesTick,
+        Flaw::LossBelieved,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,
         Flaw::ReplyToAnotherBatch,
         Flaw::RenewalBehindQueue,
+        Flaw::ClaimBeforeLeave,
         Flaw::ForgottenWithConnection,
         Flaw::ReloadWithoutBound,
     ];

@@ -1,6 +1,6 @@
 //! A batch that was sent and is not answered yet.
 
-use crate::protocol::message::Name;
+use crate::protocol::message::{Kind, Name};
 use crate::protocol::session_step::{Attempt, BatchId, Probe};
 use crate::protocol::step::Tag;
 use crate::protocol::time::Instant;
@@ -33,6 +33,12 @@ pub(crate) struct Pending {
 }
 
 impl InFlight {
+    /// An answer about some job is still waited for.
+    pub(crate) fn is_of_jobs(&self) -> bool {
+        let mut waited = self.requests.iter().filter(|request| !request.over);
+        waited.any(|request| request.name.kind == Kind::Job)
+    }
+
     /// Requests whose own time is over are waited for no more; the batch goes on.
     pub(crate) fn expire(&mut self, now: Instant, told: &mut Vec<(Tag, Name, Instant)>) {
         let late_after = self.late_after.max(now);

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::backoff::Backoff;
 use crate::protocol::session_step::{
     Attempt, InboxEffect, PAUSE, SILENCE, SessionEffect, SessionEvent, SessionOptions,
 };
@@ -20,7 +21,7 @@ const REFUSED: Duration = Duration::from_secs(10);
 pub(crate) struct Inbox {
     state: State,
     told: InboxState,
-    pause: Duration,
+    backoff: Backoff,
     timeout: Duration,
     remote: bool,
 }
@@ -50,7 +51,7 @@ impl Inbox {
         Inbox {
             state: State::Unwanted,
             told: InboxState::Unconfirmed,
-            pause: PAUSE.0,
+            backoff: Backoff::default(),
             timeout: options.request_timeout,
             remote: options.remote,
         }
@@ -112,7 +113,7 @@ impl Inbox {
         now: Instant,
         attempt: Attempt,
         error: StoreError,
-        jitter: f64,
+        part: f64,
         effects: &mut Vec<SessionEffect>,
     ) -> bool {
         let was_open_since = match self.state {
@@ -128,12 +129,10 @@ impl Inbox {
         let pause = if refused {
             REFUSED
         } else if lasted {
-            self.pause = PAUSE.0;
+            self.backoff.reset();
             Duration::ZERO
         } else {
-            let pause = self.pause;
-            self.pause = (2 * pause).min(PAUSE.1);
-            pause.mul_f64(jitter)
+            self.backoff.next(part)
         };
         self.state = State::Closed {
             since: now,
@@ -176,7 +175,7 @@ impl Inbox {
         &mut self,
         now: Instant,
         next_attempt: impl FnOnce() -> Attempt,
-        jitter: f64,
+        part: impl FnOnce() -> f64,
         effects: &mut Vec<SessionEffect>,
     ) -> bool {
         match self.state {
@@ -187,14 +186,14 @@ impl Inbox {
                 false
             }
             State::Opening { attempt, began } if now.since(began) >= self.timeout => {
-                self.give_up(now, attempt, "the subscription did not open", jitter, effects)
+                self.give_up(now, attempt, "the subscription did not open", part(), effects)
             }
             State::Open {
                 attempt,
                 asked: Some(asked),
                 ..
             } if now.since(asked) >= self.timeout => {
-                self.give_up(now, attempt, "the subscription is silent", jitter, effects)
+                self.give_up(now, attempt, "the subscription is silent", part(), effects)
             }
             State::Open {
                 attempt,
@@ -220,13 +219,13 @@ impl Inbox {
         now: Instant,
         attempt: Attempt,
         why: &str,
-        jitter: f64,
+        part: f64,
         effects: &mut Vec<SessionEffect>,
     ) -> bool {
         effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
         let timeout = self.timeout;
         let error = StoreError::new(StoreErrorKind::TimedOut, format_args!("{why} within {timeout:?}"));
-        self.failed(now, attempt, error, jitter, effects)
+        self.failed(now, attempt, error, part, effects)
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {

@@ -4,11 +4,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
-use crate::protocol::claims::{Asking, Claim, Claims, Held, Leaving, Owner, Phase, RequestKind, Yielded};
+use crate::protocol::claim::{
+    Asking, Claim, ClaimKind, Claimant, Finished, Held, Holders, Leaving, Local, Phase, RequestKind, Yielded,
+};
+use crate::protocol::claims::Claims;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::line::{Caller, Line};
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, Request, Verb};
+use crate::protocol::message::{
+    Checkpoint, ClaimNumber, Fence, GrantNumber, Holder, Mode, Request, TickTime, Verb,
+};
+use crate::protocol::readers::Readers;
 use crate::protocol::step::{
     AcquireError, AcquireOptions, Class, Effect, Input, KeyEvent, Outcome, Outgoing, Tag, Ticket, ms,
 };
@@ -17,18 +23,29 @@ use crate::protocol::time::Instant;
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
 const FINISH_LEASES: u32 = 8;
 
+/// So many of a line are asked for at once, while there are permits.
+const MOST_AHEAD: usize = 16;
+
 /// The state of one key.
 #[derive(Debug, Default)]
 pub(crate) struct KeyState<P> {
     pub(crate) plant: P,
     pub(crate) line: Line,
+    /// Callers that hold as readers of the line.
+    pub(crate) readers: Readers,
+    /// The claim that lets readers in.
+    pub(crate) open: Option<ClaimNumber>,
+    /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
+    pub(crate) asks_for_one: bool,
     /// Callers that want a claim of their own and have none.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
+    /// What is to be kept, for callers that ask for that.
+    pub(crate) saves: BTreeMap<Ticket, Checkpoint>,
     /// When to claim again for those that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
     /// Failures in a row of the line's claims.
-    pub(crate) strikes: u32,
+    pub(crate) failed_claims: u32,
     /// When the store last said that somebody has the key, one of our callers included.
     pub(crate) taken: Option<Instant>,
     /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
@@ -37,6 +54,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) error: Option<StoreError>,
     /// The claim that was held last.
     pub(crate) held: ClaimNumber,
+    /// What its shard tells it apart by.
+    pub(crate) number: u64,
     /// The timer that the shard keeps for this key.
     pub(crate) due: Option<Instant>,
 }
@@ -50,14 +69,22 @@ pub(crate) struct Reclaim {
 }
 
 impl<P: Plant> KeyState<P> {
+    #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
-            Input::Fetched(ticket) => self.fetched(ticket),
+            Input::Save(ticket, options, data) => {
+                self.saves.insert(ticket, data);
+                self.lock(cx, ticket, options);
+            }
+            Input::Fetched(ticket) => {
+                self.fetched(ticket);
+            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
-            Input::Release(ticket) => self.release(cx, ticket, false),
-            Input::Finish(ticket) => self.release(cx, ticket, true),
+            Input::Release(ticket) => self.release(cx, ticket, None),
+            Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
+            Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
@@ -68,9 +95,23 @@ impl<P: Plant> KeyState<P> {
             } => self.failed(cx, tag, why, late_after, heard, error),
             Input::Pushed(grant) => self.pushed(cx, &grant),
         }
-        self.pursue(cx);
+        self.claim_for_line(cx);
     }
 
+    /// As new, when it is idle, with the room that it had, unless that was much.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        let (mut line, mut claims) = (std::mem::take(&mut self.line), std::mem::take(&mut self.claims));
+        line.shrink();
+        claims.shrink();
+        *self = KeyState {
+            line,
+            claims,
+            ..KeyState::default()
+        };
+    }
+
+    #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty()
     }
@@ -81,28 +122,48 @@ impl<P: Plant> KeyState<P> {
 
     // What others ask.
 
-    /// The claim by which a caller holds, with what it holds.
-    fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held)> {
+    /// Nobody of this process has the key, waits for it or asks for it: a caller that comes now is the only one, and its
+    /// claim is sent at once. It follows what is being given back.
+    pub(crate) fn is_free(&self) -> bool {
+        let mut claims = self.claims.iter();
+        self.line.is_empty()
+            && self.solos.is_empty()
+            && self.reclaim.is_none()
+            && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
+    }
+
+    /// The claim by which a caller holds, with what it holds, and its place among the local holders.
+    fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held, u64)> {
+        if let Some(reader) = self.readers.get(ticket) {
+            let claim = self.claims.get(reader.claim)?;
+            return Some((claim, claim.held()?, reader.index));
+        }
         let claim = self.claims.of(ticket)?;
-        Some((claim, claim.held()?))
+        let held = claim.held()?;
+        Some((claim, held, held.index))
     }
 
     pub(crate) fn remaining(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
-        let (_, held) = self.held_by(ticket)?;
+        let (_, held, _) = self.held_by(ticket)?;
         (now < held.deadline).then(|| held.deadline.since(now))
     }
 
     pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
-        self.held_by(ticket).map_or(0, |(claim, _)| claim.attempt)
+        self.held_by(ticket).map_or(0, |(claim, ..)| claim.attempt)
+    }
+
+    /// The tick that was open when the holder's was granted, and that is never run again.
+    pub(crate) fn overtook(&self, ticket: Ticket) -> Option<TickTime> {
+        self.held_by(ticket)?.0.overtook
     }
 
     pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
-        self.held_by(ticket).map(|(claim, _)| claim.holder)
+        self.held_by(ticket).map(|(claim, ..)| claim.holder)
     }
 
     pub(crate) fn fence(&self, now: Instant, ticket: Ticket) -> Option<Fence> {
-        let (_, held) = self.held_by(ticket)?;
-        (now < held.deadline).then(|| Fence::new(held.number, held.index))
+        let (_, held, index) = self.held_by(ticket)?;
+        (now < held.deadline).then(|| Fence::new(held.number, index))
     }
 
     pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
@@ -111,7 +172,14 @@ impl<P: Plant> KeyState<P> {
             .iter()
             .filter_map(|claim| Some((claim.holder, claim.held()?)));
         held.filter(move |(_, held)| now < held.deadline)
-            .map(|(holder, held)| (held.ticket, holder, Fence::new(held.number, held.index)))
+            .flat_map(|(holder, held)| {
+                let alone = held.local().map(|local| (local.ticket, held.index));
+                let readers = self.readers.of(holder.claim);
+                let all = alone
+                    .into_iter()
+                    .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
+                all.map(move |(ticket, index)| (ticket, holder, Fence::new(held.number, index)))
+            })
     }
 
     /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
@@ -146,9 +214,10 @@ impl<P: Plant> KeyState<P> {
             ticket,
             options,
             entered: cx.now,
-            strikes: 0,
+            failed_claims: 0,
+            was_writer: false,
         };
-        if options.mark.is_some() {
+        if options.mark.is_some() || options.question.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
             self.solos.insert(ticket, caller);
@@ -161,7 +230,11 @@ impl<P: Plant> KeyState<P> {
         caller.options.wait &= !options.node_is_full;
         // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        if options.fixed {
+        // A bound for one reader is none for the others.
+        let has_own_bound = options.mode == Mode::Read && options.max_hold.is_some();
+        // Whether there are permits for who would not wait is no question of who comes before it here.
+        let tries = options.mode.is_of_permits() && !options.wait;
+        if options.fixed || options.solo || has_own_bound || tries {
             self.solos.insert(ticket, caller);
         } else {
             self.line.push(caller);
@@ -169,7 +242,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn refuses(&self, options: AcquireOptions) -> Option<AcquireError> {
-        let is_taken = self.claims.is_taken();
+        let is_taken = self.claims.is_taken(options.mode);
         if !options.wait {
             return is_taken.then_some(AcquireError::Busy);
         }
@@ -183,17 +256,25 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    pub(crate) fn fetched(&mut self, ticket: Ticket) {
-        let number = self.held_by(ticket).map(|(claim, _)| claim.holder.claim);
-        let claim = number.and_then(|number| self.claims.get_mut(number));
-        if let Some(Phase::Held(held)) = claim.map(|claim| &mut claim.phase) {
-            held.unfetched = None;
+    /// Tells until when it is held at least.
+    pub(crate) fn fetched(&mut self, ticket: Ticket) -> Option<Instant> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        let (number, deadline) = (claim.holder.claim, held.deadline);
+        if !self.readers.fetched(ticket)
+            && let Phase::Held(held) = &mut self.claims[number].phase
+            && let Holders::One(local) = &mut held.holders
+        {
+            local.unfetched = None;
         }
+        Some(deadline)
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
+        }
+        if self.readers.get(ticket).is_some() {
+            return self.part(cx, ticket, None);
         }
         let Some(claim) = self.claims.of(ticket) else {
             return;
@@ -201,13 +282,19 @@ impl<P: Plant> KeyState<P> {
         let number = claim.holder.claim;
         if claim.held().is_some() {
             self.give_back(cx, number, None);
+        } else if claim.question().is_some() {
+            // It leaves nothing behind that would have to be left.
+            self.claims.end(number);
         } else {
-            self.claims[number].owner = Owner::Nobody;
+            self.claims[number].claimant = Claimant::Nobody;
         }
     }
 
-    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: bool) {
-        match self.held_by(ticket).map(|(claim, _)| claim.holder.claim) {
+    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<Finished>) {
+        if self.readers.get(ticket).is_some() {
+            return self.part(cx, ticket, Some(ticket));
+        }
+        match self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
             Some(number) => {
                 self.claims[number].finished = finished;
                 self.give_back(cx, number, Some(ticket));
@@ -228,26 +315,44 @@ impl<P: Plant> KeyState<P> {
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        let next = self.line.front().filter(|_| claim.owner == Owner::Cohort);
+        let is_shared = claim.claimant == Claimant::Cohort || self.plant.planted(Flaw::SoloHandedOn);
+        let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);
         };
         let rules = &cx.source.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
         // With less than a third left the renewals are failing: who is next should not inherit that.
-        if !in_burst || held.deadline.since(cx.now) < lease / 3 || next.lease() > lease {
-            return self.yield_(cx, number, release);
+        let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
+        let is_alike = next.options.mode == claim.mode || claim.mode.is_of_permits() && !weighs;
+        let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
+        if !in_burst || is_short || !is_alike {
+            return self.give_way(cx, number, release);
         }
         self.line.pop();
-        held.ticket = next.ticket;
+        held.holders = Holders::One(Local::new(cx.now, next.ticket, next.options, lease));
         held.index += 1;
-        held.unfetched = Some(cx.now + lease);
         let fence = Fence::new(held.number, held.index);
         self.taken = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         if let Some(ticket) = release {
             cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        // Its holder before may have held it for too long, or this one may not hold it for long.
+        let claim = &self.claims[number];
+        if claim.asking.is_none() && (claim.act.is_none() || next.options.max_hold.is_some()) {
+            self.schedule(cx, number);
+        }
+    }
+
+    /// Nobody of this process goes on with it: whoever waits elsewhere has its turn. Who waits here has a claim already that
+    /// stands in the store's queue, where there may be several holders.
+    fn give_way(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        if self.claims[number].mode.is_of_permits() {
+            self.leave(cx, number, release);
+        } else {
+            self.yield_(cx, number, release);
         }
     }
 
@@ -263,15 +368,16 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
-    pub(crate) fn pursue(&mut self, cx: &mut StepContext<'_>) {
+    pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
+        self.let_readers_in(cx);
         for number in self.claims.unsettled() {
             let Some(claim) = self.claims.get(number) else {
                 continue;
             };
-            let wanted = match claim.owner {
-                Owner::Cohort => !self.line.is_empty() || claim.held().is_some(),
-                Owner::Solo(_) => true,
-                Owner::Nobody => false,
+            let wanted = match claim.claimant {
+                Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
+                Claimant::Solo(_) | Claimant::Ahead => true,
+                Claimant::Nobody => false,
             };
             match claim.phase {
                 _ if wanted => {}
@@ -280,30 +386,65 @@ impl<P: Plant> KeyState<P> {
                 Phase::Leaving(_) => {}
                 _ if claim.is_asking(RequestKind::Leave) => {}
                 _ if self.plant.planted(Flaw::CancelledForgotten) => {
-                    self.claims.remove(number);
+                    self.claims.end(number);
                 }
                 _ => self.leave(cx, number, None),
             }
         }
+        self.drop_saves();
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
             return;
         }
-        for (_, caller) in std::mem::take(&mut self.solos) {
-            self.claim(cx, Owner::Solo(caller), caller.options, caller.options.wait);
+        while let Some((_, caller)) = self.solos.pop_first() {
+            self.claim(cx, Claimant::Solo(caller), caller.options, caller.options.wait);
         }
-        if let Some(head) = self.line.front().copied()
-            && self.claims.cohort().is_none()
+        if let Some(head) = self.line.front()
+            && self.claims.pursuit().is_none()
         {
-            self.claim(cx, Owner::Cohort, head.options, self.line.has_patient());
+            let options = head.options;
+            self.claim(cx, Claimant::Cohort, options, self.line.has_patient());
+        }
+        self.ask_ahead(cx);
+    }
+
+    /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
+    /// most one claim waits in the store.
+    fn ask_ahead(&mut self, cx: &mut StepContext<'_>) {
+        let is_of_permits = self.line.mode().is_some_and(Mode::is_of_permits);
+        let pursuit = self.claims.pursuit().and_then(|number| self.claims.get(number));
+        let is_new = pursuit.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
+        if !is_of_permits || self.asks_for_one || !is_new {
+            return;
+        }
+        let behind = 1 + self.claims.ahead();
+        let next = self.line.iter().take(MOST_AHEAD).skip(behind);
+        let options: Vec<_> = next.map(|caller| caller.options).collect();
+        for options in options {
+            self.claim(cx, Claimant::Ahead, options, false);
         }
     }
 
-    fn claim(&mut self, cx: &mut StepContext<'_>, owner: Owner, options: AcquireOptions, wait: bool) {
+    /// What was to be kept for callers that have their answer, or left.
+    fn drop_saves(&mut self) {
+        let (solos, claims) = (&self.solos, &self.claims);
+        let asks = |ticket: Ticket| {
+            let is_of =
+                |claim: &Claim| matches!(claim.claimant, Claimant::Solo(caller) if caller.ticket == ticket);
+            solos.contains_key(&ticket) || claims.iter().any(is_of)
+        };
+        self.saves.retain(|ticket, _| asks(*ticket));
+    }
+
+    fn claim(&mut self, cx: &mut StepContext<'_>, claimant: Claimant, options: AcquireOptions, wait: bool) {
         let holder = cx.source.holder();
-        let kind = (options.fixed, options.mark);
-        let claim = Claim::new(holder, owner, options.term, kind, cx.now);
+        let kind = ClaimKind {
+            mode: options.mode,
+            fixed: options.fixed,
+            mark: options.mark,
+        };
+        let claim = Claim::new(holder, claimant, options.term, kind, cx.now);
         self.claims.insert(claim);
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
     }
@@ -316,16 +457,18 @@ impl<P: Plant> KeyState<P> {
         let latest = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
         let ends = match &claim.phase {
             // Nothing under way, or given up, can have extended it since.
-            Phase::Held(held) if claim.asking.is_none() && claim.fails == 0 => held.ends.min(latest),
+            Phase::Held(held) if claim.asking.is_none() && claim.failed_requests == 0 => {
+                held.ends.min(latest)
+            }
             _ => latest,
         };
-        let until = if claim.finished && !is_closed {
+        let until = if claim.finished.is_some() && !is_closed {
             cx.now + FINISH_LEASES * claim.hold()
         } else {
             ends
         };
         if keeps_number && claim.held().is_none() {
-            claim.owner = Owner::Cohort;
+            claim.claimant = Claimant::Cohort;
         } else {
             claim.phase = Phase::Leaving(Leaving {
                 release,
@@ -334,7 +477,7 @@ impl<P: Plant> KeyState<P> {
                 repeated: false,
             });
         }
-        claim.fails = 0;
+        claim.failed_requests = 0;
         self.ask(cx, number, RequestKind::Leave);
     }
 
@@ -348,7 +491,12 @@ impl<P: Plant> KeyState<P> {
         if self.plant.planted(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
-        let mut claim = Claim::new(holder, Owner::Cohort, term, (false, old.mark), cx.now);
+        let kind = ClaimKind {
+            mode: self.line.front().map_or(old.mode, |head| head.options.mode),
+            mark: old.mark,
+            fixed: false,
+        };
+        let mut claim = Claim::new(holder, Claimant::Cohort, term, kind, cx.now);
         claim.seq = old.seq;
         claim.yielded = Some(Yielded {
             from: old.holder,
@@ -361,19 +509,26 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// A dead number that was the older half of a yield, to be left. `repeated`: the yield may have done it.
-    pub(crate) fn leave_old_number(&mut self, cx: &mut StepContext<'_>, yielded: Yielded, repeated: bool) {
+    /// `seq`: so many requests were counted of it, or of the claim that went on with its count.
+    pub(crate) fn leave_old_number(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        yielded: Yielded,
+        seq: u32,
+        repeated: bool,
+    ) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
-        let kind = (false, None);
-        let mut claim = Claim::new(yielded.from, Owner::Nobody, yielded.term, kind, cx.now);
+        let kind = ClaimKind::default();
+        let mut claim = Claim::new(yielded.from, Claimant::Nobody, yielded.term, kind, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,
             ends,
             until: ends,
             repeated,
         });
-        // Beyond those of the claim that shared its count.
-        claim.seq = 1 << 16;
+        // A late answer to one of those is none to what follows.
+        claim.seq = seq;
         self.claims.insert(claim);
         self.ask(cx, number, RequestKind::Leave);
     }
@@ -387,15 +542,21 @@ impl<P: Plant> KeyState<P> {
         claim.retries = false;
         claim.look_again = false;
         let (verb, class) = match what {
-            RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
+            RequestKind::Claim { wait } => {
+                let verb = claim.verb(wait);
+                (verb, Class::of_claim(verb))
+            }
             RequestKind::Renew
                 if claim.held().is_some() || matches!(claim.phase, Phase::Confirming { .. }) =>
             {
                 (Verb::Renew, Class::OwnerRenewal)
             }
             RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
-            RequestKind::Leave if claim.finished => (Verb::Finish, Class::Leave),
-            RequestKind::Leave => (Verb::Leave, Class::Leave),
+            RequestKind::Leave => {
+                let finish = claim.finished.map(|Finished { well }| Verb::Finish { well });
+                (finish.unwrap_or(Verb::Leave), Class::Leave)
+            }
+            RequestKind::Yield if claim.was_writer() => (Verb::Downgrade { to: claim.holder }, Class::Leave),
             RequestKind::Yield => (Verb::Yield { to: claim.holder }, Class::Leave),
         };
         let holder = match &claim.yielded {
@@ -404,11 +565,16 @@ impl<P: Plant> KeyState<P> {
         };
         let request = Request {
             mark: claim.mark,
+            turn: claim.turn,
             name: cx.name.clone(),
             holder,
             term: claim.term,
-            mode: Mode::Exclusive,
+            mode: claim.mode,
             verb,
+            data: match claim.claimant {
+                Claimant::Solo(caller) => self.saves.get(&caller.ticket).cloned(),
+                Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
+            },
         };
         let tag = Tag {
             claim: claim.holder.claim,
@@ -438,41 +604,67 @@ impl<P: Plant> KeyState<P> {
     ) {
         let claim = &mut self.claims[number];
         let lease = claim.lease();
-        claim.fails = 0;
+        claim.failed_requests = 0;
         claim.may_execute_until = None;
-        let next = match claim.owner {
-            Owner::Cohort => self.line.front().copied(),
-            Owner::Solo(caller) => Some(caller),
-            Owner::Nobody => None,
+        let next = match claim.claimant {
+            Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
+            Claimant::Solo(caller) => Some(caller),
+            Claimant::Nobody => None,
         };
         self.taken = Some(cx.now);
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
-        if claim.owner == Owner::Cohort {
-            self.strikes = 0;
-            // Its number has one length for life, and whoever is first wants more.
-            if next.lease() > lease {
+        if matches!(claim.claimant, Claimant::Cohort | Claimant::Ahead) {
+            self.failed_claims = 0;
+            claim.claimant = Claimant::Cohort;
+            self.asks_for_one = !matches!(claim.phase, Phase::Asked);
+            // Its number has one length and one mode for life, and whoever is first wants more, or another.
+            if next.lease() > lease || next.options.mode != claim.mode {
                 cx.event(KeyEvent::TooShort);
-                return self.yield_(cx, number, None);
+                self.asks_for_one = true;
+                return self.give_way(cx, number, None);
             }
             self.line.pop();
+        } else if next.was_writer && !claim.fixed && next.options.max_hold.is_none() {
+            // From now on it is as any other.
+            claim.claimant = Claimant::Cohort;
         }
+        let is_open = claim.claimant == Claimant::Cohort && claim.mode == Mode::Read;
+        let unfetched = cx.now + lease;
+        let holders = if is_open {
+            self.readers.add(next.ticket, (number, 0), cx.now, unfetched);
+            Holders::Readers(1)
+        } else {
+            Holders::One(Local::new(cx.now, next.ticket, next.options, lease))
+        };
         claim.phase = Phase::Held(Held {
             number: grant,
             deadline,
-            ticket: next.ticket,
+            holders,
             index: 0,
             since: cx.now,
             due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
             ends: cx.now + claim.hold(),
-            unfetched: Some(cx.now + lease),
         });
         self.held = number;
         cx.effects
             .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
         self.schedule(cx, number);
-        self.deny_the_impatient(cx);
+        if is_open {
+            self.open_to_readers(cx, number);
+        } else {
+            self.deny_beside(cx, number);
+        }
+    }
+
+    /// A claim of somebody's own was granted: whoever would not wait and cannot hold beside it hears of it.
+    fn deny_beside(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        match self.claims[number].mode {
+            Mode::Exclusive => self.deny_the_impatient(cx),
+            Mode::Read if self.line.has_impatient() => self.deny_writers(cx),
+            Mode::Read | Mode::Permits(_) => {}
+        }
     }
 
     /// Somebody has the lock: whoever would not wait hears of it.
@@ -491,11 +683,13 @@ impl<P: Plant> KeyState<P> {
     /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
     /// extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
-        if let Phase::Held(held) = &self.claims[number].phase {
-            cx.effects.push(Effect::Lost(held.ticket, cause));
+        match self.claims[number].held().map(Held::local) {
+            Some(Some(local)) => cx.effects.push(Effect::Lost(local.ticket, cause)),
+            Some(None) => self.lose_readers(cx, number, cause),
+            None => {}
         }
         if cause == LostCause::Gone {
-            self.claims.remove(number);
+            self.claims.end(number);
         } else {
             self.leave(cx, number, None);
         }
@@ -513,7 +707,7 @@ impl<P: Plant> KeyState<P> {
         solos.values().for_each(|caller| deny(caller, cx));
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
-            match (&mut claim.phase, claim.owner) {
+            match (&mut claim.phase, claim.claimant) {
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
@@ -521,13 +715,13 @@ impl<P: Plant> KeyState<P> {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }
-                (_, Owner::Solo(caller)) => {
+                (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
-                    claim.owner = Owner::Nobody;
+                    claim.claimant = Claimant::Nobody;
                 }
                 _ => {}
             }
         }
-        self.pursue(cx);
+        self.claim_for_line(cx);
     }
 }

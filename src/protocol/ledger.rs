@@ -4,19 +4,33 @@
 //! differential test it is what the Lua scripts are compared with, reply by reply. A rule of the protocol is first a
 //! rule here.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use foldhash::quality::RandomState;
 
-use crate::protocol::flaw::{Plant, Sound};
-use crate::protocol::message::{Batch, BatchReply, Grant, GrantNumber, Holder, Kind, Name, NodeId, Reply};
-pub use crate::protocol::record::{Job, Record, RecordOwner};
+use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::message::{
+    Batch, BatchReply, Grant, GrantNumber, Holder, Kind, Name, NodeId, Reply, Request, Rule,
+};
+pub use crate::protocol::record::{Job, LeftFree, Record, RecordOwner, Saved, Share};
 use crate::protocol::record::{State, is_past};
 pub use crate::protocol::transaction::Branch;
 use crate::protocol::transaction::Transaction;
 
+/// What became of what was known of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgotten {
+    /// It is forgotten.
+    Done,
+    /// Nothing was known.
+    Unknown,
+    /// Somebody runs the job or stands by for it: nothing was done.
+    InUse,
+}
+
 /// All keys of one server.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Ledger<P: Plant = Sound> {
     states: HashMap<Name, State, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
@@ -52,6 +66,7 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// The same into replies that are empty and have room.
+    #[inline]
     pub fn apply_into(
         &mut self,
         now_us: u64,
@@ -75,6 +90,7 @@ impl<P: Plant> Ledger<P> {
         self.apply_all(now_us, batch, replies, pushes, branches)
     }
 
+    #[inline]
     fn apply_all(
         &mut self,
         now_us: u64,
@@ -84,43 +100,71 @@ impl<P: Plant> Ledger<P> {
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
         self.sweep(now_us / 1000);
+        // Of claims that go together none is granted before all were looked at.
+        let mut is_apart = false;
+        if batch.rule == Rule::All {
+            for request in &batch.requests {
+                let look =
+                    |transaction: &mut Transaction<'_, P>| transaction.is_to_be_had(request, batch.not_after);
+                is_apart |= !self.transact(now_us, batch, request, (pushes, branches), look);
+            }
+        }
         for request in &batch.requests {
-            // The common case, a lock that is taken and left by one node, must not pay for a copy of the name.
-            if !self.states.contains_key(&request.name) {
-                self.states.insert(request.name.clone(), State::default());
-            }
-            let state = self.states.get_mut(&request.name).expect("put there above");
-            let mut transaction = Transaction {
-                name: &request.name,
-                state,
-                job: (request.name.kind == Kind::Job)
-                    .then(|| self.jobs.entry(request.name.clone()).or_default()),
-                mark: request.mark,
-                last: &mut self.last,
-                seen: batch.highest,
-                listening: self.listening.as_ref(),
-                plant: self.plant,
-                now_us,
-                date_ms: self.date_ms.unwrap_or(now_us / 1000),
-                pushes,
-                branches,
+            let treat = |transaction: &mut Transaction<'_, P>| {
+                transaction.is_apart = is_apart && !transaction.planted(Flaw::HalfGranted);
+                transaction.treat(request, batch.not_after)
             };
-            replies.push(transaction.treat(request, batch.not_after));
-            if state.record.is_none() && state.queue.is_empty() {
-                self.states.remove(&request.name);
-            }
-            if self
-                .jobs
-                .get(&request.name)
-                .is_some_and(|job| *job == Job::default())
-            {
-                self.jobs.remove(&request.name);
-            }
+            replies.push(self.transact(now_us, batch, request, (pushes, branches), treat));
         }
         BatchReply {
             time: now_us,
             replies,
         }
+    }
+
+    /// Does something with one key, of which nothing is kept where nothing is left.
+    fn transact<T>(
+        &mut self,
+        now_us: u64,
+        batch: &Batch,
+        request: &Request,
+        (pushes, branches): (&mut Vec<Grant>, &mut Vec<Branch>),
+        act: impl FnOnce(&mut Transaction<'_, P>) -> T,
+    ) -> T {
+        // Looked up once: what there is of a key stays in its place, or goes.
+        let mut place = match self.states.entry(request.name.clone()) {
+            Entry::Occupied(place) => place,
+            Entry::Vacant(place) => place.insert_entry(State::default()),
+        };
+        let is_job = request.name.kind == Kind::Job;
+        let mut transaction = Transaction {
+            name: &request.name,
+            state: place.get_mut(),
+            job: is_job.then(|| self.jobs.entry(request.name.clone()).or_default()),
+            mark: request.mark,
+            last: &mut self.last,
+            seen: batch.highest,
+            listening: self.listening.as_ref(),
+            poll_gap: if request.name.kind == Kind::Lock {
+                batch.poll_gap_ms
+            } else {
+                0
+            },
+            is_apart: false,
+            plant: self.plant,
+            now_us,
+            date_ms: self.date_ms.unwrap_or(now_us / 1000),
+            pushes,
+            branches,
+        };
+        let done = act(&mut transaction);
+        if place.get().is_empty(now_us / 1000) {
+            place.remove();
+        }
+        if is_job && self.jobs.get(&request.name) == Some(&Job::default()) {
+            self.jobs.remove(&request.name);
+        }
+        done
     }
 
     /// Ticks are judged by this time, in milliseconds since the Unix epoch, and no more by the one that leases go by.
@@ -137,6 +181,14 @@ impl<P: Plant> Ledger<P> {
         } else {
             listening.remove(&node);
         }
+    }
+
+    /// Whether that node has an open inbox, as far as this is known.
+    #[doc(hidden)]
+    pub fn hears(&self, node: NodeId) -> bool {
+        self.listening
+            .as_ref()
+            .is_none_or(|listening| listening.contains(&node))
     }
 
     /// How many keys have any state.
@@ -158,6 +210,12 @@ impl<P: Plant> Ledger<P> {
             .filter(|record| !is_past(record.expires, now_us / 1000))
     }
 
+    /// Who shares a key at `now_us`.
+    pub fn shares(&self, name: &Name, now_us: u64) -> impl Iterator<Item = &Share> {
+        let shares = self.states.get(name).map_or(&[][..], |state| &state.shares);
+        shares.iter().filter(move |share| now_us / 1000 <= share.expires)
+    }
+
     /// Who waits for a key, in order, the dead included.
     pub fn waiters(&self, name: &Name) -> Vec<Holder> {
         self.states.get(name).map_or(Vec::new(), |state| {
@@ -177,14 +235,64 @@ impl<P: Plant> Ledger<P> {
     pub fn overwrite(&mut self, name: &Name, record: Option<Record>) {
         let state = self.states.entry(name.clone()).or_default();
         state.record = record;
-        if state.record.is_none() && state.queue.is_empty() {
+        state.shares.clear();
+        if state.record.is_none() && state.queue.is_empty() && state.left_free.is_none() {
             self.states.remove(name);
+        }
+    }
+
+    /// When a key was last left free, if that is known at `now_us`.
+    #[doc(hidden)]
+    pub fn left_free(&self, name: &Name, now_us: u64) -> Option<LeftFree> {
+        let left = self.states.get(name)?.left_free?;
+        (now_us / 1000 <= left.known_until).then_some(left)
+    }
+
+    /// Makes that `ms` older.
+    #[doc(hidden)]
+    pub fn age_left_free(&mut self, name: &Name, ms: u64) {
+        if let Some(left) = self
+            .states
+            .get_mut(name)
+            .and_then(|state| state.left_free.as_mut())
+        {
+            left.known_until -= ms;
         }
     }
 
     /// What is known of a job.
     pub fn job(&self, name: &Name) -> Option<&Job> {
         self.jobs.get(name)
+    }
+
+    /// Forgets a job that is no more.
+    pub fn forget_job(&mut self, name: &Name, now_us: u64) -> Forgotten {
+        let now = now_us / 1000;
+        let waits = |state: &State| state.queue.iter().any(|entry| now <= entry.dies);
+        if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
+            return Forgotten::InUse;
+        }
+        self.states.remove(name);
+        if self.jobs.remove(name).is_some() {
+            Forgotten::Done
+        } else {
+            Forgotten::Unknown
+        }
+    }
+
+    /// What somebody who writes to a job's memory does.
+    #[doc(hidden)]
+    pub fn set_job(&mut self, name: &Name, job: Job) {
+        self.jobs.insert(name.clone(), job);
+    }
+
+    /// Makes what is left of a share `ms` less.
+    #[doc(hidden)]
+    pub fn age_share(&mut self, name: &Name, holder: Holder, ms: u64) {
+        let shares = self.states.get_mut(name).map(|state| &mut state.shares);
+        if let Some(share) = shares.and_then(|shares| shares.iter_mut().find(|s| s.holder == holder)) {
+            share.expires = share.expires.saturating_sub(ms);
+        }
     }
 
     /// Makes a waiter's last heartbeat `ms` older.
@@ -210,7 +318,8 @@ impl<P: Plant> Ledger<P> {
         }
         self.states.retain(|_, state| {
             state.queue.retain(|entry| now <= entry.dies);
-            !(state.queue.is_empty() && state.record.as_ref().is_none_or(|r| is_past(r.expires, now)))
+            state.shares.retain(|share| now <= share.expires);
+            !state.is_empty(now)
         });
         self.sweep_at = 2 * self.states.len();
     }

@@ -3,8 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::protocol::message::Mode;
 use crate::protocol::step::{AcquireOptions, Ticket, ms};
 use crate::protocol::time::Instant;
+
+/// For so many callers an empty line keeps room.
+const FEW: usize = 8;
 
 /// Somebody who waits for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +18,9 @@ pub(crate) struct Caller {
     /// When it came. Whoever came before the store was last heard waits through an outage.
     pub(crate) entered: Instant,
     /// Failures in a row of a claim of its own.
-    pub(crate) strikes: u32,
+    pub(crate) failed_claims: u32,
+    /// It held as a writer, and wants to go on as a reader with nobody in between.
+    pub(crate) was_writer: bool,
 }
 
 impl Caller {
@@ -29,9 +35,16 @@ pub(crate) struct Line {
     callers: VecDeque<Caller>,
     /// How many of them would not wait. Kept, so that an answer to a long line costs no walk along it.
     impatient: usize,
+    /// How many of them want to read. Kept for the same reason.
+    readers: usize,
 }
 
 impl Line {
+    /// Keeps room for a few.
+    pub(crate) fn shrink(&mut self) {
+        self.callers.shrink_to(FEW);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.callers.len()
     }
@@ -44,9 +57,39 @@ impl Line {
         self.callers.front()
     }
 
-    /// Somebody in it would wait.
+    /// From the first to the last.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Caller> {
+        self.callers.iter()
+    }
+
+    /// Of those at its head who want the same, somebody would wait.
     pub(crate) fn has_patient(&self) -> bool {
-        self.impatient < self.callers.len()
+        let (all, Some(head)) = (self.callers.len(), self.front()) else {
+            return false;
+        };
+        if self.impatient == 0 || self.readers == 0 || self.readers == all {
+            return self.impatient < all;
+        }
+        let mut alike = self
+            .callers
+            .iter()
+            .take_while(|caller| caller.options.mode == head.options.mode);
+        alike.any(|caller| caller.options.wait)
+    }
+
+    /// The mode that is wanted first.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        self.front().map(|head| head.options.mode)
+    }
+
+    fn count(&mut self, caller: &Caller) {
+        self.impatient += usize::from(!caller.options.wait);
+        self.readers += usize::from(caller.options.mode == Mode::Read);
+    }
+
+    fn uncount(&mut self, caller: &Caller) {
+        self.impatient -= usize::from(!caller.options.wait);
+        self.readers -= usize::from(caller.options.mode == Mode::Read);
     }
 
     pub(crate) fn has_impatient(&self) -> bool {
@@ -54,34 +97,34 @@ impl Line {
     }
 
     pub(crate) fn push(&mut self, caller: Caller) {
-        self.impatient += usize::from(!caller.options.wait);
+        self.count(&caller);
         self.callers.push_back(caller);
     }
 
     pub(crate) fn pop(&mut self) -> Option<Caller> {
         let caller = self.callers.pop_front()?;
-        self.impatient -= usize::from(!caller.options.wait);
+        self.uncount(&caller);
         Some(caller)
     }
 
     pub(crate) fn remove(&mut self, ticket: Ticket) -> bool {
         let at = self.callers.binary_search_by_key(&ticket, |caller| caller.ticket);
         let removed = at.ok().and_then(|at| self.callers.remove(at));
-        self.impatient -= usize::from(removed.is_some_and(|caller| !caller.options.wait));
-        removed.is_some()
+        removed.inspect(|caller| self.uncount(caller)).is_some()
     }
 
     /// Keeps whom `stays` says, and names everybody else to `leaves`.
-    pub(crate) fn retain(&mut self, stays: impl Fn(&Caller) -> bool, mut leaves: impl FnMut(&Caller)) {
-        let mut impatient = 0;
+    pub(crate) fn retain(&mut self, mut stays: impl FnMut(&Caller) -> bool, mut leaves: impl FnMut(&Caller)) {
+        let (mut impatient, mut readers) = (0, 0);
         self.callers.retain(|caller| {
             let stays = stays(caller);
             if !stays {
                 leaves(caller);
             }
             impatient += usize::from(stays && !caller.options.wait);
+            readers += usize::from(stays && caller.options.mode == Mode::Read);
             stays
         });
-        self.impatient = impatient;
+        (self.impatient, self.readers) = (impatient, readers);
     }
 }

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -21,17 +22,20 @@ pub enum Kind {
     Lock,
     /// A job whose ticks are run once each. Its claims carry a mark.
     Job,
+    /// A number of permits.
+    Semaphore,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 2] = [Kind::Lock, Kind::Job];
+    pub const ALL: [Kind; 3] = [Kind::Lock, Kind::Job, Kind::Semaphore];
 
     /// The word that stands for the kind on the wire.
     pub fn word(self) -> &'static str {
         match self {
             Kind::Lock => "lock",
             Kind::Job => "job",
+            Kind::Semaphore => "semaphore",
         }
     }
 }
@@ -55,6 +59,14 @@ impl Name {
     pub fn lock(key: Key) -> Self {
         Name {
             kind: Kind::Lock,
+            key,
+        }
+    }
+
+    /// The name of the semaphore called `key`.
+    pub fn semaphore(key: Key) -> Self {
+        Name {
+            kind: Kind::Semaphore,
             key,
         }
     }
@@ -243,13 +255,35 @@ impl From<Fence> for u64 {
     }
 }
 
-/// How a lease may be shared. Issue-by-issue this grows; today every lease is exclusive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one record
+/// and one queue, and only the mode of a claim differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// One holder at a time.
+    /// One holder at a time: a mutex, or a writer.
     #[default]
     Exclusive,
+    /// Beside any number of other readers, and beside no writer.
+    Read,
+    /// Beside others, as long as there are permits for all of them.
+    Permits(Permits),
+}
+
+impl Mode {
+    /// Of a semaphore.
+    pub(crate) fn is_of_permits(self) -> bool {
+        matches!(self, Mode::Permits(_))
+    }
+}
+
+/// What a holder of a semaphore wants. The number of all permits travels with each claim and judges that claim alone, so
+/// that a deploy may change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Permits {
+    /// So many.
+    pub weight: u32,
+    /// Of so many.
+    pub capacity: u32,
 }
 
 /// The lengths of one claim, the same for its whole life.
@@ -279,6 +313,19 @@ number! {
     TickTime
 }
 
+/// What becomes of a claim of a tick while an earlier tick of its job is in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Turn {
+    /// It is skipped, and never run.
+    #[default]
+    Skip,
+    /// It waits until that one has ended, and whatever waited so before it is skipped.
+    Queue,
+    /// It is granted when this was the latest tick and has ended, or no tick was ever granted; else
+    /// [`Behind`](Reply::Behind). So none is passed over.
+    After(TickTime),
+}
+
 /// What is asked of a store, for one key. See the verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
@@ -292,8 +339,92 @@ pub struct Request {
     pub mode: Mode,
     /// Which tick of a job it is for. `None` for everything that is no job.
     pub mark: Option<TickTime>,
+    /// What becomes of its claim while an earlier tick is in the way.
+    pub turn: Turn,
     /// What is asked.
     pub verb: Verb,
+    /// What is to be kept for whoever runs the tick next; of [`Question::Save`] alone.
+    pub data: Option<Checkpoint>,
+}
+
+/// What a run leaves behind for whoever runs its tick again. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Checkpoint(pub Arc<[u8]>);
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint({} bytes)", self.0.len())
+    }
+}
+
+/// What is asked about a job or a semaphore without a wish for its lease. It makes no claim, and may be asked again at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
+    Open {
+        /// So old at most, in milliseconds.
+        within_ms: u64,
+        /// Of the service and the job's expression, as the asker knows them; 0 when it does not. Kept, so that the next
+        /// asker with another one is told.
+        fingerprint: u64,
+        /// The latest tick that the asker knows to be over. A store that knows the job and would grant that has lost what it
+        /// acknowledged, and takes it for over from now on.
+        over: Option<TickTime>,
+    },
+    /// Bring a mark that lies ahead of the store's clock back to it, so that ticks are run again.
+    Reset,
+    /// Whether this claim owns the job, for the tick of the request.
+    Verify {
+        /// Whose run it is.
+        of: Holder,
+    },
+    /// The same, and what the runs of the tick have left, if it does.
+    Recall {
+        /// Whose run it is.
+        of: Holder,
+    },
+    /// The same, and keep the request's data for whoever runs the tick next, if it does.
+    Save {
+        /// Whose run it is.
+        of: Holder,
+        /// Grows within a run. One that comes behind a later one of the same run changes nothing.
+        seq: u64,
+    },
+    /// How many permits of a semaphore are held.
+    InUse,
+}
+
+impl Question {
+    /// Whose run it is about.
+    pub fn of(self) -> Option<Holder> {
+        match self {
+            Question::Verify { of } | Question::Recall { of } | Question::Save { of, .. } => Some(of),
+            Question::Open { .. } | Question::Reset | Question::InUse => None,
+        }
+    }
+}
+
+/// What a store knows of a job, before it did what was asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobReport {
+    /// The tick that was begun and has not ended well.
+    pub open: Option<TickTime>,
+    /// So far the job's mark lies ahead of the store's clock, in milliseconds: until then no tick is run.
+    pub ahead_ms: u64,
+    /// The fingerprint of whoever asked before was another.
+    pub differs: bool,
+    /// The store would have granted the tick that the asker knows to be over.
+    pub lost: bool,
+    /// The store's clock, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// The claim that the question is about owns the job, for the tick of the request.
+    pub owns: bool,
+    /// The tick that was granted last.
+    pub mark: Option<TickTime>,
+    /// The latest tick that was run to its end and went well.
+    pub well: Option<TickTime>,
+    /// What the runs of this tick have left; told to its owner alone.
+    pub saved: Option<Checkpoint>,
 }
 
 /// The things that can be asked.
@@ -311,13 +442,34 @@ pub enum Verb {
     Leave,
     /// The tick has been run to its end: it never runs again. Then as [`Leave`](Self::Leave). Counts for the latest
     /// winner of the tick even when its record has ended meanwhile, as long as nobody else was granted the job.
-    Finish,
+    Finish {
+        /// It went well, and is the latest that did so.
+        well: bool,
+    },
     /// Owner: hand over to the first live waiter and queue again at the end as `to`; if nobody waits, own it as
     /// `to` with a fresh number. Also refused when executed after the batch's not-after.
     Yield {
         /// The fresh number under which the node goes on.
         to: Holder,
     },
+    /// Exclusive owner: go on as the reader `to`, with a fresh number and nobody in between; then let readers in, up to the
+    /// first writer. Also refused when executed after the batch's not-after.
+    Downgrade {
+        /// The fresh number under which the node goes on.
+        to: Holder,
+    },
+    /// A question. What is free is moved on, and nothing else is done.
+    Ask(Question),
+}
+
+impl Verb {
+    /// It may make an owner or a waiter of a claim that was none: it is refused when it is late, and answered once.
+    pub fn creates(self) -> bool {
+        matches!(
+            self,
+            Verb::Claim { .. } | Verb::Yield { .. } | Verb::Downgrade { .. }
+        )
+    }
 }
 
 /// What a store answers to one request.
@@ -325,18 +477,38 @@ pub enum Verb {
 pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
     Granted(GrantNumber),
+    /// As [`Granted`](Self::Granted), and whoever holds permits of it asked for them as of so many.
+    Unlike(GrantNumber, u32),
     /// The job is yours for this tick, under this grant number, and the number of the attempt at the tick.
     Won(GrantNumber, u32),
-    /// The tick is over: it was run to its end, or a later one was, or it was skipped. Nothing was done.
+    /// The tick is over: it was run to its end, or a later one was begun. Nothing was done.
     Over,
+    /// The tick was never begun, and never is: an earlier one was run when it came, or it waited for that and a later one took
+    /// its place. Nothing was done.
+    Skipped,
     /// By the store's clock the tick comes in so many milliseconds. Nothing was done.
     Early(u64),
+    /// The latest tick is another than the one that it comes [after](Turn::After), or has not ended. Nothing was done.
+    Behind {
+        /// The latest tick.
+        latest: TickTime,
+        /// It has not ended.
+        is_open: bool,
+    },
+    /// As [`Won`](Self::Won) with attempt 1, and the tick before had not ended well: it is never run again.
+    Overtook(GrantNumber, TickTime),
+    /// The answer to a question about a job.
+    Report(JobReport),
+    /// So many permits are held.
+    InUse(u64),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
     /// As [`Queued`](Self::Queued), and the present owner does not know the queue: when it releases, nobody is told.
     QueuedBehindForeign(Option<u64>),
     /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
     Busy(Option<u64>),
+    /// It is free, and another of the claims that go together cannot be granted: nothing was done.
+    Apart,
     /// Executed after its not-after: nothing was done.
     Late,
     /// This claim neither owns nor waits.
@@ -349,6 +521,16 @@ pub enum Reply {
     Refused(StoreRefusal),
 }
 
+/// How the requests of a batch stand to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Rule {
+    /// Each is applied on its own.
+    #[default]
+    Each,
+    /// All of them are claims that do not wait, and either every one is granted or none is.
+    All,
+}
+
 /// Requests that travel together. Each is applied atomically and answered on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
@@ -357,6 +539,11 @@ pub struct Batch {
     /// Server time in microseconds after which claims and yields of this batch are refused.
     /// [`u64::MAX`] when there is no bound.
     pub not_after: u64,
+    /// How long a lock that was handed on and on is left free for those who only look now and then, in milliseconds; 0 for
+    /// never. Not for jobs.
+    pub poll_gap_ms: u64,
+    /// How the requests stand to each other.
+    pub rule: Rule,
     /// What is asked. All of one kind, and no name twice: a store may read all of its keys before it treats the
     /// first.
     pub requests: Vec<Request>,

@@ -3,12 +3,14 @@
 //! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
-//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request).
+//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request; `shares`: what several have at once).
 //!
-//! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`],
-//! `line`, `claims`, `key_state`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `batch_replies`, [`ledger`].
+//! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
+//! `line`, `claim`, `claims`, `key_state`, `readers`, `sharing`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `backoff`, `batch_replies`, [`ledger`].
 
+pub(crate) mod backoff;
 pub(crate) mod batch_replies;
+pub(crate) mod claim;
 pub mod claims;
 pub(crate) mod connecting;
 pub(crate) mod connection;
@@ -21,7 +23,9 @@ pub mod key_state;
 pub mod ledger;
 pub mod line;
 pub mod message;
+pub(crate) mod question;
 pub(crate) mod queue;
+pub(crate) mod readers;
 pub mod record;
 pub mod renewal;
 pub mod replies;
@@ -29,6 +33,9 @@ pub mod server_clock;
 pub mod session;
 pub mod session_step;
 pub mod shard;
+pub(crate) mod shares;
+pub(crate) mod sharing;
 pub mod step;
 pub mod time;
+pub(crate) mod timers;
 pub mod transaction;

@@ -4,22 +4,34 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
 
-use crate::protocol::message::{Kind, Name};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::message::{Kind, Name, Request, Rule};
 use crate::protocol::step::{Class, Outgoing};
 
 /// So many names are sooner compared with each other than hashed.
 const FEW: usize = 8;
 
-/// Requests by class: owners' renewals first, then leaves and yields, waiters' renewals, claims. First in, first out per
+/// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals, claims. First in, first out per
 /// class and name; the names of a class take turns, so that a thousand requests for one key hold up no other key.
 ///
 /// A batch names a key once, as a store may read all of its keys before it treats the first, and is of one kind.
+///
+/// Claims that go together are a batch of their own. They take turns with other batches, and follow what gives their keys
+/// back.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     kinds: [[Line; Class::ALL.len()]; Kind::ALL.len()],
+    /// Claims that go together.
+    groups: VecDeque<Vec<Outgoing>>,
+    /// How many requests there are, and how many of them in groups.
     len: usize,
+    grouped: usize,
+    /// The last batch was a group.
+    was_group: bool,
     /// Planted: whatever came first goes first.
     unsorted: bool,
+    /// Planted: claims and leaves have changed places.
+    leaves_last: bool,
     /// The kind of the last batch: where both kinds have something as urgent, they take turns.
     last: usize,
 }
@@ -29,15 +41,18 @@ pub(crate) struct Queue {
 struct Line {
     /// The first of each name.
     first: VecDeque<Outgoing>,
-    /// Every name in `first`, with what waits behind it.
+    /// What waits behind the first of its name. None of it is empty.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
+    /// Every name in `first`, or nothing while they are few.
+    names: HashSet<Name, RandomState>,
 }
 
 impl Queue {
-    /// With the mistake planted that a request's class is not looked at.
-    pub(crate) fn with_plant(unsorted: bool) -> Self {
+    /// With a mistake planted.
+    pub(crate) fn with_plant(plant: impl Plant) -> Self {
         Queue {
-            unsorted,
+            unsorted: plant.planted(Flaw::RenewalBehindQueue),
+            leaves_last: plant.planted(Flaw::ClaimBeforeLeave),
             ..Queue::default()
         }
     }
@@ -46,21 +61,80 @@ impl Queue {
         self.len == 0
     }
 
-    pub(crate) fn push(&mut self, outgoing: Outgoing) {
+    #[inline]
+    pub(crate) fn push(&mut self, outgoing: &Outgoing) {
         self.len += 1;
-        let class = if self.unsorted { 0 } else { outgoing.class as usize };
-        self.kinds[outgoing.request.name.kind as usize][class].push(outgoing);
+        let class = match outgoing.class {
+            _ if self.unsorted => Class::OwnerRenewal,
+            Class::Leave if self.leaves_last => Class::Claim,
+            Class::Claim if self.leaves_last => Class::Leave,
+            class => class,
+        };
+        self.kinds[outgoing.request.name.kind as usize][class as usize].push(outgoing);
     }
 
-    /// The next batch, of at most `most` requests, into an empty `taken`.
-    pub(crate) fn take(&mut self, most: usize, taken: &mut Vec<Outgoing>) {
-        let Some(kind) = self.most_urgent() else { return };
-        self.last = kind;
-        let mut names = Names::default();
-        for line in &mut self.kinds[kind] {
-            line.take(most, taken, &mut names);
+    pub(crate) fn push_together(&mut self, claims: Vec<Outgoing>) {
+        self.len += claims.len();
+        self.grouped += claims.len();
+        self.groups.push_back(claims);
+    }
+
+    /// The next group, if it goes before everything else that there is.
+    fn next_group(&mut self, most: usize, gathers: Option<Class>) -> Option<Vec<Outgoing>> {
+        let group = self.groups.front()?;
+        let leaves = |outgoing: &Outgoing| {
+            let name = &outgoing.request.name;
+            self.kinds[name.kind as usize][Class::Leave as usize].contains(name)
+        };
+        let mut lines = self.kinds.iter();
+        let is_urgent = lines.any(|lines| !lines[Class::OwnerRenewal as usize].first.is_empty());
+        // What waits for more is no reason to send nothing.
+        let has_others = self.len > self.grouped && self.most_urgent(most, gathers).is_some();
+        self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
+        let group = self.was_group.then(|| self.groups.pop_front())??;
+        self.len -= group.len();
+        self.grouped -= group.len();
+        Some(group)
+    }
+
+    /// Something may go. `gathers`: what is of jobs and less urgent than this waits for more, unless it fills a batch.
+    pub(crate) fn is_ready(&self, most: usize, gathers: Option<Class>) -> bool {
+        !self.groups.is_empty() || self.most_urgent(most, gathers).is_some()
+    }
+
+    /// Something is of jobs.
+    pub(crate) fn has_jobs(&self) -> bool {
+        let lines = &self.kinds[Kind::Job as usize];
+        lines.iter().any(|line| !line.first.is_empty())
+    }
+
+    /// The next batch, of at most `most` requests, into empty `requests`. Each is shown to `note` before. Answers how they
+    /// stand to each other.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        most: usize,
+        gathers: Option<Class>,
+        requests: &mut Vec<Request>,
+        mut note: impl FnMut(&Outgoing),
+    ) -> Rule {
+        if let Some(group) = self.next_group(most, gathers) {
+            group.iter().for_each(note);
+            requests.extend(group.into_iter().map(|outgoing| outgoing.request));
+            return Rule::All;
         }
-        self.len -= taken.len();
+        let Some(kind) = self.most_urgent(most, gathers) else {
+            return Rule::Each;
+        };
+        self.last = kind;
+        let mut names = None;
+        for line in &mut self.kinds[kind] {
+            if !line.first.is_empty() {
+                line.take(most, requests, &mut names, &mut note);
+            }
+        }
+        self.len -= requests.len();
+        Rule::Each
     }
 
     /// All renewals: whoever sent them tries again by itself.
@@ -78,13 +152,28 @@ impl Queue {
 
     /// Everything, when there is no server to send it to.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
-        self.len = 0;
+        (self.len, self.grouped) = (0, 0);
         let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
-        lines.flat_map(Line::into_requests).collect()
+        let groups = std::mem::take(&mut self.groups).into_iter().flatten();
+        lines.flat_map(Line::into_requests).chain(groups).collect()
     }
 
-    fn most_urgent(&self) -> Option<usize> {
-        let class = |kind: usize| self.kinds[kind].iter().position(|line| !line.first.is_empty());
+    fn most_urgent(&self, most: usize, gathers: Option<Class>) -> Option<usize> {
+        let is_held = |kind: usize, class: usize| {
+            let is_full = || {
+                self.kinds[kind]
+                    .iter()
+                    .map(|line| line.first.len())
+                    .sum::<usize>()
+                    >= most
+            };
+            let waits = gathers.is_some_and(|urgent| class > urgent as usize);
+            waits && kind == Kind::Job as usize && !is_full()
+        };
+        let class = |kind: usize| {
+            let class = self.kinds[kind].iter().position(|line| !line.first.is_empty())?;
+            (!is_held(kind, class)).then_some(class)
+        };
         let turn = |kind: usize| kind == self.last;
         (0..self.kinds.len())
             .filter_map(|kind| Some((class(kind)?, turn(kind), kind)))
@@ -105,59 +194,99 @@ impl Line {
         all
     }
 
-    fn push(&mut self, outgoing: Outgoing) {
-        match self.behind.get_mut(&outgoing.request.name) {
-            Some(behind) => behind.push_back(outgoing),
-            None => {
-                self.behind.insert(outgoing.request.name.clone(), VecDeque::new());
-                self.first.push_back(outgoing);
-            }
+    #[inline]
+    fn push(&mut self, outgoing: &Outgoing) {
+        let name = &outgoing.request.name;
+        if self.contains(name) {
+            let behind = self.behind.entry(name.clone()).or_default();
+            behind.push_back(outgoing.clone());
+        } else {
+            self.first.push_back(outgoing.clone());
+            self.index_last();
         }
     }
 
-    fn take(&mut self, most: usize, taken: &mut Vec<Outgoing>, names: &mut Names) {
+    fn contains(&self, name: &Name) -> bool {
+        if self.names.is_empty() {
+            self.first.iter().any(|other| other.request.name == *name)
+        } else {
+            self.names.contains(name)
+        }
+    }
+
+    /// The last of `first` is new there.
+    fn index_last(&mut self) {
+        if !self.names.is_empty() {
+            let last = self.first.back().map(|last| last.request.name.clone());
+            self.names.extend(last);
+        } else if self.first.len() > FEW {
+            let names = self.first.iter().map(|outgoing| outgoing.request.name.clone());
+            self.names.extend(names);
+        }
+    }
+
+    /// The next of a name that was the first of all follows it.
+    fn follow(&mut self, name: &Name) {
+        if let Some(behind) = self.behind.get_mut(name) {
+            self.first.extend(behind.pop_front());
+            if behind.is_empty() {
+                self.behind.remove(name);
+            }
+        } else if !self.names.is_empty() {
+            self.names.remove(name);
+        }
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        most: usize,
+        requests: &mut Vec<Request>,
+        names: &mut Option<Names>,
+        note: &mut impl FnMut(&Outgoing),
+    ) {
         // Only names of other classes can be in the batch already, so this many are skipped at the most.
-        let others = taken.len();
+        let others = requests.len();
         let mut skipped = Vec::new();
         for _ in 0..self.first.len() {
-            if taken.len() == most {
+            if requests.len() == most {
                 break;
             }
-            let Some(outgoing) = self.first.pop_front() else {
+            let Some(first) = self.first.pop_front() else {
                 break;
             };
-            if others > 0 && names.contains(&taken[..others], &outgoing.request.name) {
-                skipped.push(outgoing);
-                continue;
+            if others > 0 {
+                let names = names.get_or_insert_default();
+                if names.contains(&requests[..others], &first.request.name) {
+                    skipped.push(first);
+                    continue;
+                }
             }
-            let name = &outgoing.request.name;
-            match self.behind.get_mut(name).and_then(VecDeque::pop_front) {
-                Some(next) => self.first.push_back(next),
-                None => drop(self.behind.remove(name)),
-            }
-            taken.push(outgoing);
+            note(&first);
+            self.follow(&first.request.name);
+            requests.push(first.request);
         }
-        for outgoing in skipped.into_iter().rev() {
+        while let Some(outgoing) = skipped.pop() {
             self.first.push_front(outgoing);
         }
     }
 }
 
 /// The names that a batch has from other classes.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Names {
     hashed: HashSet<Name, RandomState>,
     upto: usize,
 }
 
 impl Names {
-    fn contains(&mut self, taken: &[Outgoing], name: &Name) -> bool {
-        if taken.len() <= FEW {
-            return taken.iter().any(|other| other.request.name == *name);
+    fn contains(&mut self, others: &[Request], name: &Name) -> bool {
+        if others.len() <= FEW {
+            return others.iter().any(|other| other.name == *name);
         }
-        let new = taken[self.upto..].iter().map(|other| other.request.name.clone());
+        let new = others[self.upto..].iter().map(|other| other.name.clone());
         self.hashed.extend(new);
-        self.upto = taken.len();
+        self.upto = others.len();
         self.hashed.contains(name)
     }
 }
@@ -168,7 +297,7 @@ mod tests {
 
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Mode, NodeId, Request, Verb};
+    use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Mode, NodeId, Verb};
     use crate::protocol::step::Tag;
 
     fn outgoing(name: Name, claim: u64, class: Class) -> Outgoing {
@@ -190,6 +319,8 @@ mod tests {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
+                turn: Default::default(),
+                data: None,
                 mark: None,
                 verb: Verb::Renew,
             },
@@ -203,9 +334,13 @@ mod tests {
     }
 
     fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
-        let mut taken = Vec::new();
-        queue.take(most, &mut taken);
-        claims(&taken)
+        let (mut requests, mut claims) = (Vec::new(), Vec::new());
+        queue.take(most, None, &mut requests, |outgoing| {
+            claims.push(outgoing.tag.claim.0)
+        });
+        let sent = requests.iter().map(|request| request.holder.claim.0);
+        assert_eq!(sent.collect::<Vec<_>>(), claims);
+        claims
     }
 
     fn claims(taken: &[Outgoing]) -> Vec<u64> {
@@ -216,11 +351,11 @@ mod tests {
     fn owners_renewals_pass_everything() {
         let mut queue = Queue::default();
         for claim in 0..1000 {
-            queue.push(outgoing(lock("hot"), claim, Class::Claim));
+            queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
-        queue.push(outgoing(lock("a"), 2000, Class::WaiterRenewal));
-        queue.push(outgoing(lock("b"), 2001, Class::Leave));
-        queue.push(outgoing(lock("hot"), 2002, Class::OwnerRenewal));
+        queue.push(&outgoing(lock("a"), 2000, Class::WaiterRenewal));
+        queue.push(&outgoing(lock("b"), 2001, Class::Leave));
+        queue.push(&outgoing(lock("hot"), 2002, Class::OwnerRenewal));
         assert_eq!(take(&mut queue, 128), [2002, 2001, 2000]);
         assert_eq!(take(&mut queue, 128), [0]);
         assert_eq!(take(&mut queue, 128), [1]);
@@ -233,10 +368,10 @@ mod tests {
             .iter()
             .enumerate()
         {
-            queue.push(outgoing(lock(key), n as u64, Class::Leave));
-            queue.push(outgoing(lock(key), 100 + n as u64, Class::Claim));
+            queue.push(&outgoing(lock(key), n as u64, Class::Leave));
+            queue.push(&outgoing(lock(key), 100 + n as u64, Class::Claim));
         }
-        queue.push(outgoing(lock("z"), 200, Class::Claim));
+        queue.push(&outgoing(lock("z"), 200, Class::Claim));
         assert_eq!(take(&mut queue, 128), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 200]);
         assert_eq!(take(&mut queue, 4), [100, 101, 102, 103]);
         assert_eq!(take(&mut queue, 128), [104, 105, 106, 107, 108, 109]);
@@ -247,10 +382,10 @@ mod tests {
     fn names_take_turns_and_each_is_first_in_first_out() {
         let mut queue = Queue::default();
         for claim in [1, 2, 3] {
-            queue.push(outgoing(lock("hot"), claim, Class::Claim));
+            queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
         for claim in [10, 11] {
-            queue.push(outgoing(lock("cool"), claim, Class::Claim));
+            queue.push(&outgoing(lock("cool"), claim, Class::Claim));
         }
         assert_eq!(take(&mut queue, 1), [1]);
         assert_eq!(take(&mut queue, 2), [10, 2]);
@@ -261,10 +396,10 @@ mod tests {
     fn kinds_travel_apart_and_take_turns() {
         let mut queue = Queue::default();
         let job = |claim| outgoing(Name::job(Key::from("nightly")), claim, Class::Claim);
-        queue.push(outgoing(lock("a"), 1, Class::Claim));
-        queue.push(job(2));
-        queue.push(outgoing(lock("b"), 3, Class::Claim));
-        queue.push(job(4));
+        queue.push(&outgoing(lock("a"), 1, Class::Claim));
+        queue.push(&job(2));
+        queue.push(&outgoing(lock("b"), 3, Class::Claim));
+        queue.push(&job(4));
         assert_eq!(take(&mut queue, 1), [2]);
         assert_eq!(take(&mut queue, 1), [1]);
         assert_eq!(take(&mut queue, 9), [4]);
@@ -272,15 +407,85 @@ mod tests {
     }
 
     #[test]
+    fn a_group_travels_alone_takes_turns_and_follows_a_leave_of_its_names() {
+        let mut queue = Queue::default();
+        let group = |claims: &[(u64, &str)]| {
+            let claims = claims.iter();
+            claims
+                .map(|(claim, key)| outgoing(lock(key), *claim, Class::Claim))
+                .collect()
+        };
+        queue.push_together(group(&[(1, "a"), (2, "b")]));
+        queue.push_together(group(&[(3, "c"), (4, "d")]));
+        queue.push(&outgoing(lock("b"), 10, Class::Leave));
+        queue.push(&outgoing(lock("e"), 11, Class::Claim));
+        assert_eq!(take(&mut queue, 1), [10], "the leave goes before the group");
+        assert_eq!(take(&mut queue, 128), [1, 2]);
+        assert_eq!(take(&mut queue, 128), [11], "single ones have their turn");
+        assert_eq!(take(&mut queue, 128), [3, 4]);
+        assert!(queue.is_empty());
+        queue.push_together(group(&[(5, "a")]));
+        queue.push(&outgoing(lock("z"), 12, Class::OwnerRenewal));
+        assert_eq!(take(&mut queue, 128), [12], "a renewal goes first");
+        assert_eq!(claims(&queue.take_all()), [5]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn jobs_gather_but_for_renewals_and_what_fills_a_batch() {
+        let mut queue = Queue::default();
+        let job = |n: u64, class| outgoing(Name::job(Key::from(format!("job {n}"))), n, class);
+        queue.push(&job(1, Class::Claim));
+        queue.push(&job(2, Class::Leave));
+        let (answer, more) = (Some(Class::OwnerRenewal), Some(Class::Question));
+        assert!(!queue.is_ready(4, more) && queue.is_ready(4, None));
+        queue.push(&job(3, Class::Claim));
+        assert!(!queue.is_ready(4, more) && queue.is_ready(3, more));
+        queue.push(&outgoing(lock("a"), 9, Class::Claim));
+        let mut requests = Vec::new();
+        queue.take(8, answer, &mut requests, |_| {});
+        assert_eq!(requests[0].holder.claim.0, 9, "locks wait for no job");
+        assert!(!queue.is_ready(8, answer) && queue.has_jobs());
+        queue.push(&job(5, Class::Question));
+        assert!(!queue.is_ready(8, answer) && queue.is_ready(8, more));
+        queue.push(&job(4, Class::OwnerRenewal));
+        assert!(queue.is_ready(8, answer));
+        assert_eq!(
+            take(&mut queue, 8),
+            [4, 5, 2, 1, 3],
+            "and what waits goes with it"
+        );
+        assert!(!queue.has_jobs());
+    }
+
+    #[test]
+    fn a_group_goes_after_another_when_only_what_gathers_is_left() {
+        let (mut queue, gathers) = (Queue::default(), Some(Class::OwnerRenewal));
+        for claim in [1, 2] {
+            queue.push_together(vec![outgoing(lock("a"), claim, Class::Claim)]);
+        }
+        queue.push(&outgoing(Name::job(Key::from("nightly")), 3, Class::Claim));
+        for claim in [1, 2] {
+            let mut requests = Vec::new();
+            assert!(queue.is_ready(8, gathers));
+            queue.take(8, gathers, &mut requests, |_| {});
+            assert_eq!(requests.len(), 1);
+            assert_eq!(requests[0].holder.claim.0, claim);
+        }
+        assert!(!queue.is_ready(8, gathers));
+        assert_eq!(take(&mut queue, 8), [3]);
+    }
+
+    #[test]
     fn all_of_it_is_given_back_in_order_per_name() {
         let mut queue = Queue::default();
         for claim in [1, 2, 3] {
-            queue.push(outgoing(lock("hot"), claim, Class::Claim));
+            queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
-        queue.push(outgoing(lock("a"), 4, Class::OwnerRenewal));
+        queue.push(&outgoing(lock("a"), 4, Class::OwnerRenewal));
         assert_eq!(claims(&queue.take_all()), [4, 1, 2, 3]);
         assert!(queue.is_empty());
-        queue.push(outgoing(lock("hot"), 5, Class::Claim));
+        queue.push(&outgoing(lock("hot"), 5, Class::Claim));
         assert_eq!(take(&mut queue, 9), [5]);
     }
 }

@@ -1,14 +1,67 @@
-//! What a store keeps of a key: the record, the queue, and what is known of a job.
+//! What a store keeps of a key: the record or who shares it, the queue, and what is known of a job.
 
 use std::collections::VecDeque;
 
-use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, TickTime};
+use crate::protocol::message::{Checkpoint, GrantNumber, Holder, LeaseTimes, Mode, TickTime};
 
-/// One key: the record and the queue. Neither there: no state.
-#[derive(Debug, Default)]
+/// One key: the record, the queue, and when it was last left free. None there: no state.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct State {
+    /// Who owns it alone.
     pub(crate) record: Option<Record>,
+    /// Who shares it, in order of their grants. Nobody while there is a record.
+    pub(crate) shares: Vec<Share>,
     pub(crate) queue: VecDeque<Entry>,
+    pub(crate) left_free: Option<LeftFree>,
+}
+
+impl State {
+    pub(crate) fn is_empty(&self, now: u64) -> bool {
+        let record = self.record.as_ref();
+        record.is_none_or(|record| is_past(record.expires, now))
+            && self.shares.iter().all(|share| now > share.expires)
+            && self.queue.is_empty()
+            && self.left_free.is_none_or(|left| now > left.known_until)
+    }
+}
+
+/// A key that is handed from one claim to the next is never free, and who only looks now and then never gets it. So it
+/// is left free now and then: for one gap after it was handed on for eight, so once a second at 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftFree {
+    /// When it was left free, or else first handed on, and 600 gaps of who wrote that. Forgotten after that, in
+    /// milliseconds.
+    pub known_until: u64,
+}
+
+impl LeftFree {
+    /// So many gaps are between two.
+    const EVERY: u64 = 8;
+    /// For so many gaps it is known: longer than most locks are held.
+    const KNOWN: u64 = 600;
+
+    /// Until then nobody who waits is granted it. In the past: since then it was never free.
+    pub(crate) fn until(self, gap: u64) -> u64 {
+        self.known_until.saturating_sub(Self::KNOWN * gap)
+    }
+
+    /// Whether the key is left free at `now`, and what is known after that. `gives`: its owner gives it away.
+    pub(crate) fn look(known: Option<Self>, now: u64, gap: u64, gives: bool) -> (bool, Option<Self>) {
+        let new = |until| {
+            let known_until = until + Self::KNOWN * gap;
+            Some(LeftFree { known_until })
+        };
+        let valid = known
+            .filter(|left| now <= left.known_until)
+            .map(|left| left.until(gap));
+        // One that is too far ahead is of before a step of the clock.
+        match valid.filter(|until| *until <= now + gap) {
+            Some(until) if now < until => (true, known),
+            Some(until) if gives && now - until >= Self::EVERY * gap => (true, new(now + gap)),
+            None if gives => (false, new(now)),
+            _ => (false, known),
+        }
+    }
 }
 
 /// Who owns a key, until when on the server's clock (in ms). `None`: until somebody deletes it.
@@ -18,6 +71,29 @@ pub struct Record {
     pub owner: RecordOwner,
     /// The last millisecond in which the record is there.
     pub expires: Option<u64>,
+}
+
+/// A lease on a key that others may have leases on at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Whose it is.
+    pub holder: Holder,
+    /// To read, or for permits.
+    pub mode: Mode,
+    /// The grant's number.
+    pub number: GrantNumber,
+    /// The last millisecond in which it is there, on the server's clock.
+    pub expires: u64,
+}
+
+impl Share {
+    /// So many permits are held by it.
+    pub(crate) fn weight(&self) -> u64 {
+        match self.mode {
+            Mode::Permits(permits) => permits.weight.into(),
+            Mode::Exclusive | Mode::Read => 0,
+        }
+    }
 }
 
 /// Who can own a record.
@@ -45,12 +121,78 @@ pub struct Job {
     pub winner: Option<Holder>,
     /// The latest tick that came while an earlier one was running, and is never run.
     pub skipped: Option<TickTime>,
+    /// A tick that was granted, and the one granted next: none between them ever was.
+    pub passed: Option<(TickTime, TickTime)>,
+    /// Of the service and the expression of whoever asked about it last; 0 when nobody said.
+    pub fingerprint: u64,
+    /// The latest tick that was run to its end and went well.
+    pub well: Option<TickTime>,
+    /// What the latest run of a tick has left for the next.
+    pub saved: Option<Saved>,
+}
+
+/// What a run left for whoever runs its tick again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// The tick.
+    pub tick: TickTime,
+    /// The attempt at it that left this.
+    pub attempt: u32,
+    /// Which of those that this attempt left.
+    pub seq: u64,
+    /// What it left.
+    pub data: Checkpoint,
 }
 
 impl Job {
     /// The tick may still be run.
     pub(crate) fn is_open(&self, mark: Option<TickTime>) -> bool {
         mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
+    }
+
+    /// The tick that the next comes after, where none is passed over: what was skipped is never run, so nobody waits for it.
+    pub(crate) fn latest(&self) -> Option<TickTime> {
+        let skipped = self.skipped.filter(|_| self.done);
+        self.mark.and(self.mark.max(skipped))
+    }
+
+    /// It came while an earlier one was running, and was never granted, nor will be. As far as is known: of what came before
+    /// the latest two grants nothing is.
+    pub(crate) fn is_skipped(&self, mark: Option<TickTime>) -> bool {
+        let passed = self.passed.filter(|(_, latest)| Some(*latest) == self.mark);
+        mark <= self.skipped
+            && (mark > self.mark
+                || passed.is_some_and(|(before, latest)| mark > Some(before) && mark < Some(latest)))
+    }
+
+    /// A reset brought it back: nobody stands by for it until its time comes.
+    pub(crate) fn is_brought_back(&self, mark: Option<TickTime>, now_ms: u64) -> bool {
+        mark != self.mark && mark.is_some_and(|mark| mark.0 > now_ms)
+    }
+
+    /// The tick that is never run again when this one is granted.
+    pub(crate) fn overtaken_by(&self, mark: Option<TickTime>) -> Option<TickTime> {
+        let is_open = self.mark != mark && self.attempt > 0 && !self.done;
+        self.mark.filter(|_| is_open)
+    }
+
+    /// So far the mark lies ahead of this moment: no tick that comes before it is run.
+    pub fn ahead_ms(&self, now_ms: u64) -> u64 {
+        let latest = self.mark.max(self.skipped).map_or(0, |mark| mark.0);
+        latest.saturating_sub(now_ms)
+    }
+
+    /// Everything up to this moment is over, and nothing that comes after it.
+    pub(crate) fn reset(&mut self, now_ms: u64) {
+        let now = TickTime(now_ms);
+        (self.mark, self.done) = (Some(now), true);
+        self.skipped = self.skipped.map(|skipped| skipped.min(now));
+    }
+
+    /// The tick that was begun and has not ended well, if its time has come.
+    pub(crate) fn unfinished(&self, now_ms: u64) -> Option<TickTime> {
+        self.mark
+            .filter(|mark| self.attempt > 0 && !self.done && mark.0 <= now_ms)
     }
 }
 
@@ -59,18 +201,15 @@ impl Job {
 pub(crate) struct Entry {
     pub(crate) holder: Holder,
     pub(crate) term: LeaseTimes,
+    pub(crate) mode: Mode,
     pub(crate) mark: Option<TickTime>,
     pub(crate) dies: u64,
 }
 
 impl Entry {
-    pub(crate) fn heard(holder: Holder, term: LeaseTimes, mark: Option<TickTime>, now: u64) -> Self {
-        Entry {
-            holder,
-            term,
-            mark,
-            dies: now + term.lease_ms,
-        }
+    /// It was heard of at `now`.
+    pub(crate) fn hear(&mut self, now: u64) {
+        self.dies = now + self.term.lease_ms;
     }
 
     /// Heard of within two thirds of its lease.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
-use crate::protocol::claims::{Phase, RequestKind};
+use crate::protocol::claim::{Holders, Local, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
@@ -27,10 +27,13 @@ const FOREIGN_LATER: Duration = Duration::from_millis(250);
 const SOON: Duration = Duration::from_secs(2);
 
 impl<P: Plant> KeyState<P> {
+    #[inline]
     pub(crate) fn next_due(&mut self) -> Option<Instant> {
         let is_awaited = !self.line.is_empty() || !self.solos.is_empty();
         let reclaim = self.reclaim.filter(|_| is_awaited).map(|reclaim| reclaim.at);
-        self.claims.next_due().into_iter().chain(reclaim).min()
+        let unfetched = self.readers.next_due();
+        let due = self.claims.next_due().into_iter();
+        due.chain(unfetched).chain(reclaim).min()
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
@@ -40,26 +43,67 @@ impl<P: Plant> KeyState<P> {
                 self.act(cx, number);
             }
         }
-        self.pursue(cx);
+        self.claim_for_line(cx);
     }
 
     /// Its pause is over.
     fn act(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.is_overdue(cx, number) {
+            return;
+        }
         match self.claims[number].phase {
             Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.ask(cx, number, RequestKind::Renew);
             }
             Phase::Leaving(leaving) if cx.now >= leaving.until => {
                 cx.event(KeyEvent::LeaveFailed { error: None });
-                self.claims.remove(number);
+                self.claims.end(number);
             }
             Phase::Leaving(_) => self.ask(cx, number, RequestKind::Leave),
         }
     }
 
+    /// The holder has held it for as long as it may: it is told so, and the lease is renewed no more. What is left of it
+    /// is its time to come to an end.
+    pub(crate) fn is_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
+        let renews_all = self.plant.planted(Flaw::OverdueRenewed);
+        let claim = &mut self.claims[number];
+        let Phase::Held(held) = &mut claim.phase else {
+            return false;
+        };
+        let left = held.deadline.since(cx.now);
+        let Holders::One(Local { ticket, hold, .. }) = &mut held.holders else {
+            self.note_long_readers(cx, number);
+            return false;
+        };
+        let held_for = cx.now.since(hold.since);
+        if hold.until().is_none_or(|until| cx.now < until) || renews_all {
+            // A job takes as long as it takes.
+            let is_long = held_for >= cx.source.rules.long_hold && !hold.is_told && claim.mark.is_none();
+            hold.is_told |= is_long;
+            if is_long {
+                cx.event(KeyEvent::HeldLong { held: held_for });
+            }
+            return false;
+        }
+        claim.act = None;
+        claim.retries = false;
+        if !hold.is_overdue {
+            hold.is_overdue = true;
+            cx.effects.push(Effect::Overdue(*ticket));
+            cx.event(KeyEvent::Overdue { held: held_for, left });
+        }
+        true
+    }
+
     /// The deadline is checked on every step, not by its timer alone: a process that stood still and woke up is
     /// lost before it does anything else.
+    #[inline]
     pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
+        // Its timer is that of whatever is due first. Without one nothing is.
+        if self.due.is_none_or(|due| due > cx.now) {
+            return;
+        }
         let late_renewal_revives = self.plant.planted(Flaw::LateRenewalRevives);
         for number in self.claims.due(cx.now) {
             let claim = &self.claims[number];
@@ -70,15 +114,20 @@ impl<P: Plant> KeyState<P> {
                 }
                 let cause = if claim.fixed {
                     LostCause::Ended
+                } else if held.local().is_some_and(|local| local.hold.is_overdue) {
+                    LostCause::Overdue
                 } else {
                     LostCause::Deadline
                 };
                 self.lose(cx, number, cause);
-            } else if held.unfetched.is_some_and(|until| until <= cx.now) {
-                cx.effects.push(Effect::Lost(held.ticket, LostCause::Unfetched));
+            } else if let Some(local) = held.local()
+                && local.unfetched.is_some_and(|until| until <= cx.now)
+            {
+                cx.effects.push(Effect::Lost(local.ticket, LostCause::Unfetched));
                 self.give_back(cx, number, None);
             }
         }
+        self.give_back_unfetched(cx);
     }
 
     /// Whether grants are pushed has changed, or they are again and some may have been missed.
@@ -100,7 +149,7 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
-        self.pursue(cx);
+        self.claim_for_line(cx);
     }
 
     /// A connection opened: what failed and waits to be repeated is repeated now.
@@ -112,7 +161,7 @@ impl<P: Plant> KeyState<P> {
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        self.pursue(cx);
+        self.claim_for_line(cx);
     }
 
     /// A lease is renewed when a third of it is over. A lease of fixed length is not.
@@ -120,6 +169,9 @@ impl<P: Plant> KeyState<P> {
     /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
     /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
     pub(crate) fn schedule(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.is_overdue(cx, number) {
+            return;
+        }
         let claim = &mut self.claims[number];
         let third = claim.lease() / 3;
         if let Phase::Held(held) = &mut claim.phase {
@@ -128,7 +180,10 @@ impl<P: Plant> KeyState<P> {
             while held.due <= cx.now {
                 held.due = held.due + third;
             }
-            claim.act = (!claim.fixed).then(|| held.due.min(latest));
+            let next = held.due.min(latest);
+            let until = held.local().and_then(|local| local.hold.until());
+            let next = until.map_or(next, |until| next.min(until));
+            claim.act = (!claim.fixed).then_some(next);
             claim.retries = false;
         }
     }
@@ -193,8 +248,8 @@ impl<P: Plant> KeyState<P> {
     /// When a failed request is repeated: soon at first, and always while something is left.
     pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = &mut self.claims[number];
-        claim.fails += 1;
-        let step = (claim.lease() / 32 * (1 << claim.fails.min(3))).min(LONGEST_RETRY);
+        claim.failed_requests += 1;
+        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(LONGEST_RETRY);
         let pause = match &claim.phase {
             Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
             _ => step,

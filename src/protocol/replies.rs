@@ -3,20 +3,28 @@
 //! The rules that safety depends on are here; each was found by breaking the design without it. See "Six rules of safety"
 //! in ARCHITECTURE.md, and the mistakes that the simulator plants.
 
+use std::time::Duration;
+
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::protocol::claims::{Leaving, Owner, Phase, RequestKind, Yielded};
+use crate::protocol::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
 use crate::protocol::failures::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Reply, Unanswered};
+use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply, Unanswered};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
 /// So many answers in a row that are too old to be used, then the lease is left to others: it would be extended without
 /// end, and never be used.
 const STALE_ANSWERS: u32 = 3;
+
+/// A number that is not known here may have asked for anything. Nobody asks so often.
+const UNKNOWN_SEQ: u32 = 1 << 31;
+
+/// How often it is told that the number of permits differs, of all semaphores of a shard.
+const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
 
 impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
@@ -42,20 +50,36 @@ impl<P: Plant> KeyState<P> {
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, sent, grant),
+            (_, Reply::Unlike(grant, theirs)) => {
+                self.note_unlike(cx, number, theirs);
+                self.granted(cx, number, sent, grant);
+            }
             (_, Reply::Won(grant, attempt)) => {
                 self.claims[number].attempt = attempt;
+                self.granted(cx, number, sent, grant);
+            }
+            (_, Reply::Overtook(grant, tick)) => {
+                let claim = &mut self.claims[number];
+                (claim.attempt, claim.overtook) = (1, Some(tick));
                 self.granted(cx, number, sent, grant);
             }
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (_, Reply::Over) => self.refused_tick(cx, number, AcquireError::Over),
+            (_, Reply::Skipped) => self.refused_tick(cx, number, AcquireError::Skipped),
             (_, Reply::Early(left)) => self.refused_tick(cx, number, AcquireError::Early(ms(left))),
+            (_, Reply::Behind { latest, is_open }) => {
+                self.refused_tick(cx, number, AcquireError::Behind { latest, is_open });
+            }
+            (_, Reply::Report(report)) => self.refused_tick(cx, number, AcquireError::Report(report)),
+            (_, Reply::InUse(permits)) => self.refused_tick(cx, number, AcquireError::InUse(permits)),
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
+            (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
             (RequestKind::Claim { .. }, _) => {
                 cx.event(KeyEvent::Late);
-                let owner = self.end_number(cx, number);
-                self.in_vain(cx, owner, "claims reach the store too late");
+                let claimant = self.end_number(cx, number);
+                self.in_vain(cx, claimant, "claims reach the store too late");
             }
             (RequestKind::Renew, _) => self.gone(cx, number),
         }
@@ -83,7 +107,7 @@ impl<P: Plant> KeyState<P> {
                 let slack = held.deadline.since(cx.now);
                 held.deadline = held.deadline.max(deadline);
                 held.ends = cx.now + hold;
-                claim.fails = 0;
+                claim.failed_requests = 0;
                 cx.event(KeyEvent::Renewed { slack });
                 self.schedule(cx, number);
             }
@@ -105,6 +129,18 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
+    /// Somebody believes in another number of permits. A deploy that changes it is told of, and not for each permit.
+    fn note_unlike(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, theirs: u32) {
+        let is_old = |told: Instant| cx.now.since(told) >= UNLIKE_TOLD_EACH;
+        if let Mode::Permits(permits) = self.claims[number].mode
+            && cx.source.unlike_told.is_none_or(is_old)
+        {
+            cx.source.unlike_told = Some(cx.now);
+            let ours = permits.capacity;
+            cx.event(KeyEvent::UnlikeCapacity { ours, theirs });
+        }
+    }
+
     /// The lease is ours, and what is left of it is too little to begin with.
     fn stale(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         cx.event(KeyEvent::AnswerStale);
@@ -117,8 +153,8 @@ impl<P: Plant> KeyState<P> {
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
-        let owner = std::mem::replace(&mut claim.owner, Owner::Nobody);
-        self.in_vain(cx, owner, "answers come too late to be used");
+        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
+        self.in_vain(cx, claimant, "answers come too late to be used");
     }
 
     /// `is_foreign`: the owner will not tell anybody of its release.
@@ -140,16 +176,18 @@ impl<P: Plant> KeyState<P> {
             // One that was asked for when the grant was known here: so there is none, whoever pushed it.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 claim.phase = Phase::Queued { t0: sent };
-                claim.fails = 0;
-                match &mut claim.owner {
-                    Owner::Cohort => self.strikes = 0,
-                    Owner::Solo(caller) => caller.strikes = 0,
-                    Owner::Nobody => {}
+                claim.failed_requests = 0;
+                match &mut claim.claimant {
+                    Claimant::Cohort => self.failed_claims = 0,
+                    Claimant::Solo(caller) => caller.failed_claims = 0,
+                    Claimant::Ahead | Claimant::Nobody => {}
                 }
+                self.asks_for_one = claim.mode.is_of_permits();
                 self.taken = Some(cx.now);
                 self.owner_ends = left.map(|left| sent + ms(left));
+                let mode = claim.mode;
                 self.schedule_wait(cx, number, left, is_foreign);
-                self.deny_the_impatient(cx);
+                self.deny_behind(cx, mode);
             }
             Phase::Held(_) => self.schedule(cx, number),
             Phase::Leaving(_) => {}
@@ -159,12 +197,12 @@ impl<P: Plant> KeyState<P> {
     /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
     fn refused_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = &self.claims[number];
-        match (&claim.phase, claim.owner) {
+        match (&claim.phase, claim.claimant) {
             (Phase::Held(_), _) => self.lose(cx, number, LostCause::Gone),
             (Phase::Leaving(_), _) => {}
-            (_, owner) => {
-                self.claims.remove(number);
-                if let Owner::Solo(caller) = owner {
+            (_, claimant) => {
+                self.claims.end(number);
+                if let Claimant::Solo(caller) = claimant {
                     cx.effects.push(Effect::Denied(caller.ticket, denial));
                 }
             }
@@ -175,23 +213,30 @@ impl<P: Plant> KeyState<P> {
         let Some(claim) = self.claims.remove(number) else {
             return;
         };
+        self.asks_for_one = claim.mode.is_of_permits();
         self.taken = Some(cx.now);
-        match claim.owner {
+        match claim.claimant {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
-            Owner::Solo(caller) if !waited || claim.is_tick() && cx.source.rules.queues => {
+            Claimant::Solo(caller) if !waited || claim.is_tick() && cx.source.rules.queues => {
                 return cx
                     .effects
                     .push(Effect::Denied(caller.ticket, caller.options.busy()));
             }
-            Owner::Solo(caller) => {
-                self.solos.insert(caller.ticket, Caller { strikes: 0, ..caller });
+            Claimant::Solo(caller) => {
+                self.go_on_alone(
+                    cx,
+                    Caller {
+                        failed_claims: 0,
+                        ..caller
+                    },
+                );
             }
-            Owner::Cohort => {
-                self.strikes = 0;
-                self.deny_the_impatient(cx);
+            Claimant::Cohort => {
+                self.failed_claims = 0;
+                self.deny_behind(cx, claim.mode);
             }
-            Owner::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -205,6 +250,19 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
+    /// Its key is free, and another of those that go with it is not. Whoever came for this key alone is claimed for again.
+    fn apart(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let claim = self.claims.remove(number);
+        match claim.map_or(Claimant::Nobody, |claim| claim.claimant) {
+            Claimant::Solo(caller) => cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
+            Claimant::Cohort => self.line.retain(
+                |caller| !caller.options.together,
+                |caller| cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
+            ),
+            Claimant::Ahead | Claimant::Nobody => {}
+        }
+    }
+
     /// The answer to a leave.
     fn left(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = &mut self.claims[number];
@@ -213,13 +271,13 @@ impl<P: Plant> KeyState<P> {
         }) = &mut claim.phase
         else {
             // Only a number that outlives its leave, which is a planted mistake, comes here.
-            self.claims.remove(number);
+            self.claims.end(number);
             return;
         };
         if let Some(ticket) = release.take() {
             // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
             // tick: the store knows its latest winner after it has left, so another has it, or had it.
-            let kept = *reply == Reply::Done || (*repeated && !claim.finished);
+            let kept = *reply == Reply::Done || (*repeated && claim.finished.is_none());
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -234,7 +292,7 @@ impl<P: Plant> KeyState<P> {
                 claim.act = Some(until.max(cx.now));
             }
             _ => {
-                self.claims.remove(number);
+                self.claims.end(number);
             }
         }
     }
@@ -242,7 +300,10 @@ impl<P: Plant> KeyState<P> {
     /// A yield that was not done: the old number may still own, the new one never was.
     pub(crate) fn yield_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = self.claims.remove(number);
-        if let Some(mut yielded) = claim.and_then(|claim| claim.yielded) {
+        if let Some(Claimant::Solo(caller)) = claim.as_ref().map(|claim| claim.claimant) {
+            self.go_on_alone(cx, caller);
+        }
+        if let Some((seq, mut yielded)) = claim.and_then(|claim| Some((claim.seq, claim.yielded?))) {
             // Or it is gone; what the leave finds would look like the work of a first try.
             if *reply == Reply::Gone
                 && let Some(ticket) = yielded.release.take()
@@ -250,7 +311,7 @@ impl<P: Plant> KeyState<P> {
                 let outcome = Outcome::Lost(LostCause::Gone);
                 cx.effects.push(Effect::Released(ticket, outcome));
             }
-            self.leave_old_number(cx, yielded, false);
+            self.leave_old_number(cx, yielded, seq, false);
         }
     }
 
@@ -266,17 +327,17 @@ impl<P: Plant> KeyState<P> {
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 cx.event(KeyEvent::Requeued);
                 // Whoever waits is claimed for under the next.
-                if let Owner::Solo(caller) = self.end_number(cx, number) {
-                    self.solos.insert(caller.ticket, caller);
+                if let Claimant::Solo(caller) = self.end_number(cx, number) {
+                    self.go_on_alone(cx, caller);
                 }
             }
         }
     }
 
     /// Ends a number that the store does not know, and says for whom it was.
-    fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Owner {
+    fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let claim = &mut self.claims[number];
-        let owner = std::mem::replace(&mut claim.owner, Owner::Nobody);
+        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
         match claim.may_execute_until.take() {
             Some(until) => {
                 cx.event(KeyEvent::GhostLeft);
@@ -291,20 +352,20 @@ impl<P: Plant> KeyState<P> {
                 claim.act = Some(until);
             }
             None => {
-                self.claims.remove(number);
+                self.claims.end(number);
             }
         }
-        owner
+        claimant
     }
 
     /// The store answers, and to no use. Whoever was told before that somebody has the key goes on.
-    fn in_vain(&mut self, cx: &mut StepContext<'_>, owner: Owner, text: &str) {
+    fn in_vain(&mut self, cx: &mut StepContext<'_>, claimant: Claimant, text: &str) {
         let failing = Failing {
             why: Unanswered::No,
             heard: self.taken,
             error: StoreError::new(StoreErrorKind::TimedOut, text),
         };
-        self.claim_again(cx, owner, &failing);
+        self.claim_again(cx, claimant, &failing);
     }
 
     /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
@@ -370,10 +431,10 @@ impl<P: Plant> KeyState<P> {
             term,
             release: None,
         };
-        self.leave_old_number(cx, yielded, false);
+        self.leave_old_number(cx, yielded, UNKNOWN_SEQ, false);
         if self.plant.planted(Flaw::UnknownKept) {
             let number = grant.holder.claim;
-            self.claims[number].owner = Owner::Cohort;
+            self.claims[number].claimant = Claimant::Cohort;
             self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
         }
     }

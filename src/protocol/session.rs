@@ -5,7 +5,8 @@
 //! the input and output.
 //!
 //! Group commit: what is asked while the driver is at work travels in its next batch, as a database commits its log.
-//! There is no timer, so nothing waits when the server is idle. A fixed number of batches may be under way.
+//! There is no timer, so nothing waits when the server is idle. A fixed number of batches may be under way, of those about
+//! jobs one; and the next of these gathers for a fixed time.
 //!
 //! A request that has no reply is reported as [`Unanswered`]; only the key machine decides whether to ask again or to
 //! tell its caller.
@@ -14,23 +15,27 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::backoff::{Backoff, part_of_pause};
 use crate::protocol::connection::{Connection, next_attempt};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::in_flight::{InFlight, Pending};
 use crate::protocol::inbox::Inbox;
-use crate::protocol::message::{Batch, GrantNumber, Reply, Request, Unanswered, Verb};
+use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
 use crate::protocol::queue::Queue;
 use crate::protocol::server_clock::ServerClock;
 use crate::protocol::session_step::{
-    Attempt, BatchId, PAUSE, Probe, SILENCE, SessionEffect, SessionEvent, SessionInput, SessionOptions,
+    Attempt, BatchId, Probe, SILENCE, SessionEffect, SessionEvent, SessionInput, SessionOptions,
 };
-use crate::protocol::step::Outgoing;
+use crate::protocol::step::{Class, Outgoing};
 use crate::protocol::time::Instant;
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const REQUESTS: usize = 128;
 /// Batches under way. Fixed: what a batch does must not depend on what was measured at run time.
 pub(super) const BATCHES: usize = 16;
+/// So long after a batch about jobs the next one gathers at least. Short beside the half second at which a scheduler looks,
+/// and beside every lease.
+const GATHERS: Duration = Duration::from_millis(20);
 /// A request is given this long at least.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// A lease shorter than this does not decide over the connection that all share.
@@ -45,6 +50,8 @@ pub struct Session<P: Plant = Sound> {
     pub(super) connection: Connection,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) clock: Option<ServerClock>,
+    /// When the last batch about jobs was sent.
+    pub(super) jobs_sent: Option<Instant>,
     /// The highest grant number that the server was seen to give.
     pub(super) highest: GrantNumber,
     /// When it last answered.
@@ -53,13 +60,12 @@ pub struct Session<P: Plant = Sound> {
     pub(super) lost: Option<StoreError>,
     /// The last attempt to connect failed.
     pub(super) unreachable: bool,
-    pub(super) pause: Duration,
+    pub(super) backoff: Backoff,
     pub(super) inbox: Inbox,
     pub(super) ids: u64,
     pub(super) jitter: fastrand::Rng,
     pub(super) plant: P,
     /// Empty, with room, for the next batches.
-    pub(super) taken: Vec<Outgoing>,
     pub(super) spare: Vec<(Vec<Pending>, Vec<Request>)>,
     pub(super) replies: Vec<Reply>,
     /// Only for planted mistakes: a connection that was to be given up.
@@ -79,7 +85,7 @@ impl<P: Plant> Session<P> {
         let jitter = fastrand::Rng::with_seed(options.seed);
         Session {
             inbox: Inbox::new(&options),
-            queue: Queue::with_plant(plant.planted(Flaw::RenewalBehindQueue)),
+            queue: Queue::with_plant(plant),
             probes: Vec::new(),
             connection: Connection::Closed {
                 since: Instant::default(),
@@ -87,15 +93,15 @@ impl<P: Plant> Session<P> {
             },
             in_flight: VecDeque::new(),
             clock: None,
+            jobs_sent: None,
             highest: GrantNumber::default(),
             heard: None,
             lost: None,
             unreachable: false,
-            pause: PAUSE.0,
+            backoff: Backoff::default(),
             ids: 0,
             jitter,
             plant,
-            taken: Vec::new(),
             spare: Vec::new(),
             replies: Vec::new(),
             predecessor: None,
@@ -104,11 +110,19 @@ impl<P: Plant> Session<P> {
     }
 
     /// Leaves a request to be sent with the next [`step`](Self::step). Whoever would wait wants to be told by a push.
-    pub fn queue(&mut self, outgoing: Outgoing) {
+    #[inline]
+    pub fn queue(&mut self, outgoing: &Outgoing) {
         if let Verb::Claim { wait: true } = outgoing.request.verb {
             self.inbox.want(Instant::default());
         }
         self.queue.push(outgoing);
+    }
+
+    /// Leaves claims that go together, of one kind and a batch full at most: they are sent in a batch of their own, of which
+    /// all are granted or none is.
+    pub fn queue_together(&mut self, claims: Vec<Outgoing>) {
+        debug_assert!(claims.len() <= REQUESTS, "they fit into a batch");
+        self.queue.push_together(claims);
     }
 
     /// A grant of this number was seen, which may have come by a push.
@@ -155,8 +169,8 @@ impl<P: Plant> Session<P> {
             }
             SessionInput::InboxHeard(attempt) => self.inbox.heard(now, attempt, effects),
             SessionInput::InboxFailed(attempt, error) => {
-                let pause = self.inbox_pause();
-                if self.inbox.failed(now, attempt, error, pause, effects) {
+                let part = part_of_pause(&mut self.jitter);
+                if self.inbox.failed(now, attempt, error, part, effects) {
                     self.ask_for_a_sign(now, effects);
                 }
             }
@@ -166,9 +180,9 @@ impl<P: Plant> Session<P> {
     /// Sends what can be sent, and does what is due.
     pub fn step(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         self.look_at_deadlines(now, effects);
-        let pause = self.inbox_pause();
-        let ids = &mut self.ids;
-        if self.inbox.step(now, || next_attempt(ids), pause, effects) {
+        let (ids, jitter) = (&mut self.ids, &mut self.jitter);
+        let (attempt, part) = (|| next_attempt(ids), || part_of_pause(jitter));
+        if self.inbox.step(now, attempt, part, effects) {
             self.ask_for_a_sign(now, effects);
         }
         match self.connection {
@@ -205,61 +219,87 @@ impl<P: Plant> Session<P> {
         };
         let batches = self.in_flight.iter();
         let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
-        batches.chain(connection).chain(self.inbox.next_due()).min()
+        let gathered = self.gathered_at();
+        let timers = connection.into_iter().chain(gathered);
+        batches.chain(timers).chain(self.inbox.next_due()).min()
     }
 
     // What is sent.
 
+    /// Many jobs are due in one moment, and each claims when its own timer fires: so what is asked about jobs while an answer
+    /// about jobs is under way travels together when that comes. It waits for nothing else, and no longer than for that
+    /// answer's time; owners' renewals do not wait. A server that is near answers before much has gathered, so the next batch
+    /// has a fixed time at least; for that, what runs ask about themselves does not wait, as one asks after the other. Answers
+    /// what is the least urgent that does not wait.
+    fn gathers(&self, now: Instant) -> Option<Class> {
+        if self.in_flight.iter().any(InFlight::is_of_jobs) {
+            return Some(Class::OwnerRenewal);
+        }
+        let sent = self.jobs_sent.filter(|_| self.options.remote);
+        let is_young = sent.is_some_and(|sent| now.since(sent) < GATHERS);
+        is_young.then_some(Class::Question)
+    }
+
+    /// When that time is over for something that waits for nothing else.
+    fn gathered_at(&self) -> Option<Instant> {
+        let is_open = matches!(self.connection, Connection::Open { .. });
+        let waits = self.queue.has_jobs() && !self.in_flight.iter().any(InFlight::is_of_jobs);
+        let sent = self.jobs_sent.filter(|_| self.options.remote);
+        sent.filter(|_| is_open && waits && self.in_flight.len() < BATCHES)
+            .map(|sent| sent + GATHERS)
+    }
+
     pub(super) fn send_all(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         while let Connection::Open { attempt, .. } = self.connection
-            && self.is_wanted()
+            && (!self.probes.is_empty() || self.queue.is_ready(REQUESTS, self.gathers(now)))
             && self.in_flight.len() < BATCHES
         {
             let connection = match self.predecessor {
                 Some(old) if self.ids.is_multiple_of(2) => old,
                 _ => attempt,
             };
-            let (mut taken, probes) = (std::mem::take(&mut self.taken), std::mem::take(&mut self.probes));
-            self.queue.take(REQUESTS, &mut taken);
-            self.send(now, connection, &mut taken, probes, effects);
-            self.taken = taken;
+            let probes = std::mem::take(&mut self.probes);
+            self.send(now, connection, REQUESTS, probes, effects);
         }
     }
 
+    /// Sends a batch of the next requests. None at `most`: an empty one.
     pub(super) fn send(
         &mut self,
         now: Instant,
         connection: Attempt,
-        outgoing: &mut Vec<Outgoing>,
+        most: usize,
         probes: Vec<Probe>,
         effects: &mut Vec<SessionEffect>,
     ) {
         self.ids += 1;
         let id = BatchId(self.ids);
-        let timeout = self.options.request_timeout;
+        let (timeout, gathers) = (self.options.request_timeout, self.gathers(now));
         let mut gives_up = now + timeout;
         let mut latest = now + SHORTEST;
         let mut deadline: Option<Instant> = None;
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
-        pending.reserve(outgoing.len());
-        requests.reserve(outgoing.len());
-        for Outgoing {
-            tag, request, lease, ..
-        } in outgoing.drain(..)
-        {
-            let at = now + (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
-            if lease >= LONG {
+        let mut note = |outgoing: &Outgoing| {
+            let at = now + (outgoing.lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
+            if outgoing.lease >= LONG {
                 gives_up = gives_up.min(at);
             }
             latest = latest.max(at);
             deadline = Some(deadline.map_or(at, |earliest| earliest.min(at)));
             pending.push(Pending {
-                tag,
-                name: request.name.clone(),
+                tag: outgoing.tag,
+                name: outgoing.request.name.clone(),
                 deadline: at,
                 over: false,
             });
-            requests.push(request);
+        };
+        let rule = if most > 0 {
+            self.queue.take(most, gathers, &mut requests, &mut note)
+        } else {
+            Rule::Each
+        };
+        if requests.first().is_some_and(|first| first.name.kind == Kind::Job) {
+            self.jobs_sent = Some(now);
         }
         // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
         let (not_after, late_after) = match &self.clock {
@@ -271,9 +311,6 @@ impl<P: Plant> Session<P> {
         } else {
             late_after
         };
-        if !requests.is_empty() {
-            effects.push(SessionEffect::Event(SessionEvent::Sent(requests.len())));
-        }
         self.in_flight.push_back(InFlight {
             id,
             connection,
@@ -291,6 +328,8 @@ impl<P: Plant> Session<P> {
             batch: Batch {
                 highest: self.highest,
                 not_after,
+                poll_gap_ms: self.options.poll_gap.as_millis() as u64,
+                rule,
                 requests,
             },
         });
@@ -311,6 +350,9 @@ impl<P: Plant> Session<P> {
             effects.push(SessionEffect::Close(attempt));
             let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to");
             self.connect_failed(now, attempt, error, effects);
+        }
+        if self.in_flight.is_empty() {
+            return;
         }
         // One whose connection is overdue is told with all others of that connection.
         let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);

@@ -33,6 +33,8 @@ pub struct SessionOptions {
     pub server: Arc<str>,
     /// It can vanish without a word, so it is asked for signs of life.
     pub remote: bool,
+    /// How long a lock that was handed on and on is left free for who only looks now and then; nothing for never.
+    pub poll_gap: Duration,
     /// Parts the pauses of many nodes.
     pub seed: u64,
 }
@@ -116,8 +118,6 @@ pub enum SessionEvent {
         /// that the server is away.
         idle: bool,
     },
-    /// A batch of so many requests was sent.
-    Sent(usize),
     /// Requests were asked for in vain before their connection was given up, and told so.
     TimedOut(usize),
     /// Requests were under way on a connection that was given up for others.

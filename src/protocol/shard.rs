@@ -1,6 +1,6 @@
 //! A share of the keys: finds the key of a key, and keeps the timers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -9,16 +9,20 @@ use crate::error::StoreError;
 use crate::protocol::context::{Seed, Source, StepContext};
 use crate::protocol::flaw::{Plant, Sound};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::{Fence, Holder, Name, NodeId};
+use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
+use crate::protocol::timers::Timers;
 
 /// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard<P = Sound> {
     plant: P,
-    keys: HashMap<Name, KeyState<P>, RandomState>,
-    timers: BTreeSet<(Instant, Name)>,
+    keys: HashMap<Name, Box<KeyState<P>>, RandomState>,
+    /// The state of a key that was forgotten, empty and with room, for the next.
+    spare: Option<Box<KeyState<P>>>,
+    timers: Timers,
+    numbers: u64,
     source: Source,
     tickets: u64,
 }
@@ -37,7 +41,9 @@ impl<P: Plant> Shard<P> {
         Shard {
             plant,
             keys: HashMap::default(),
-            timers: BTreeSet::new(),
+            spare: None,
+            timers: Timers::default(),
+            numbers: 0,
             source: Source::new(node, index, of, seed, rules),
             tickets: 0,
         }
@@ -51,38 +57,58 @@ impl<P: Plant> Shard<P> {
 
     /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
-        match &input {
-            Input::Lock(ticket, _) if self.source.is_closed => {
-                return effects.push(Effect::Denied(*ticket, AcquireError::Closed));
+        let key = match input {
+            Input::Lock(ticket, _) | Input::Save(ticket, ..) if self.source.is_closed => {
+                return effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            // No step: it happens for every grant, and leads to nothing.
             Input::Fetched(ticket) => {
-                if let Some(key) = self.keys.get_mut(name) {
-                    key.fetched(*ticket);
-                }
+                self.fetched(name, ticket);
                 return;
             }
             // Only these begin anything. All else is about what is over.
-            Input::Lock(..) | Input::Pushed(_) if !self.keys.contains_key(name) => {
-                self.keys.insert(
-                    name.clone(),
-                    KeyState {
-                        plant: self.plant,
-                        ..KeyState::default()
-                    },
-                );
+            Input::Lock(..) | Input::Save(..) | Input::Pushed(_) => {
+                self.keys.entry(name.clone()).or_insert_with(|| {
+                    let mut key = self.spare.take().unwrap_or_default();
+                    self.numbers += 1;
+                    (key.plant, key.number) = (self.plant, self.numbers);
+                    key
+                })
             }
-            Input::Release(ticket) | Input::Finish(ticket) if !self.keys.contains_key(name) => {
-                return effects.push(KeyState::<P>::released_too_late(*ticket));
-            }
-            _ => {}
+            Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.push(KeyState::<P>::released_too_late(ticket)),
+            },
+            Input::Downgrade(ticket, to) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.extend(KeyState::<P>::downgraded_too_late(ticket, to)),
+            },
+            _ => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return,
+            },
+        };
+        let mut cx = StepContext {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
+        key.handle(&mut cx, input);
+        if Self::settle(key, name, &mut self.timers) {
+            self.forget(name);
         }
-        self.step(now, name, effects, |key, cx| key.handle(cx, input));
+    }
+
+    /// The same for [`Input::Fetched`]. No step, and at no time: it happens for every grant, and leads to nothing. Tells
+    /// until when it is held at least.
+    pub fn fetched(&mut self, name: &Name, ticket: Ticket) -> Option<Instant> {
+        self.keys.get_mut(name)?.fetched(ticket)
     }
 
     /// When [`wake`](Self::wake) has something to do next.
     pub fn next_due(&self) -> Option<Instant> {
-        self.timers.first().map(|(due, _)| *due)
+        let (due, _) = self.timers.first()?;
+        Some(due)
     }
 
     /// Does what is due: tells losses, renews, asks again.
@@ -92,15 +118,9 @@ impl<P: Plant> Shard<P> {
 
     /// Does what is due for one key, and names it.
     pub fn wake_next(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Option<Name> {
-        let (due, _) = self.timers.first()?;
-        if *due > now {
-            return None;
-        }
-        let (_, name) = self.timers.pop_first()?;
-        self.step(now, &name, effects, |key, cx| {
-            key.due = None;
-            key.wake(cx);
-        });
+        let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
+        let name = name.clone();
+        self.step(now, &name, effects, KeyState::wake);
         Some(name)
     }
 
@@ -123,6 +143,12 @@ impl<P: Plant> Shard<P> {
     /// by name.
     pub fn reachable(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
         self.each(|key, cx| key.reachable(cx), now, effects, told);
+    }
+
+    /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
+    /// sent, and nothing else.
+    pub fn is_free(&self, name: &Name) -> bool {
+        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
     }
 
     /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
@@ -152,8 +178,12 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name).map_or(0, |key| key.attempt(ticket))
     }
 
-    /// The claim that a holder holds by, for checkers.
-    #[doc(hidden)]
+    /// The tick that was open when this holder's was granted, and that is never run again.
+    pub fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
+        self.keys.get(name)?.overtook(ticket)
+    }
+
+    /// The claim that a holder holds by.
     pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
         self.keys.get(name)?.claimed_by(ticket)
     }
@@ -211,8 +241,7 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// One step of a key, if there is anything of it. Then its timer is set again, or it is forgotten when nothing of it
-    /// is left.
+    /// One step of a key, if there is anything of it.
     fn step(
         &mut self,
         now: Instant,
@@ -230,19 +259,32 @@ impl<P: Plant> Shard<P> {
             effects,
         };
         step(key, &mut cx);
+        if Self::settle(key, name, &mut self.timers) {
+            self.forget(name);
+        }
+    }
+
+    /// After a step its timer is set again. True when nothing of it is left.
+    #[inline]
+    fn settle(key: &mut KeyState<P>, name: &Name, timers: &mut Timers) -> bool {
         let due = key.next_due();
         if due != key.due {
-            if let Some(old) = key.due.take() {
-                self.timers.remove(&(old, name.clone()));
+            if let Some(old) = key.due {
+                timers.remove((old, key.number));
             }
             if let Some(due) = due {
-                self.timers.insert((due, name.clone()));
+                timers.set((due, key.number), name);
             }
             key.due = due;
         }
-        if key.is_idle() {
-            debug_assert!(due.is_none(), "an idle key has no timer");
-            self.keys.remove(name);
+        debug_assert!(due.is_none() || !key.is_idle(), "an idle key has no timer");
+        key.is_idle()
+    }
+
+    fn forget(&mut self, name: &Name) {
+        if let Some(mut key) = self.keys.remove(name) {
+            key.forget();
+            self.spare = Some(key);
         }
     }
 }

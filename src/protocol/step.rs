@@ -7,7 +7,8 @@
 //! Two levels: the lease belongs to the node, the guard to the caller. All callers of one process that want a key
 //! stand in one local line behind one claim of their node (the *cohort*), and hand the lease on among themselves
 //! without asking the store, up to a bound. This is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012). A lease of
-//! fixed length is *solo*: a claim of its own, never handed on.
+//! fixed length is *solo*: a claim of its own, never handed on. So is that of a caller that wants to be served in the
+//! store's order.
 //!
 //! Here is what goes in and what comes out.
 
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    ClaimNumber, Fence, Grant, LeaseTimes, Name, Reply, Request, TickTime, Unanswered,
+    Checkpoint, ClaimNumber, Fence, Grant, JobReport, LeaseTimes, Mode, Name, Question, Reply, Request,
+    TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -28,13 +30,26 @@ pub struct Ticket(pub u64);
 pub struct AcquireOptions {
     /// The lengths of the claim, if this caller's are the ones it is made with.
     pub term: LeaseTimes,
+    /// How the lease may be shared.
+    pub mode: Mode,
     /// Wait for its turn; else be told busy.
     pub wait: bool,
     /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
     pub fixed: bool,
+    /// Have a place of its own in the store's queue, and a claim of its own: it is renewed, and never handed on locally.
+    pub solo: bool,
+    /// Be granted with others of the same caller or not at all, at the first try: the claim goes in a batch of
+    /// [`Rule::All`](crate::protocol::message::Rule::All).
+    pub together: bool,
+    /// Renew it so long, counted from the grant, and no longer. It ends by itself then.
+    pub max_hold: Option<Duration>,
     /// The tick that it is for, if it is for one. A tick has a claim of its own, which is renewed and never handed on
     /// locally.
     pub mark: Option<TickTime>,
+    /// What becomes of it while an earlier tick is in the way.
+    pub turn: Turn,
+    /// Not the lease is wanted but an answer, which comes as [`Effect::Denied`].
+    pub question: Option<Question>,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
     /// As many wait in this process, for whatever key, as may: refuse if this caller would have to wait, too.
@@ -66,15 +81,20 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
     Lock(Ticket, AcquireOptions),
+    /// The same, where the question is [`Question::Save`]: what is to be kept.
+    Save(Ticket, AcquireOptions, Checkpoint),
     /// A caller took up what it was granted: from here on there is a guard. A lease that nobody takes up is renewed
     /// for one lease, then it is given back.
     Fetched(Ticket),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
+    /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
+    /// what it holds then belongs to the other ticket. Its options stay.
+    Downgrade(Ticket, Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
-    /// The same, and the tick was run to its end.
-    Finish(Ticket),
+    /// The same, and the tick was run to its end, and whether it went well.
+    Finish(Ticket, bool),
     /// The store answered a request that was sent at `sent`.
     Answered {
         /// Which request.
@@ -110,6 +130,8 @@ pub enum Effect {
     Granted(Ticket, Fence),
     /// The caller gets no lock.
     Denied(Ticket, AcquireError),
+    /// The holder has held it for as long as it may. It is renewed no more, and lost when what is left is over.
+    Overdue(Ticket),
     /// The holder lost it. Sent before the store could let anybody else in.
     Lost(Ticket, LostCause),
     /// What became of [`Input::Release`].
@@ -136,6 +158,8 @@ pub struct Outgoing {
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
+    /// A run of a tick asks about itself, or leaves something.
+    Question,
     /// A lease is given back: leave, finish, yield.
     Leave,
     /// A waiter says that it is alive, asks what became of its claim, or makes sure of its grant.
@@ -146,12 +170,21 @@ pub enum Class {
 
 impl Class {
     /// All of them, the most urgent first.
-    pub(crate) const ALL: [Class; 4] = [
+    pub(crate) const ALL: [Class; 5] = [
         Class::OwnerRenewal,
+        Class::Question,
         Class::Leave,
         Class::WaiterRenewal,
         Class::Claim,
     ];
+
+    /// That of what is asked for when a claim is made.
+    pub(crate) fn of_claim(verb: Verb) -> Class {
+        match verb {
+            Verb::Ask(question) if question.of().is_some() => Class::Question,
+            _ => Class::Claim,
+        }
+    }
 }
 
 /// Whether grants are pushed to this node.
@@ -180,12 +213,27 @@ pub enum AcquireError {
     NodeFull,
     /// The store did not do it.
     Store(StoreError),
-    /// The tick is over: it was run, or skipped.
+    /// The tick is over: it was run, or a later one was begun.
     Over,
+    /// The tick was never begun, and never is.
+    Skipped,
     /// By the store's clock the tick comes only after this.
     Early(Duration),
+    /// An earlier tick is to be run first: the latest one, as it has not ended, or one that comes after that.
+    Behind {
+        /// The latest tick.
+        latest: TickTime,
+        /// It has not ended.
+        is_open: bool,
+    },
+    /// The answer to a question about a job.
+    Report(JobReport),
+    /// So many permits are held.
+    InUse(u64),
     /// The node is closing.
     Closed,
+    /// A writer that would become a reader lost what it held.
+    Lost(LostCause),
 }
 
 /// What became of a release.
@@ -226,6 +274,18 @@ pub enum KeyEvent {
         /// What had been left of the lease when the answer came.
         slack: Duration,
     },
+    /// Its holder has held it for as long as it may, and it is renewed no more.
+    Overdue {
+        /// For how long it was held.
+        held: Duration,
+        /// When what is left is over it is lost.
+        left: Duration,
+    },
+    /// Its holder has held it for longer than is usual. Told once.
+    HeldLong {
+        /// For how long so far.
+        held: Duration,
+    },
     /// A renewal failed; it is tried again while something is left.
     RenewFailed {
         /// What is left.
@@ -252,6 +312,13 @@ pub enum KeyEvent {
         /// What happened last.
         error: Option<StoreError>,
     },
+    /// Permits were granted while somebody held some as of another number of permits.
+    UnlikeCapacity {
+        /// Of so many here.
+        ours: u32,
+        /// Of so many elsewhere.
+        theirs: u32,
+    },
     /// A granted answer was too old to be used.
     AnswerStale,
     /// A request that waits failed; it is tried again while its place may live.
@@ -268,6 +335,8 @@ pub struct Rules {
     pub burst: u32,
     /// And for so long.
     pub burst_time: Duration,
+    /// For longer than this a holder does not usually hold.
+    pub long_hold: Duration,
     /// The store keeps waiters in a queue.
     pub queues: bool,
     /// A pushed grant may be used at once.
@@ -279,6 +348,7 @@ impl Default for Rules {
         Rules {
             burst: 256,
             burst_time: Duration::from_millis(20),
+            long_hold: Duration::from_secs(60),
             queues: true,
             final_push: true,
         }
