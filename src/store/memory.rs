@@ -9,8 +9,8 @@ use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::ledger::{Forgotten, Ledger};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -67,6 +67,7 @@ impl MemoryStore {
 }
 
 /// The store's clock. It plays the server's part, so it is not the clock that leases are judged by.
+#[allow(clippy::disallowed_methods, reason = "a server has a clock of its own")]
 fn now_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // Never zero: a number of a grant is above every number that was never given.
@@ -74,6 +75,7 @@ fn now_us() -> u64 {
 }
 
 /// What the nominal times of jobs are compared with. It may step; leases must not follow it.
+#[allow(clippy::disallowed_methods, reason = "a server has a clock of its own")]
 fn date_ms() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + time.tv_nsec as u64 / 1_000_000
@@ -92,6 +94,7 @@ impl Store for MemoryStore {
         Abilities {
             queues: true,
             final_push: true,
+            remote: false,
         }
     }
 
@@ -111,6 +114,10 @@ impl Store for MemoryStore {
         Box::pin(ready(Err(needs_no("connection"))))
     }
 
+    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
+        Box::pin(ready(Ok(self.lock().ledger.forget_job(name, now_us()))))
+    }
+
     fn inbox(&self, _: ServerId, _: NodeId, _: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
         Box::pin(ready(Err(needs_no("subscription"))))
     }
@@ -127,7 +134,14 @@ impl AtOnce for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let mut pushes = Vec::new();
         let mut shared = self.lock();
-        shared.ledger.set_date(date_ms());
+        // Only ticks are judged by it, and a batch is of one kind.
+        if batch
+            .requests
+            .first()
+            .is_some_and(|request| request.name.kind == Kind::Job)
+        {
+            shared.ledger.set_date(date_ms());
+        }
         let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);
         for grant in pushes {
             // A sink takes a note of it and no more.

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 
 pub mod memory;
@@ -36,6 +37,8 @@ pub struct Abilities {
     pub queues: bool,
     /// A pushed grant may be used at once. Where not, it is renewed before use.
     pub final_push: bool,
+    /// It can vanish without a word, so it is asked for signs of life.
+    pub remote: bool,
 }
 
 /// The contract. Sealed until more than one kind of store has lived in it.
@@ -66,6 +69,10 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         node: NodeId,
         sink: Sink,
     ) -> BoxFuture<'static, Result<Inbox, StoreError>>;
+
+    /// Removes what is known of a job, unless somebody runs it or stands by for it, on the runtime that this is called
+    /// on and with a deadline. No request of the protocol: who asks is no claim.
+    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>>;
 }
 
 /// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.

@@ -7,11 +7,11 @@ use redis::{Cmd, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, Grant, GrantNumber, Holder, Kind, NodeId, Reply, Request, TickTime,
-    Verb, append_number,
+    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, JobReport, Kind, Mode,
+    NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
-use crate::store::redis::script::SCRIPT;
+use crate::store::redis::script::{JOBS, LOCKS, SEMAPHORES, Script};
 
 /// How many words a request has, as `lua/open.lua` lists them.
 const WORDS: usize = 6;
@@ -19,18 +19,31 @@ const WORDS: usize = 6;
 /// Up to here Lua counts in ones.
 const EXACT: u64 = 1 << 53;
 
-/// The call that applies a batch, which is all of one kind.
+/// The script that applies a batch, which is all of one kind.
+pub(super) fn script_of(batch: &Batch) -> &'static Script {
+    match batch.requests.first().map(|request| request.name.kind) {
+        Some(Kind::Job) => &JOBS,
+        Some(Kind::Semaphore) => &SEMAPHORES,
+        Some(Kind::Lock) | None => &LOCKS,
+    }
+}
+
+/// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
     let is_jobs = requests.iter().any(|request| request.name.kind == Kind::Job);
-    debug_assert!(requests.iter().all(|r| (r.name.kind == Kind::Job) == is_jobs));
+    debug_assert!(requests.iter().all(|r| r.name.kind == requests[0].name.kind));
     let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
-    let bytes: usize = requests.iter().map(|r| 2 * names.length(&r.name) + 160).sum();
+    let data = |r: &Request| r.data.as_ref().map_or(0, |data| data.0.len());
+    let bytes: usize = requests
+        .iter()
+        .map(|r| 2 * names.length(&r.name) + 160 + data(r))
+        .sum();
     let mut call = Call {
         cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
         word: Vec::with_capacity(128),
     };
-    call.cmd.arg("EVALSHA").arg(&*SCRIPT.sha).arg(keys);
+    call.cmd.arg("EVALSHA").arg(&*script_of(batch).sha).arg(keys);
     for request in requests {
         call.put(|word| names.push_record(&request.name, word));
     }
@@ -53,7 +66,17 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     };
     call.put_number(batch.highest.0);
     call.put_number(not_after);
-    call.cmd.arg(if probe { "p" } else { "" });
+    call.put(|word| {
+        if probe {
+            word.push(b'p');
+        }
+        if batch.rule == Rule::All {
+            word.push(b'a');
+        }
+        if batch.poll_gap_ms > 0 && requests.iter().all(|r| r.name.kind == Kind::Lock) {
+            append_number(word, batch.poll_gap_ms);
+        }
+    });
     for request in requests {
         call.put_request(request);
     }
@@ -92,19 +115,57 @@ impl Call {
             Verb::Claim { wait: false } => "c",
             Verb::Claim { wait: true } => "w",
             Verb::Renew => "r",
-            Verb::Finish if is_job => "f",
-            Verb::Leave | Verb::Finish => "l",
+            Verb::Finish { .. } if is_job => "f",
+            Verb::Leave | Verb::Finish { .. } => "l",
             Verb::Yield { .. } => "y",
+            Verb::Downgrade { .. } => "d",
+            Verb::Ask(Question::Open { .. }) => "o",
+            Verb::Ask(Question::Reset) => "z",
+            Verb::Ask(Question::Verify { .. }) => "v",
+            Verb::Ask(Question::Recall { .. }) => "m",
+            Verb::Ask(Question::Save { .. }) => "s",
+            Verb::Ask(Question::InUse) => "u",
         });
-        self.put_holder(&request.holder);
+        let of = match request.verb {
+            Verb::Ask(question) => question.of(),
+            _ => None,
+        };
+        self.put_holder(&of.unwrap_or(request.holder));
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
-        self.put_number(match request.mark {
-            Some(TickTime(ms)) if is_job => ms.min(EXACT),
+        let number = match (request.verb, request.mark) {
+            (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
+            (_, Some(TickTime(ms))) if is_job => ms.min(EXACT),
+            _ if !is_job => u64::from(request.mode == Mode::Read),
             _ => 0,
-        });
+        };
+        match request.mode {
+            Mode::Permits(Permits { weight, capacity }) => self.put(|word| {
+                append_number(word, weight.into());
+                word.push(b'/');
+                append_number(word, capacity.into());
+            }),
+            Mode::Exclusive | Mode::Read => self.put_number(number),
+        }
         match &request.verb {
-            Verb::Yield { to } => self.put_holder(to),
+            Verb::Yield { to } | Verb::Downgrade { to } => self.put_holder(to),
+            Verb::Ask(Question::Open {
+                fingerprint, over, ..
+            }) => {
+                let over = over.map_or(0, |over| over.0.min(EXACT));
+                self.cmd.arg(format_args!("{fingerprint}:{over}").to_string());
+            }
+            Verb::Ask(Question::Save { seq, .. }) => self.put(|word| {
+                append_number(word, *seq);
+                word.push(b':');
+                word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
+            }),
+            Verb::Claim { .. } if is_job => match request.turn {
+                Turn::Skip => drop(self.cmd.arg("")),
+                Turn::Queue => drop(self.cmd.arg("q")),
+                Turn::After(TickTime(ms)) => self.put_number(ms.min(EXACT)),
+            },
+            Verb::Finish { well: true } if is_job => drop(self.cmd.arg("well")),
             _ => drop(self.cmd.arg("")),
         }
     }
@@ -153,6 +214,9 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let (letter, rest) = text
         .split_first()
         .ok_or_else(|| malformed("a reply of the script is empty"))?;
+    if *letter == b'U' {
+        return decode_report(rest).map(Reply::Report);
+    }
     let rest = String::from_utf8_lossy(rest);
     let left = || {
         if rest.is_empty() {
@@ -161,24 +225,69 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
             rest.parse().map(Some)
         }
     };
+    let two = |what: &str| {
+        let parts = rest.split_once(':');
+        parts.ok_or_else(|| malformed(format_args!("a reply of the script does not tell {what}")))
+    };
     let bad = |_| malformed("a reply of the script has a bad number");
     Ok(match letter {
         b'Q' => Reply::Queued(left().map_err(bad)?),
         b'P' => Reply::QueuedBehindForeign(left().map_err(bad)?),
         b'B' => Reply::Busy(left().map_err(bad)?),
         b'W' => {
-            let (number, attempt) = rest
-                .split_once(':')
-                .ok_or_else(|| malformed("a reply of the script has no attempt"))?;
+            let (number, attempt) = two("the attempt")?;
             Reply::Won(number.parse().map_err(bad)?, attempt.parse().map_err(bad)?)
         }
+        b'A' => Reply::Apart,
         b'O' => Reply::Over,
+        b'S' => Reply::Skipped,
+        b'V' => {
+            let (number, tick) = two("the tick")?;
+            Reply::Overtook(number.parse().map_err(bad)?, tick.parse().map_err(bad)?)
+        }
+        b'J' => {
+            let (latest, is_open) = two("whether a tick has ended")?;
+            Reply::Behind {
+                latest: latest.parse().map_err(bad)?,
+                is_open: is_open == "1",
+            }
+        }
+        b'G' => {
+            let (number, capacity) = two("the number of permits")?;
+            Reply::Unlike(number.parse().map_err(bad)?, capacity.parse().map_err(bad)?)
+        }
+        b'I' => Reply::InUse(rest.parse().map_err(bad)?),
         b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
         b'N' => Reply::NotThere,
         b'E' => Reply::Refused(refusal(&rest)),
         _ => return Err(malformed("a reply of the script is unknown")),
+    })
+}
+
+/// Eight numbers, as `lua/ask.lua` lists them, each with a colon behind it, and what the runs of a tick have left.
+fn decode_report(text: &[u8]) -> Result<JobReport, Failure> {
+    let mut parts = text.splitn(9, |byte| *byte == b':');
+    let mut numbers = [0; 8];
+    for number in &mut numbers {
+        let part = parts.next().and_then(|part| std::str::from_utf8(part).ok());
+        let parsed = part.and_then(|part| part.parse().ok());
+        *number = parsed.ok_or_else(|| malformed("a report on a job is not eight numbers"))?;
+    }
+    let [open, ahead_ms, differs, now_ms, lost, owns, mark, well] = numbers;
+    let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
+    let data = parts.next().and_then(|rest| rest.strip_prefix(b"="));
+    Ok(JobReport {
+        open: tick(open),
+        ahead_ms,
+        differs: differs > 0,
+        now_ms,
+        lost: lost > 0,
+        owns: owns > 0,
+        mark: tick(mark),
+        well: tick(well),
+        saved: data.map(|data| Checkpoint(data.into())),
     })
 }
 
@@ -215,7 +324,7 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
     }
 }
 
-/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, or
+/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
 /// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`. `None` when it is none of these formats.
 pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Grant> {
     let mut rest = payload;
@@ -229,9 +338,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         return None;
     }
     let word_of_kind = word()?;
-    let kind = [Kind::Lock, Kind::Job]
-        .into_iter()
-        .find(|kind| kind.word() == word_of_kind)?;
+    let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word_of_kind)?;
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
     let number = word()?.parse().ok()?;
@@ -240,7 +347,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         .ok()
         .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
     let attempt = match kind {
-        Kind::Lock => 0,
+        Kind::Lock | Kind::Semaphore => 0,
         Kind::Job => word()?.parse().ok()?,
     };
     Some(Grant {
@@ -256,7 +363,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
 mod tests {
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{ClaimNumber, LeaseTimes, Name};
+    use crate::protocol::message::{ClaimNumber, LeaseTimes, Name, Rule};
 
     fn request(name: Name, verb: Verb) -> Request {
         Request {
@@ -271,6 +378,8 @@ mod tests {
                 margin_ms: 250,
             },
             mode: Default::default(),
+            turn: Default::default(),
+            data: None,
             mark: Some(TickTime(7)),
             verb,
         }
@@ -281,6 +390,8 @@ mod tests {
         let batch = Batch {
             highest: GrantNumber(17),
             not_after: u64::MAX,
+            poll_gap_ms: 0,
+            rule: Rule::Each,
             requests,
         };
         let packed = encode(&batch, &Names::new(b"lock:"), true).get_packed_command();
@@ -309,7 +420,10 @@ mod tests {
         assert_eq!(two[8..17], one[6..]);
         assert_eq!(two.len(), one.len() + 2 + WORDS);
         assert_eq!(two.last().unwrap(), &format!("{to}:"));
-        let job = words(vec![request(Name::job(Key::from("a")), Verb::Finish)]);
+        let job = words(vec![request(
+            Name::job(Key::from("a")),
+            Verb::Finish { well: false },
+        )]);
         assert_eq!(job[2], "4");
         assert_eq!(job[10], "f");
         assert_eq!(job[14], "7");
@@ -317,7 +431,9 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        assert!(SCRIPT.text.contains(&format!("local words, at = {WORDS}, 3\n")));
+        for script in [&LOCKS, &JOBS] {
+            assert!(script.text.contains(&format!("local words,at={WORDS},3\n")));
+        }
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, ScriptInvocation, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::SCRIPT;
+use crate::store::redis::script::{JOBS, LOCKS, SEMAPHORES, Script};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link};
 
@@ -72,18 +72,23 @@ impl RedisLink {
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        load(&mut questions);
+        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
+            load(script, &mut questions);
+        }
         questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
         // For people. Who may not set it does without.
         questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
-        let answers = connection.send_packed_commands(&questions, 0, 5).await;
+        let answers = connection.send_packed_commands(&questions, 0, 7).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([loaded, server, memory, replication, _]) = <[Value; 5]>::try_from(answers) else {
+        let Ok([locks, jobs, semaphores, server, memory, replication, _]) = <[Value; 7]>::try_from(answers)
+        else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
-        result(loaded).map_err(|error| cannot_open(store, error))?;
+        for loaded in [locks, jobs, semaphores] {
+            result(loaded).map_err(|error| cannot_open(store, error))?;
+        }
         check_info(store, [server, memory, replication], &mut warnings)?;
         Ok(RedisLink {
             connection,
@@ -94,8 +99,19 @@ impl RedisLink {
     }
 }
 
-fn load(pipeline: &mut Pipeline) {
-    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*SCRIPT.text);
+impl RedisLink {
+    /// What another script answers, within the store's deadline.
+    pub(super) async fn ask(&self, call: &ScriptInvocation<'_>) -> Result<Value, StoreError> {
+        let mut connection = self.connection.clone();
+        match tokio::time::timeout(self.store.timeout, call.invoke_async(&mut connection)).await {
+            Ok(answer) => answer.map_err(|error| failure(error).error),
+            Err(_) => Err(too_slow(&self.store)),
+        }
+    }
+}
+
+fn load(script: &Script, pipeline: &mut Pipeline) {
+    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
 }
 
 impl Link for RedisLink {
@@ -103,6 +119,7 @@ impl Link for RedisLink {
         let mut connection = self.connection.clone();
         let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
+        let script = codec::script_of(&batch);
         Box::pin(async move {
             let mut answer = connection.send_packed_command(&call).await.and_then(result);
             // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it
@@ -112,7 +129,7 @@ impl Link for RedisLink {
                 .is_err_and(|error| error.code() == Some("NOSCRIPT"))
             {
                 let mut again = Pipeline::with_capacity(2);
-                load(&mut again);
+                load(script, &mut again);
                 again.add_command(call);
                 let answers = connection.send_packed_commands(&again, 0, 2).await;
                 answer = second_answer(answers.map_err(failure)?);

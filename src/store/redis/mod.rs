@@ -11,18 +11,22 @@ use redis::{Client, ConnectionInfo};
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
+use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
+#[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 mod codec;
 mod config;
+mod forget;
 mod inbox;
 mod link;
 mod names;
+#[cfg(feature = "bb8")]
 mod pool;
 mod script;
 mod tls;
@@ -152,6 +156,7 @@ impl RedisStore {
     }
 
     /// Whether a pool leads to this store's server and database, as far as its users may ask.
+    #[cfg(feature = "bb8")]
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
         match tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await {
@@ -196,6 +201,7 @@ impl Store for RedisStore {
         Abilities {
             queues: true,
             final_push: true,
+            remote: true,
         }
     }
 
@@ -210,6 +216,10 @@ impl Store for RedisStore {
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
+    }
+
+    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
+        Box::pin(forget::job(self.inner.clone(), name.clone()))
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {

@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use crc::{CRC_16_XMODEM, Crc};
+
 use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
 
@@ -35,16 +37,17 @@ impl Names {
                 out.extend_from_slice(&self.prefix);
                 out.extend_from_slice(name.key.as_bytes());
             }
-            Kind::Job => self.push_job(b'o', name, out),
+            Kind::Job => self.push_named(b'o', name, out),
+            Kind::Semaphore => self.push_named(b's', name, out),
         }
     }
 
     /// What is known of a job, behind the same tag as its record and its queue.
     pub(super) fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
-        self.push_job(b'j', name, out);
+        self.push_named(b'j', name, out);
     }
 
-    fn push_job(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
+    fn push_named(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
         let full = [&self.prefix, name.key.as_bytes()].concat();
         self.push_tagged(letter, &full, out);
     }
@@ -67,10 +70,8 @@ impl Names {
     pub(super) fn name(&self, kind: Kind, record: &[u8]) -> Option<Name> {
         let full = match kind {
             Kind::Lock => record,
-            Kind::Job => {
-                let tagged = record.strip_prefix(FORMAT.as_bytes())?.strip_prefix(b":o:{")?;
-                tagged.get(TAG..)?.strip_prefix(b"}")?
-            }
+            Kind::Job => untagged(b":o:{", record)?,
+            Kind::Semaphore => untagged(b":s:{", record)?,
         };
         let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
         Some(Name {
@@ -80,6 +81,12 @@ impl Names {
     }
 }
 
+/// What stands behind the tag of a record whose name has one.
+fn untagged<'a>(letter: &[u8], record: &'a [u8]) -> Option<&'a [u8]> {
+    let tagged = record.strip_prefix(FORMAT.as_bytes())?.strip_prefix(letter)?;
+    tagged.get(TAG..)?.strip_prefix(b"}")
+}
+
 /// The slot of a key by the rules of Redis Cluster: of what stands in the first braces, if anything does.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
@@ -87,15 +94,19 @@ fn slot(key: &[u8]) -> u16 {
         let length = inner.iter().position(|&b| b == b'}')?;
         (length > 0).then(|| &inner[..length])
     });
-    crc16::State::<crc16::XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS as u16
+    CRC.checksum(tag.unwrap_or(key)) % SLOTS as u16
 }
+
+/// The one of Redis Cluster.
+static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 const SLOTS: usize = 16384;
 
 /// How long a tag is.
 const TAG: usize = 4;
 
-/// A short text that hashes to `slot`, the same in every process and release: it is part of names.
+/// A short text that hashes to `slot`, the same in every process and release: it is part of names. All of them are 64 kB,
+/// found by the first who asks; to search for one costs as much as for most.
 fn tag(slot: u16) -> &'static [u8] {
     static TAGS: LazyLock<Vec<[u8; TAG]>> = LazyLock::new(|| {
         const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
@@ -166,6 +177,12 @@ mod tests {
                 assert_eq!(slot(of_job), slot(&record), "{key:?}");
             }
             assert_eq!(names.name(Kind::Job, &lease), Some(job), "{key:?}");
+            let semaphore = Name::semaphore(Key::from(key));
+            let mut permits = Vec::new();
+            names.push_record(&semaphore, &mut permits);
+            assert_eq!(slot(&permits), slot(&record), "{key:?}");
+            assert_eq!(names.name(Kind::Semaphore, &permits), Some(semaphore), "{key:?}");
+            assert_eq!(names.name(Kind::Job, &permits), None, "{key:?}");
         }
     }
 }

@@ -1,12 +1,30 @@
-//! The script: one text for every verb and kind. It gives the replies of the [ledger](crate::protocol::ledger), by
-//! functions of the same names.
+//! The scripts, one for each kind of keys, made of the same files: every verb gives the replies of the
+//! [ledger](crate::protocol::ledger), by functions of the same names. A batch is all of one kind.
 
 use std::sync::LazyLock;
 
+/// What locks do without, jobs, and semaphores.
+const NOT_OF_LOCKS: [&str; 6] = ["alone", "job", "finish", "ask", "permits", "used"];
+const NOT_OF_JOBS: [&str; 5] = ["share", "downgrade", "all", "permits", "used"];
+const NOT_OF_SEMAPHORES: [&str; 8] = [
+    "plain",
+    "share",
+    "job",
+    "finish",
+    "yield",
+    "downgrade",
+    "ask",
+    "all",
+];
+
 /// In the order in which they are run: what is plain is done in the first two.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 19] = [
     ("open", include_str!("lua/open.lua")),
     ("plain", include_str!("lua/plain.lua")),
+    ("verbs", include_str!("lua/verbs.lua")),
+    ("share", include_str!("lua/share.lua")),
+    ("alone", include_str!("lua/alone.lua")),
+    ("permits", include_str!("lua/permits.lua")),
     ("record", include_str!("lua/record.lua")),
     ("queue", include_str!("lua/queue.lua")),
     ("job", include_str!("lua/job.lua")),
@@ -15,6 +33,10 @@ const FILES: [(&str, &str); 11] = [
     ("leave", include_str!("lua/leave.lua")),
     ("finish", include_str!("lua/finish.lua")),
     ("yield", include_str!("lua/yield.lua")),
+    ("downgrade", include_str!("lua/downgrade.lua")),
+    ("ask", include_str!("lua/ask.lua")),
+    ("used", include_str!("lua/used.lua")),
+    ("all", include_str!("lua/all.lua")),
     ("batch", include_str!("lua/batch.lua")),
 ];
 
@@ -27,23 +49,55 @@ pub(super) struct Script {
     pub(super) sha: String,
 }
 
-/// The script that applies a batch.
-pub(super) static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
+/// The script that applies a batch about locks.
+pub(super) static LOCKS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_LOCKS));
+/// The script that applies a batch about jobs.
+pub(super) static JOBS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_JOBS));
+/// The script that applies a batch about semaphores.
+pub(super) static SEMAPHORES: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_SEMAPHORES));
+
+fn without(others: &[&str]) -> Script {
     let mut text = String::new();
     // Redis hangs up on whoever sends more than 16 kB in one word before it has said who it is.
     for line in FILES
         .iter()
+        .filter(|(name, _)| !others.contains(name))
         .flat_map(|(_, file)| file.lines())
         .map(str::trim_start)
     {
         if !line.is_empty() && !line.starts_with("--") {
-            text.push_str(line);
-            text.push('\n');
+            push_code(line, &mut text);
+            // A name may follow a bracket or a sign at once; a bracket would be taken for the arguments of a call.
+            if text.ends_with(is_word) {
+                text.push('\n');
+            }
         }
     }
     let sha = redis::Script::new(&text).get_hash().to_owned();
     Script { text, sha }
-});
+}
+
+fn is_word(sign: char) -> bool {
+    sign.is_ascii_alphanumeric() || sign == '_'
+}
+
+/// Appends a line without the spaces that mean nothing.
+fn push_code(line: &str, text: &mut String) {
+    let (mut before, mut is_quoted) = (' ', false);
+    let mut signs = line.chars().peekable();
+    while let Some(sign) = signs.next() {
+        is_quoted ^= sign == '\'';
+        let after = signs.peek().copied().unwrap_or(' ');
+        // Two words are two, two minus signs are no comment, and a number and two dots are no number.
+        let parts = is_word(before) && is_word(after)
+            || before == '-' && after == '-'
+            || before.is_ascii_digit() && after == '.';
+        if sign != ' ' || is_quoted || parts {
+            text.push(sign);
+            before = sign;
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -79,7 +133,8 @@ mod tests {
     fn headers_name_what_the_bodies_use() {
         let mut everywhere: BTreeSet<String> = (1..=6).map(|word| format!("ARGV[at+{word}]")).collect();
         everywhere.extend(FILES.into_iter().flat_map(|(_, file)| used(parts(file).1)));
-        for (name, file) in FILES {
+        let forget = ("forget", include_str!("lua/forget.lua"));
+        for (name, file) in FILES.into_iter().chain([forget]) {
             let (header, body) = parts(file);
             assert!(
                 header[0].starts_with(&format!("-- {name}: ")),
@@ -109,7 +164,45 @@ mod tests {
     }
 
     #[test]
+    fn only_spaces_that_mean_nothing_are_left_out() {
+        for (line, code) in [
+            ("local a, b = n + 1, 'a  b' .. c", "local a,b=n+1,'a  b'..c"),
+            (
+                "if not a and b[1] == -1 then return 2 .. x - -y end",
+                "if not a and b[1]==-1 then return 2 ..x- -y end",
+            ),
+        ] {
+            let mut text = String::new();
+            push_code(line, &mut text);
+            assert_eq!(text, code);
+        }
+    }
+
+    #[test]
+    fn lines_may_be_joined() {
+        for (name, file) in FILES {
+            for line in file
+                .lines()
+                .map(str::trim_start)
+                .filter(|line| !line.starts_with("--"))
+            {
+                assert!(
+                    !line.contains("-- "),
+                    "{name}: a comment has a line of its own: {line}"
+                );
+                assert!(
+                    !line.starts_with('('),
+                    "{name}: a line begins with a name: {line}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_server_takes_the_script_from_whoever_comes() {
-        assert!(SCRIPT.text.len() < 16_000, "{} bytes", SCRIPT.text.len());
+        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
+            println!("{} bytes", script.text.len());
+            assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
+        }
     }
 }

@@ -4,7 +4,7 @@
 -- KEYS[n+1]         the clock
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}: what its verb answers, W<number>:<attempt> for the
---                   number of a tick, L = late, E<error>
+--                   number of a tick, L = late, A = apart, see all.lua, E<error>
 for i = first, n do
   local verb, holder, lease, hold, tick, to = unpack(ARGV, at + 1, at + 6)
   local act, entry = claim, holder .. lease .. ':' .. hold
@@ -16,17 +16,28 @@ for i = first, n do
     act = finish
   elseif verb == 'y' then
     act = yield
-  else
-    to = verb == 'w'
+  elseif verb == 'd' then
+    act = downgrade
+  elseif verb ~= 'w' and verb ~= 'c' then
+    act = ask
   end
   local job, record, reply = nil, records[i], nil
   if jobs then
     job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
+  elseif tick ~= '0' then
+    entry = entry .. ':' .. tick
   end
-  -- MGET said nil also if it is no string. A claim of a lock finds out when it takes it.
-  local wrong = not record and (jobs or act ~= claim) and attempt('GET', KEYS[i]) or job
-  if late and (act == claim or act == yield) then
+  gives = false
+  -- MGET said nil also if it is no string. A claim to write finds out when it takes it.
+  local wrong = job
+  if not record and (tick ~= '0' or act ~= claim) then
+    local well, why = pcall(look, i)
+    if not well then wrong = { err = type(why) == 'table' and why.err or why } end
+  end
+  if late and (act == claim or act == yield or verb == 'd') then
     reply = 'L'
+  elseif apart and apart[i] then
+    reply = 'A'
   elseif wrong and wrong.err then
     reply = 'E' .. wrong.err
   else
@@ -34,7 +45,8 @@ for i = first, n do
     -- The grant number in a record that this holder owns.
     local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
     number = number and number > 0 and number < 9007199254740992 and number
-    well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to)
+    if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
+    well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to, verb)
     if not well then
       reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
     elseif job and type(reply) == 'number' and reply > 0 then

@@ -1,26 +1,42 @@
--- claim: the only verb that creates. Take it when it is free and nobody live waits; else stand in the queue, if the
--- caller waits. A tick only if it is due and may still be run.
+-- claim: the only verb that creates. Take it when it is free, or readers have it and the caller reads, and nobody live
+-- waits; else stand in the queue, if the caller waits. A tick only if it is due and may still be run. While an earlier one
+-- is in its way, `to` is q: it waits, and what waited so before it is skipped; a number: it is granted if that was the
+-- latest tick and has ended, else none of this; empty: it is skipped.
 -- KEYS[i]  the record
--- returns  integer = granted, its number; O = the tick is over; F<ms> = it comes in so many ms; Q<ms> or Q = queued;
+-- returns  integer = granted, its number; V<number>:<tick> = granted, and this tick, which had not ended, never runs
+--          again; O = the tick is over; S = the tick was never granted and never is; F<ms> = it comes in so many ms; J<tick>:<1 when it has not ended> =
+--          the latest tick, where another is to be run first; Q<ms> or Q = queued;
 --          P<ms> or P = queued behind an owner who is no claim of ours; B<ms> or B = busy
 local claim
 if claims then
-  function claim(i, queue, number, job, holder, entry, lease, hold, tick, waits)
-    local key = KEYS[i]
+  function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
+    local key, waits = KEYS[i], verb == 'w'
     if number then
-      redis.call('PEXPIRE', key, hold)
+      if records[i] then redis.call('PEXPIRE', key, hold) else join(i, holder, hold, nil, tick) end
       return number
     end
+    local _, own, rest, blocked
     if not records[i] and queues ~= 0 then
-      local _, own = hand_over(i, queue, job, entry)
+      _, own, rest, blocked = hand_over(i, queue, job, holder)
       if own then return own end
     end
-    local refused = job and job:judge(tick)
+    local refused = job and job:judge(tick, to)
     if refused then return refused end
-    if not records[i] then return (grant(i, job, holder, hold, tick)) end
-    if job and tick > job.mark then
+    if not (records[i] or rest or blocked) then
+      local open = job and job.mark ~= tick and job.attempt > 0 and not job.done and job.mark
+      local number = grant(i, job, holder, hold, tick)
+      if number then return open and format('V%d:%d', number, open) or number end
+    end
+    if job and tick > job.mark and to ~= '' then
+      -- What comes after a tick that has ended waits for no run: somebody else's record is in the way.
+      if to ~= 'q' or not waits then return left(i, 'B') end
+      if tick - 1 > job.skipped then
+        redis.call('HSET', job.key, 'skipped', format('%d', tick - 1))
+        job.skipped = tick - 1
+      end
+    elseif job and tick > job.mark then
       -- A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
-      redis.call('HSET', job.key, 'skipped', string.format('%d', tick))
+      redis.call('HSET', job.key, 'skipped', format('%d', tick))
       return left(i, 'B')
     end
     if not waits then return left(i, 'B') end

@@ -3,8 +3,14 @@
 -- returns  0 = done; N = was not there
 local leave
 if leaves then
-  function leave(i, queue, number, job, holder, entry)
+  function leave(i, queue, number, job, holder, entry, lease, hold, tick)
     local record = records[i]
+    if number and not record then
+      part(i, holder, tick)
+      gives = true
+      if queues ~= 0 then pcall(hand_over, i, queue) end
+      return 0
+    end
     if number then
       -- A queue of a wrong type must not keep the owner from leaving.
       if queues ~= 0 then pcall(hand_over, i, queue, job) end

@@ -7,17 +7,19 @@
 -- ARGV[at+1]       verb
 -- ARGV[at+2]       holder
 -- ARGV[at+4]       hold
+-- ARGV[at+5]       tick
 -- returns          {server time in µs, one reply per request} when all were plain: integer = granted, its number;
 --                  0 = done; E<error>
-local first = 1
 -- How many of the keys have a queue, and of a lone leave who is first in it; nil until somebody looks.
 local queues, head
-if not jobs then
+-- Of claims that go together none is granted before all are known to be free.
+if together then queues = call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1)) end
+if not jobs and (not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0) then
   local leaving, leaves = nil, 0
   for i = 1, n do
     local verb, holder, record = ARGV[at + 1], ARGV[at + 2], records[i]
     local leave = verb == 'l' and record and find(record, holder, 1, true) == 1
-    if not leave and (record or late or verb ~= 'w' and verb ~= 'c') then break end
+    if not leave and (record or late or verb ~= 'w' and verb ~= 'c' or ARGV[at + 5] ~= '0') then break end
     if leave and n == 1 then
       -- Instead of EXISTS, as the hand-over wants to know who is first.
       head = attempt('ZRANGE', KEYS[n + 1 + i], '0', '0')
@@ -34,9 +36,9 @@ if not jobs then
       if number < us then number = us end
       local text = format('%d', number)
       local set = attempt('SET', KEYS[i], holder .. text, 'NX', 'PX', ARGV[at + 4])
-      if not set then
-        reply = 'EWRONGTYPE the record is not a string'
-      elseif set.err then
+      -- It is no string.
+      if not set then break end
+      if set.err then
         reply = 'E' .. set.err
       else
         last, last_text, reply = number, text, number

@@ -2,52 +2,44 @@
 -- error, which becomes the reply to the request. A function is made only when some request may call it, and uses few
 -- locals of the script: to make one, and each local ready for it, is a good part of what a call costs.
 -- KEYS[i]       the record
--- ARGV[word+1]  the verbs of what is to come
+-- ARGV[3]       flags
 -- returns       functions answer what is said above them
--- Which verbs are to come, and whether some key is free, or becomes so.
-local claims, waits, renews, leaves, finishes, yields, frees
-for i = first, n do
-  local word = at + (i - first) * words
-  local verb = ARGV[word + 1]
-  if verb == 'w' then
-    claims, waits = true, true
-  elseif verb == 'c' then
-    claims = true
-  elseif verb == 'r' then
-    renews = true
-  elseif verb == 'y' then
-    yields, frees = true, true
-  else
-    leaves, frees, finishes = true, true, finishes or verb == 'f'
-  end
-  frees = frees or not records[i]
-end
+-- Which keys of those that go together are free, where not all are; see all.lua.
+local apart
+
+-- For how long a lock that was handed on and on is left free.
+local gap = not jobs and tonumber(string.match(ARGV[3], '%d+')) or nil
 
 local left, grant
 if claims or renews or yields then
   -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is
-  -- no claim of ours: it tells nobody of its release.
+  -- no claim of ours, or may leave it free: it tells nobody of its release.
   function left(i, letter)
     local ttl = redis.call('PTTL', KEYS[i])
-    if letter == 'Q' and string.match(records[i] or '', '^%x+():%d+:%x+:%d+$') ~= 33 then letter = 'P' end
-    return ttl < 0 and letter or letter .. string.format('%d', ttl)
+    if letter == 'Q' and (gap or not shared[i] and string.match(records[i] or '', '^%x+():%d+:%x+:%d+$') ~= 33) then letter = 'P' end
+    return ttl < 0 and letter or letter .. format('%d', ttl)
   end
 end
 
 if frees then
-  -- Makes a holder the owner of a key that is free, or that its owner gives away. Answers the number, and its text.
+  -- Makes a holder the owner of a key that is free, or that its owner gives away, or one more of those who read. Answers
+  -- the number, and its text; nothing when readers have it.
   function grant(i, job, holder, hold, tick)
     if job then job:count(holder, tick) end
     local number = last + 1
     if number < us then number = us end
-    local text = string.format('%d', number)
+    local text = format('%d', number)
     local key, record = KEYS[i], holder .. text
-    if records[i] then
+    if not job and tick ~= '0' and tick ~= '' then
+      if not records[i] and look(i) and not fits(i, tick) then return end
+      join(i, holder, hold, text, tick)
+    elseif records[i] then
       redis.call('SET', key, record, 'PX', hold)
-    elseif not redis.call('SET', key, record, 'NX', 'PX', hold) then
-      error({ err = 'WRONGTYPE the record is not a string' })
+    elseif not redis.call('SET', key, record, 'NX', 'PX', hold) and (look(i) or not redis.call('SET', key, record, 'NX', 'PX', hold)) then
+      return
     end
-    last, last_text, records[i] = number, text, record
+    last, last_text = number, text
+    if not shared[i] then records[i] = record end
     return number, text
   end
 end

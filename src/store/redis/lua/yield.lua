@@ -6,8 +6,8 @@
 local yield
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
-    if not records[i] and queues ~= 0 then
-      local _, own = hand_over(i, queue, job, entry)
+    if not (number or records[i]) and queues ~= 0 then
+      local _, own = hand_over(i, queue, job, holder)
       number = own
     end
     if not number then
@@ -15,11 +15,20 @@ if yields then
       redis.call('ZREM', queue, 'b')
       return 'X'
     end
-    if not hand_over(i, queue, job) then
+    if not records[i] then
+      part(i, holder)
+      gives = true
+    end
+    local given, _, rest, blocked = hand_over(i, queue, job, nil, true)
+    local shares = not records[i] and look(i)
+    -- Who goes on waits, too.
+    rest = rest or not (given or blocked or shares) and gap and rests(i, queue)
+    if not given then
       -- A removal needs no memory, and what follows a write is not refused for want of it.
-      redis.call('DEL', KEYS[i])
+      if records[i] then redis.call('DEL', KEYS[i]) end
       records[i] = false
-      return (grant(i, job, to, hold, tick))
+      local own = not (rest or blocked) and grant(i, job, to, hold, tick)
+      if own then return own end
     end
     enqueue(queue, to .. string.sub(entry, #holder + 1), lease)
     return left(i, 'Q')
