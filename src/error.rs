@@ -30,6 +30,18 @@ pub enum Error {
         /// How we know.
         cause: LostCause,
     },
+    /// The caller runs in the [scope](crate::Guard::scope) of a guard of the same key, and would wait for itself. A fault
+    /// of the program: pass the guard on, or take [another one](crate::Guard::again) of the same lease.
+    #[error("`{key}` is held by the very code that waits for it: {}", deadlock(*is_upgrade))]
+    #[non_exhaustive]
+    WouldDeadlock {
+        /// What was wanted.
+        key: Key,
+        /// The guard reads, and a writer was wanted. No reader can become a writer: two that tried would wait for each other.
+        /// Release it and write, and look again at what was read; or write from the beginning, and
+        /// [`downgrade`](crate::Guard::downgrade).
+        is_upgrade: bool,
+    },
     /// Too many callers wait already. Shed load.
     #[error("{waiting} callers already wait for `{key}`, the limit is {limit}: shed load or raise the limit")]
     #[non_exhaustive]
@@ -97,6 +109,15 @@ pub enum Error {
     },
 }
 
+fn deadlock(is_upgrade: bool) -> &'static str {
+    if is_upgrade {
+        "a reader cannot become a writer, as two that tried would wait for each other; release it first, or write from \
+         the beginning and `downgrade`"
+    } else {
+        "take `Guard::again` of what is held, or release it first"
+    }
+}
+
 impl Error {
     /// Somebody else holds it, or too many wait: the same call may succeed later.
     pub fn is_busy(&self) -> bool {
@@ -150,6 +171,8 @@ pub enum LostCause {
     Gone,
     /// A lease of fixed length came to its end.
     Ended,
+    /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was renewed no more.
+    Overdue,
     /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
     Shutdown,
     /// It was granted, and for a whole lease nobody polled the future that waits for it.
@@ -164,6 +187,7 @@ impl fmt::Display for LostCause {
             LostCause::Deadline => "its deadline passed without a renewal",
             LostCause::Gone => "the store says it is no longer ours",
             LostCause::Ended => "its fixed length came to an end",
+            LostCause::Overdue => "it was held for longer than its `max_hold`",
             LostCause::Shutdown => "this process gave it up in shutdown",
             LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
             LostCause::Released => "it was released",

@@ -29,12 +29,16 @@ pub mod testing;
 #[cfg(feature = "testing")]
 pub use driver::clock::Clock;
 pub use error::Error;
-pub use key::Key;
+pub use key::{Key, KeyPart};
 pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
+pub use primitives::multi::{Multi, MultiKey};
+pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::{Lock, Mutex};
+pub use primitives::rw_lock::RwLock;
+pub use primitives::semaphore::Semaphore;
 pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;

@@ -1,4 +1,33 @@
 //! The front door: a store, and the locks on it.
+//!
+//! # Which one for what
+//!
+//! | what must not happen twice at once | take | what it costs, and what to know |
+//! |---|---|---|
+//! | work on one thing: an account, an order, a file | [`Locks::mutex`] and [`lock`](Mutex::lock) | a trip to lock and one to release; none where it is handed on within the process |
+//! | the same, if somebody is at it already there is nothing to do | [`try_lock`](Mutex::try_lock) | a trip; none when this process holds it |
+//! | the same, and the caller has not all day | [`lock_timeout`](Mutex::lock_timeout) | says *busy* only if somebody is known to have it |
+//! | the same, for "ten seconds, then let go" | [`Mutex::fixed`] | never renewed, never handed on within the process |
+//! | the same, in the order in which they came, across processes | [`Mutex::fair`] | a place in the store's queue, a trip and a renewal for each caller: for tens of waiters |
+//! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
+//! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
+//! | work on several things together: a transfer between two accounts | [`Locks::multi`] | one trip each way for free keys; beside others a trip for each key, and no deadlock |
+//! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
+//! | a cron job on several replicas | `Locks::job`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
+//!
+//! Code that is not async calls [`blocking_lock`](Mutex::blocking_lock) and its like. A guard of each kind is renewed while it
+//! lives, says when it is lost, and has a [fence](crate::Guard::fence) for what it writes.
+//!
+//! Something else serves better where [a lease is not needed](crate#when-not-to-use-it). To try them out:
+//!
+//! | example | the story |
+//! |---|---|
+//! | `cargo run --example flash_sale` | three hundred buyers of a hundred items, on a mutex |
+//! | `cargo run --example prices` | forty readers of two prices and somebody who changes them, on a read-write lock |
+//! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
+//! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
+//! | `cargo run --example accounts` | two replicas of a bank behind the layer |
+//! | `cargo run --example reconcile` | three replicas and one cron job |
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,13 +36,27 @@ use std::time::Duration;
 use crate::driver::clock::Clock;
 use crate::driver::driver;
 use crate::driver::handle::Handle;
+#[cfg(feature = "scheduler")]
+use crate::driver::waiter::lock;
+#[cfg(feature = "scheduler")]
+use crate::error::ClosedCause;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
+#[cfg(feature = "tower")]
+use crate::primitives::guard::Lease;
+use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
+use crate::primitives::rw_lock::RwLock;
+use crate::primitives::semaphore::Semaphore;
+#[cfg(feature = "scheduler")]
+use crate::protocol::ledger::Forgotten;
+use crate::protocol::message::Name;
 use crate::protocol::message::NodeId;
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
+#[cfg(feature = "tower")]
+use crate::protocol::time::Instant;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -82,7 +125,7 @@ impl Locks {
     ///
     /// # Errors
     /// As [`redis`](Self::redis), and when pool and client lead to different places.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "bb8")]
     pub async fn pool(
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
         client: redis::Client,
@@ -104,6 +147,34 @@ impl Locks {
         Mutex::new(self.handle.clone(), key.into())
     }
 
+    /// A lock on `key` that many read or one writes. Costs nothing until it is locked. Its write side is the
+    /// [`mutex`](Self::mutex) of the same key.
+    pub fn rw_lock(&self, key: impl Into<Key>) -> RwLock {
+        RwLock::new(self.mutex(key))
+    }
+
+    /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
+    /// thing: they know nothing of each other.
+    pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
+        let name = Name::semaphore(key.into());
+        Semaphore::new(Mutex::named(self.handle.clone(), name), permits)
+    }
+
+    /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two
+    /// accounts does. Costs nothing until it is locked.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// let locks = tenure::Locks::memory();
+    /// let guard = locks.multi(["account:1", "account:2"]).lock().await?;
+    /// // … both accounts are ours; each has a fence of its own …
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn multi<K: Into<MultiKey>>(&self, keys: impl IntoIterator<Item = K>) -> Multi {
+        Multi::new(self.handle.clone(), keys.into_iter().map(Into::into))
+    }
+
     /// Asks the store for a sign of life, for a readiness probe.
     ///
     /// # Errors
@@ -119,6 +190,43 @@ impl Locks {
         node.ping().await
     }
 
+    /// Removes what the store knows of a job that is no more, which it would keep for ever: the tick that was granted
+    /// last, and whether it ended well. Answers whether anything was known.
+    ///
+    /// For a job that no replica schedules any more. Who still does makes a new record with the next tick; and a replica
+    /// that is late may run a tick again that was run already, as nothing is known of that.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when somebody runs the job, or stands by for a tick of it: nothing was removed. [`Error::Store`]
+    /// when the store cannot be reached, and [`Error::Closed`] in a fork.
+    #[cfg(feature = "scheduler")]
+    pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
+        let (node, name) = (self.handle.node(), Name::job(name.into()));
+        if node.is_forked() {
+            let why = ClosedCause::Forked;
+            return Err(Error::Closed { key: name.key, why });
+        }
+        let forgotten = node.servers.store.forget_job(&name).await;
+        if forgotten
+            .as_ref()
+            .is_ok_and(|forgotten| *forgotten != Forgotten::InUse)
+        {
+            lock(&self.handle.jobs().over).remove(&name.key);
+        }
+        match forgotten {
+            Ok(Forgotten::Done) => Ok(true),
+            Ok(Forgotten::Unknown) => Ok(false),
+            Ok(Forgotten::InUse) => Err(Error::Busy {
+                key: name.key,
+                waited: Duration::ZERO,
+            }),
+            Err(source) => Err(Error::Store {
+                key: name.key,
+                source,
+            }),
+        }
+    }
+
     /// Resolves when nothing is held, waited for or under way in this process.
     pub async fn idle(&self) {
         if !self.handle.node().is_forked() {
@@ -128,8 +236,29 @@ impl Locks {
 
     /// Gives everything back and takes no more: waiters get [`Error::Closed`], guards are lost, and the store is told.
     /// Resolves when it was told; or, if it cannot be reached, when everything has ended by itself.
+    ///
+    /// Before that it waits for the handlers that a layer runs to completion, whose clients may be gone. Layers let no other
+    /// request in meanwhile, and answer with 503. Put a timeout around it if handlers may take for ever: when it is dropped
+    /// everything is given up all the same, those handlers' leases too, and the store is told in the background. Such a
+    /// handler must not wait for it itself.
     pub async fn shutdown(&self) {
-        self.handle.node().close();
+        /// Also when nobody waits for the end.
+        struct Close<'a>(&'a Handle);
+        impl Drop for Close<'_> {
+            fn drop(&mut self) {
+                self.0.node().close();
+            }
+        }
+        if self.handle.node().is_forked() {
+            return;
+        }
+        let close = Close(&self.handle);
+        #[cfg(feature = "tower")]
+        {
+            self.handle.tasks().close();
+            self.handle.tasks().wait().await;
+        }
+        drop(close);
         self.idle().await;
     }
 
@@ -150,6 +279,36 @@ impl Locks {
     /// How many keys have any state in this process: held, waited for, or being given back.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
+    }
+
+    /// [`shutdown`](Self::shutdown) was called.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_closing(&self) -> bool {
+        self.handle.tasks().is_closed()
+    }
+
+    /// The longest key, in bytes.
+    #[cfg(feature = "tower")]
+    pub(crate) fn max_key(&self) -> usize {
+        self.handle.options().max_key
+    }
+
+    /// The lease is one of these locks.
+    #[cfg(feature = "tower")]
+    pub(crate) fn has(&self, lease: &Lease) -> bool {
+        lease.is_of(self.handle.node())
+    }
+
+    /// Something of these locks is held by the code that is being polled.
+    #[cfg(feature = "tower")]
+    pub(crate) fn any_here(&self) -> bool {
+        Lease::any_here(self.handle.node())
+    }
+
+    /// By the clock that leases are judged by.
+    #[cfg(feature = "tower")]
+    pub(crate) fn now(&self) -> Instant {
+        self.handle.node().clock.now()
     }
 
     #[cfg(feature = "scheduler")]
@@ -264,6 +423,14 @@ impl Builder {
         self
     }
 
+    /// For how long a lock may be held before an event of level WARN, `held_long`, tells of it; default 60 s. It is told
+    /// once for each holding, with one of its renewals, and changes nothing: for a bound see
+    /// [`Mutex::max_hold`]. Jobs and fixed leases are not told of.
+    pub fn long_hold(mut self, long: Duration) -> Self {
+        self.options.long_hold = long;
+        self
+    }
+
     /// How many callers of this process may wait for one key; default 10,000. Over it they get
     /// [`Error::QueueFull`] at once.
     pub fn waiters_per_key(mut self, limit: usize) -> Self {
@@ -292,10 +459,33 @@ impl Builder {
         self
     }
 
+    /// What the service is called whose replicas share the jobs; the same on all of them. Two services that give a job one
+    /// name on one Redis would run each other's ticks: where they say what they are called, or have another expression,
+    /// a warning tells (`job_differs`).
+    #[cfg(feature = "scheduler")]
+    pub fn service(mut self, name: impl Into<String>) -> Self {
+        self.options.service = name.into();
+        self
+    }
+
     /// How long a request may take at most before its connection is given up; default 2 s, 100 ms to one day. A request
     /// of a shorter lease waits for a quarter of what is left of it.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
+        self
+    }
+
+    /// Leaves a lock free for so long now and then, for libraries on the same record that only look at an interval:
+    /// 100 ms for redis-py. The default is never. A release hands the record to the next of our waiters, so beside a key
+    /// for which some of ours always wait such a library would get nothing.
+    ///
+    /// With it, a key that was handed on for eight times as long without ever being free is left free once: who polls gets
+    /// in once a second beside a busy key, and about an eighth of our throughput there is lost; much more with gaps below
+    /// 30 ms, a third at 10 ms, as our waiters look no more often. Callers that wait look for
+    /// themselves then, as beside a foreign owner: every 30 ms in the first 2 s and every 250 ms after that. Set it alike
+    /// in all processes, on `Locks` for the keys that are shared with others.
+    pub fn poll_gap(mut self, gap: Duration) -> Self {
+        self.options.poll_gap = gap;
         self
     }
 
@@ -367,7 +557,7 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Locks::pool`].
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "bb8")]
     pub async fn pool(
         self,
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
@@ -408,7 +598,7 @@ impl Builder {
         Ok(locks)
     }
 
-    fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
+    pub(crate) fn on(self, store: Arc<dyn Store>) -> Result<Locks, OptionsError> {
         Ok(Locks {
             handle: Handle::new(driver::start(store, self.options, self.clock)?),
         })

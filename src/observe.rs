@@ -4,7 +4,7 @@
 //! # Events
 //!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
-//! events about one key, beside their `kind`: `lock` or `job`. They are no label of anything that is counted. What
+//! events about one key, beside their `kind`: `lock`, `job` or `semaphore`. They are no label of anything that is counted. What
 //! happens to a node has its id as `node`, and everything but what layers tell has a `node_name`, if the
 //! [builder](crate::locks::Builder::node_name) gave one.
 //!
@@ -24,7 +24,10 @@
 //! | `inherited` | info | the same, and the owner before had let it run out, as far as can be known here: it died, or lost sight of the store |
 //! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | debug | a renewal failed and is tried again while something is left |
-//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease |
+//! | `overdue` | warn | a lock was held for as long as its `max_hold` allows; it is renewed no more and lost after `left_ms` |
+//! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding |
+//! | `capacity_differs` | warn | a semaphore is used with `ours` permits here and `theirs` elsewhere, as while a deploy changes it; told once a minute |
+//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease, or its `max_hold` was over |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | debug | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | debug | a waiter's heartbeat failed and is tried again |
@@ -43,9 +46,12 @@
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
 //! | `driver_failed` | error | the background thread panicked, a fault of this crate, and goes on |
 //! | `events_dropped` | warn | the subscriber was too slow: `count` events of the background were not told |
-//! | `refused` | debug | a request got no lock and was answered by the layer; error when an option of the layer makes no sense |
+//! | `refused` | debug | a request got no lock and was answered by the layer, with this `status`, on this `route`; error for the first one of a layer that is set up wrongly |
+//! | `overlap` | info | a layer that observes let a request run that would have waited (`outcome` is `overlap`) or would have been refused (`refused`) |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
-//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have |
+//! | `parameter_missing` | error | a layer locks a path parameter that its route does not have; an error once a minute for each route, else debug |
+//! | `parameter_twice` | error | a layer locks a path parameter that its route has twice; likewise |
+//! | `extension_missing` | error | a layer's key is made of an extension that the request does not have: layers are in the wrong order; likewise |
 //! | `leave_failed` | debug | a dead claim could not be withdrawn; it ends by itself |
 //! | `tick_starts` | debug | a tick of a job is run here; info when another node began it and did not end it (`attempt`) |
 //! | `tick` | info | a tick is over for this node; `outcome` says how. Debug when another node ran it |
@@ -53,6 +59,19 @@
 //! | `tick_waits` | debug | the store cannot be reached, so nobody runs the tick; trying again |
 //! | `tick_untold` | warn | a tick has ended, and the store could not be told |
 //! | `job_refused` | error | a job cannot be run as it is scheduled |
+//! | `tick_early` | debug | by the store's clock it is not time for a tick, by `early_ms` |
+//! | `tick_overtaken` | warn | a tick that had not ended was overtaken by the next, and is never run again; not told when the next had been waiting for it (`Overlap::QueueOne`) |
+//! | `ticks_passed_over` | warn | ticks after `after_ms` and before `next_ms` were too old or too many to be made up for, and are never run |
+//! | `tick_given_up` | error | a tick was begun as often as it may be and never ended; it is not run again |
+//! | `job_skips` | error | three ticks in a row, or more, were skipped, as an earlier one was still being run |
+//! | `job_blocks` | warn | a run came to no await for a third of its lease: it blocks its runtime, and cannot be cancelled |
+//! | `mark_ahead` | error | the store knows of a tick ahead of its clock, and runs none before; `Locks::reset_job` mends it |
+//! | `clock_skewed` | warn | this node's clock and the store's differ by more than a second |
+//! | `store_went_back` | error | the store came back with an older copy of what it had acknowledged, and was told which ticks of a job are over |
+//! | `job_differs` | warn | another service or another expression uses the name of a job |
+//! | `engine_missed` | warn | the scheduler did not fire a tick within a second, and it is started without it |
+//! | `storage_shared` | error | the scheduler's storage has jobs of another process |
+//! | `job_odd_days` | info | on so many `days` of the next two years a job's ticks come twice, not at all or at another time, as clocks change; `first` is the first of them |
 //!
 //! What a caller sees (`granted`, `denied`, `released`, `release_failed`, and all of layers and jobs) is told on its own
 //! thread, in its span. What happens in the background goes through a bounded queue to one thread of the process,
@@ -71,15 +90,18 @@
 //!
 //! | metric | kind | unit | labels | what it says |
 //! |---|---|---|---|---|
-//! | `tenure_grants_total` | counter | callers | `kind`: `lock`, or `job` for the ticks of a job | callers that got a lock |
-//! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key or an option), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
-//! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
-//! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
-//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`. `cause`: `deadline` and `gone` are trouble; `unfetched` (nobody polled the future that it was granted to) is a fault of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
+//! | `tenure_grants_total` | counter | callers | `kind`: `lock`, `job` for the ticks of a job, or `semaphore` | callers that got a lock |
+//! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key, an option, or a wait for oneself), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
+//! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
+//! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
+//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`. `cause`: `deadline` and `gone` are trouble; `overdue` (held for longer than it may be) and `unfetched` (nobody polled the future that it was granted to) are faults of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
 //! | `tenure_renewal_slack_seconds` | histogram | seconds | | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests | | requests that travelled to the store together |
 //! | `tenure_store_errors_total` | counter | errors | `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `wrong_type`, `out_of_memory`, `read_only`, `loading`, `busy`, `misconfigured`, `no_replicas`, `no_auth`, `wrong_password`, `no_permission`, `unsupported`, `other` | errors of the store |
-//! | `tenure_ticks_total` | counter | ticks | `outcome`: `done`, `failed`, `panicked`, `elsewhere`, `skipped`, `missed`, `drained`, `refused` | ticks that are over for this process; the module `scheduler` says what the words mean. A run that loses its lease is a loss of a `job`; its tick is over when this process knows who ended it |
+//! | `tenure_ticks_total` | counter | ticks | `outcome`: `done`, `failed`, `panicked`, `timed_out`, `given_up`, `elsewhere`, `skipped`, `missed`, `drained`, `removed`, `refused` | ticks that are over for this process; the module `scheduler` says what the words mean. A run that loses its lease is a loss of a `job`; its tick is over when this process knows who ended it |
+//! | `tenure_job_alarms_total` | counter | alarms | `alarm`: `early`, `skewed`, `overtaken`, `given_up`, `mark_ahead`, `went_back`, `differs`, `skips`, `blocks`, `engine_missed`, `storage_shared`, `passed_over` | what is wrong with jobs and clocks, by the events of like names |
+//! | `tenure_refused_total` | counter | requests | `why`: `busy`, `in_flight`, `waited_too_long`, `queue_full`, `store_failed`, `closed`, `lost`, `outcome_unknown`, `bad_key`, `no_key`, `bad_options` | requests that a layer answered itself |
+//! | `tenure_observed_total` | counter | requests | `outcome`: `alone`, `overlap`, `refused`. `route`: of yours, as axum knows it, else empty | requests behind a layer that only observes |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,8 +117,16 @@ use crate::key::Key;
 use crate::protocol::message::TickTime;
 use crate::protocol::message::{Fence, Name, NodeId};
 
+#[cfg(feature = "scheduler")]
+mod jobs;
 mod metrics;
 mod shield;
+
+#[cfg(feature = "scheduler")]
+pub(crate) use jobs::{
+    clock_skewed, engine_missed, job_blocks, job_differs, job_odd_days, job_skips, mark_ahead,
+    storage_shared, store_went_back, tick_early, tick_given_up, tick_overtaken, ticks_passed_over,
+};
 
 pub(crate) use metrics::{Began, answered, describe, gave_up, held, kept};
 pub use metrics::{METRICS, Metric, MetricKind};
@@ -130,6 +160,9 @@ pub const EVENTS: &[&str] = &[
     "inherited",
     "renewed",
     "renew_failed",
+    "overdue",
+    "held_long",
+    "capacity_differs",
     "lost",
     "released",
     "release_failed",
@@ -148,8 +181,11 @@ pub const EVENTS: &[&str] = &[
     "inbox_lost",
     "server_warning",
     "refused",
+    "overlap",
     "lease_missing",
     "parameter_missing",
+    "parameter_twice",
+    "extension_missing",
     "leave_failed",
     "tick_starts",
     "tick",
@@ -157,6 +193,19 @@ pub const EVENTS: &[&str] = &[
     "tick_waits",
     "tick_untold",
     "job_refused",
+    "tick_early",
+    "tick_overtaken",
+    "ticks_passed_over",
+    "tick_given_up",
+    "job_skips",
+    "job_blocks",
+    "mark_ahead",
+    "clock_skewed",
+    "store_went_back",
+    "job_differs",
+    "engine_missed",
+    "storage_shared",
+    "job_odd_days",
     "driver_failed",
     "events_dropped",
 ];
@@ -186,6 +235,20 @@ pub(crate) fn inherited(of: &Label, name: &Name) {
     info!(target: "tenure", event = "inherited", node_name = of.name(), kind = name.kind.word(), key = %name.key, "granted because its owner let the lease run out");
 }
 
+pub(crate) fn overdue(of: &Label, name: &Name, held: Duration, left: Duration) {
+    let (held_ms, left_ms) = (held.as_millis() as u64, left.as_millis() as u64);
+    warn!(target: "tenure", event = "overdue", node_name = of.name(), kind = name.kind.word(), key = %name.key, held_ms, left_ms, "held for as long as it may be: it is renewed no more");
+}
+
+pub(crate) fn held_long(of: &Label, name: &Name, held: Duration) {
+    let held_ms = held.as_millis() as u64;
+    warn!(target: "tenure", event = "held_long", node_name = of.name(), kind = name.kind.word(), key = %name.key, held_ms, "held for long, and still renewed");
+}
+
+pub(crate) fn capacity_differs(of: &Label, name: &Name, ours: u32, theirs: u32) {
+    warn!(target: "tenure", event = "capacity_differs", node_name = of.name(), kind = name.kind.word(), key = %name.key, ours, theirs, "a semaphore is used with another number of permits elsewhere");
+}
+
 pub(crate) fn renewed(of: &Label, name: &Name, slack: Duration) {
     let slack_ms = slack.as_millis() as u64;
     trace!(target: "tenure", event = "renewed", node_name = of.name(), kind = name.kind.word(), key = %name.key, slack_ms, "renewed");
@@ -200,6 +263,9 @@ pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause) {
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
             debug!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease is over");
+        }
+        LostCause::Overdue => {
+            warn!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease was lost while it was held, as it was renewed no more");
         }
         LostCause::Unfetched => {
             warn!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "nobody took up the lease, it is given back");
@@ -306,16 +372,40 @@ pub(crate) fn server_warning(of: &Label, text: &str) {
     warn!(target: "tenure", event = "server_warning", node = %of.node, node_name = of.name(), "{text}");
 }
 
-/// A layer answers a request itself. `why` is the outcome's name; the client is told no more than that.
+/// A layer answers a request itself.
 #[cfg(feature = "tower")]
-pub(crate) fn refused(why: &dyn std::fmt::Debug, status: u16, error: Option<&crate::error::Error>) {
-    use crate::error::Error;
-    let text = error.map(tracing::field::display);
-    match error {
-        Some(Error::Options(_)) => {
-            error!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused");
-        }
-        _ => debug!(target: "tenure", event = "refused", ?why, status, error = text, "a request was refused"),
+pub(crate) struct Refusal<'a> {
+    /// The outcome's name; the client is told no more than that.
+    pub(crate) why: &'static str,
+    /// The same as a label.
+    pub(crate) label: &'static str,
+    /// What was sent.
+    pub(crate) status: u16,
+    pub(crate) route: Option<&'a str>,
+    /// A layer that is set up wrongly, for the first time.
+    pub(crate) is_news: bool,
+}
+
+#[cfg(feature = "tower")]
+pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>) {
+    metrics::refused(refusal.label);
+    let Refusal {
+        why, status, route, ..
+    } = *refusal;
+    let error = error.map(tracing::field::display);
+    if refusal.is_news {
+        error!(target: "tenure", event = "refused", why, status, route, error, "a request was refused, and the layer is set up wrongly: told once");
+    } else {
+        debug!(target: "tenure", event = "refused", why, status, route, error, "a request was refused");
+    }
+}
+
+/// A layer that only observes would have made a request wait, or refused it.
+#[cfg(feature = "tower")]
+pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
+    metrics::observed(outcome, route);
+    if outcome != "alone" {
+        info!(target: "tenure", event = "overlap", outcome, route, "another request for the same key is under way, or it would be refused");
     }
 }
 
@@ -365,7 +455,29 @@ pub(crate) fn job_refused(of: &Label, job: &Key, why: &dyn std::fmt::Display) {
     error!(target: "tenure", event = "job_refused", node_name = of.name(), %job, %why, "the job cannot be run");
 }
 
+/// A fault of the program that many requests meet: an error now and then, and a detail in between.
+#[cfg(feature = "tower")]
+macro_rules! fault {
+    ($is_news:expr, $($event:tt)+) => {
+        if $is_news {
+            error!($($event)+);
+        } else {
+            debug!($($event)+);
+        }
+    };
+}
+
 #[cfg(feature = "axum")]
-pub(crate) fn parameter_missing(parameter: &str, path: &str) {
-    error!(target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
+pub(crate) fn parameter_missing(parameter: &str, path: &str, is_news: bool) {
+    fault!(is_news, target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
+}
+
+#[cfg(feature = "axum")]
+pub(crate) fn parameter_twice(parameter: &str, path: &str, is_news: bool) {
+    fault!(is_news, target: "tenure", event = "parameter_twice", parameter, path, "a LockLayer locks a path parameter that this route has twice; name them apart");
+}
+
+#[cfg(feature = "tower")]
+pub(crate) fn extension_missing(extension: &str, path: &str, is_news: bool) {
+    fault!(is_news, target: "tenure", event = "extension_missing", extension, path, "a LockLayer makes its key of an extension that the request does not have; put it inside of the layer that adds it");
 }

@@ -16,6 +16,8 @@ pub const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
 /// The longest request timeout. A connection that is silent for longer has been forgotten by both ends.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// The longest time that a lock is left free for who polls.
+const LONGEST_GAP: Duration = Duration::from_secs(60);
 /// The longest burst: the fence keeps ten bits for the place among local holders.
 pub const LONGEST_BURST: u32 = 1023;
 
@@ -27,11 +29,16 @@ pub(crate) struct Options {
     pub(crate) margin: Option<Duration>,
     pub(crate) burst: u32,
     pub(crate) burst_time: Duration,
+    pub(crate) long_hold: Duration,
     pub(crate) waiters_per_key: usize,
     pub(crate) waiters_per_node: usize,
     pub(crate) max_key: usize,
     pub(crate) node_name: Option<String>,
+    /// Of jobs, what tells two services apart that use one name.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) service: String,
     pub(crate) request_timeout: Duration,
+    pub(crate) poll_gap: Duration,
     pub(crate) lazy: bool,
     pub(crate) seed: Option<u64>,
     /// Leases may be shorter than is wise, for tests.
@@ -46,11 +53,14 @@ impl Default for Options {
             margin: None,
             burst: 256,
             burst_time: Duration::from_millis(20),
+            long_hold: Duration::from_secs(60),
             waiters_per_key: 10_000,
             waiters_per_node: 100_000,
             max_key: 512,
             node_name: None,
+            service: String::new(),
             request_timeout: Duration::from_secs(2),
+            poll_gap: Duration::ZERO,
             lazy: false,
             seed: None,
             short_leases: false,
@@ -81,6 +91,13 @@ impl Options {
         }
         if self.max_key == 0 || self.waiters_per_key == 0 || self.waiters_per_node == 0 {
             return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
+        }
+        if self.poll_gap > LONGEST_GAP || !self.poll_gap.is_zero() && self.poll_gap < Duration::from_millis(1)
+        {
+            return refuse(format!(
+                "a lock is left free for 1 ms to 1 min, which is the interval at which others poll, not {:?}; zero leaves it never free",
+                self.poll_gap
+            ));
         }
         if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.request_timeout) {
             return refuse(format!(
@@ -147,6 +164,15 @@ mod tests {
             let error = check(bad).unwrap_err();
             assert!(error.contains(named), "{error}");
         }
+        let gap = |poll_gap| Options {
+            poll_gap,
+            ..Options::default()
+        };
+        for bad in [Duration::from_micros(999), LONGEST_GAP + Duration::from_nanos(1)] {
+            let error = check(gap(bad)).unwrap_err();
+            assert!(error.contains("1 ms to 1 min"), "{error}");
+        }
+        check(gap(Duration::from_millis(100))).unwrap();
         check(lease(400, false)).unwrap();
         check(lease(50, true)).unwrap();
     }

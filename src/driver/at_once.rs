@@ -4,7 +4,8 @@
 //! the inbox of its node, and the outermost call of a thread sees to every node that got one: done in place, one hand-over
 //! would lead to the next, from node to node, on one stack.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use crate::driver::node::Node;
@@ -19,13 +20,6 @@ use crate::store::{AtOnce, ServerId, Sink};
 /// So many rounds a caller makes for others; then their drivers take over.
 const ROUNDS: usize = 16;
 
-/// The nodes that this thread has to see to.
-#[derive(Default)]
-struct Work {
-    is_under_way: bool,
-    nodes: Vec<Arc<Node>>,
-}
-
 /// What an exchange leads to. A thread keeps one for its next, so that exchanges need not allocate.
 #[derive(Default)]
 struct Scratch {
@@ -34,73 +28,86 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-    static WORK: RefCell<Work> = RefCell::default();
+    static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
+    /// This thread is in an exchange.
+    static IS_UNDER_WAY: Cell<bool> = const { Cell::new(false) };
+    /// It has to see to other nodes.
+    static IS_OWING: Cell<bool> = const { Cell::new(false) };
+    /// Which.
+    static NODES: RefCell<Vec<Arc<Node>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Node {
-    /// Sends what waits to be sent, and sees to all that follows from it.
-    pub(crate) fn exchange(self: &Arc<Self>) {
-        let is_outermost = WORK.try_with(|work| {
-            let mut work = work.borrow_mut();
-            if work.is_under_way {
-                if !work.nodes.iter().any(|node| Arc::ptr_eq(node, self)) {
-                    work.nodes.push(self.clone());
-                }
-                return false;
-            }
-            work.is_under_way = true;
-            true
-        });
-        match is_outermost {
-            Ok(true) => {}
-            Ok(false) => return,
-            // The thread is ending.
-            Err(_) => return self.alarm.ring(),
+    /// Sends what waits to be sent at `now`, and sees to all that follows from it.
+    pub(crate) fn exchange(self: &Arc<Self>, now: Instant) {
+        if IS_UNDER_WAY.replace(true) {
+            return self.leave_to_outermost();
         }
-        // Also when a step panics.
         let _end = End;
-        self.exchange_once();
+        self.exchange_once(now);
         for _ in 1..ROUNDS {
-            let nodes = WORK.with(|work| std::mem::take(&mut work.borrow_mut().nodes));
+            let nodes = left();
             if nodes.is_empty() {
                 return;
             }
-            nodes.iter().for_each(|node| node.exchange_once());
+            nodes.iter().for_each(|node| node.exchange_once(node.clock.now()));
         }
-        let rest = WORK.with(|work| std::mem::take(&mut work.borrow_mut().nodes));
-        rest.iter().for_each(|node| node.alarm.ring());
+    }
+
+    /// The outermost call of this thread sees to this node, or its driver, if the thread is ending.
+    fn leave_to_outermost(self: &Arc<Self>) {
+        let is_left = NODES.try_with(|nodes| {
+            let mut nodes = nodes.borrow_mut();
+            if !nodes.iter().any(|node| Arc::ptr_eq(node, self)) {
+                nodes.push(self.clone());
+            }
+        });
+        match is_left {
+            Ok(()) => IS_OWING.set(true),
+            Err(_) => self.alarm.ring(),
+        }
     }
 
     /// Takes in what was pushed, and asks the store what waits to be asked.
-    fn exchange_once(self: &Arc<Self>) {
+    fn exchange_once(self: &Arc<Self>, now: Instant) {
         let Some(store) = self.servers.at_once() else {
             return;
         };
-        let grants = std::mem::take(&mut *lock(&self.pushed));
-        for grant in grants {
-            let name = grant.name.clone();
-            self.drive(&name, Input::Pushed(grant));
+        if self.is_pushed.load(Ordering::Acquire) {
+            self.is_pushed.store(false, Ordering::SeqCst);
+            let grants = std::mem::take(&mut *lock(&self.pushed));
+            for grant in grants {
+                let name = grant.name.clone();
+                self.drive(&name, Input::Pushed(grant));
+            }
         }
         let server = self.servers.get(ServerId(0));
-        let mut scratch = SCRATCH.try_with(RefCell::take).unwrap_or_default();
-        let now = self.clock.now();
-        self.ask(store, &mut lock(&server.session), now, &mut scratch);
+        let mut scratch = SCRATCH.try_with(RefCell::take).ok().flatten().unwrap_or_default();
+        let now = self.ask(store, &mut lock(&server.session), now, &mut scratch);
         for effect in scratch.told.drain(..) {
-            self.perform(&server, effect);
+            self.perform(server, effect, now);
         }
-        let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
+        let _ = SCRATCH.try_with(|kept| kept.replace(Some(scratch)));
     }
 
-    /// Has the store do everything that the session wants done, which leaves what is to be told.
-    fn ask(self: &Arc<Self>, store: &dyn AtOnce, session: &mut Session, now: Instant, scratch: &mut Scratch) {
+    /// Has the store do everything that the session wants done, which leaves what is to be told. Says when that was.
+    fn ask(
+        self: &Arc<Self>,
+        store: &dyn AtOnce,
+        session: &mut Session,
+        mut now: Instant,
+        scratch: &mut Scratch,
+    ) -> Instant {
         let Scratch { effects, told } = scratch;
         loop {
             session.step(now, effects);
             if effects.is_empty() {
-                return;
+                return now;
             }
+            // What is sent is answered here and now: after that nothing is left to do.
+            let mut is_over = true;
             for effect in effects.drain(..) {
+                is_over &= matches!(effect, SessionEffect::Send { .. });
                 let input = match effect {
                     SessionEffect::Connect(attempt) => {
                         let time = store.time();
@@ -111,7 +118,10 @@ impl Node {
                         SessionInput::InboxOpened(attempt)
                     }
                     SessionEffect::Send { id, batch, .. } => {
+                        self.events.sent(batch.requests.len());
                         let reply = Ok(store.apply(&batch, session.room()));
+                        // The step was never later than the sending; what follows is never earlier than the answer.
+                        now = self.clock.now();
                         session.handle(now, SessionInput::Replied { batch: id, reply }, told);
                         session.recycle(batch);
                         continue;
@@ -123,6 +133,9 @@ impl Node {
                 };
                 session.handle(now, input, told);
             }
+            if is_over && session.is_idle() {
+                return now;
+            }
         }
     }
 
@@ -132,14 +145,10 @@ impl Node {
         Arc::new(move |event| {
             if let (Some(node), InboxEvent::Granted(grant)) = (node.upgrade(), event) {
                 lock(&node.pushed).push(grant);
-                let noted = WORK.try_with(|work| match work.try_borrow_mut() {
-                    Ok(mut work) if work.is_under_way => {
-                        work.nodes.push(node.clone());
-                        true
-                    }
-                    _ => false,
-                });
-                if noted != Ok(true) {
+                node.is_pushed.store(true, Ordering::Release);
+                if IS_UNDER_WAY.get() {
+                    node.leave_to_outermost();
+                } else {
                     node.alarm.ring();
                 }
             }
@@ -147,11 +156,22 @@ impl Node {
     }
 }
 
-/// Ends the outermost call.
+/// What was left to the outermost call.
+fn left() -> Vec<Arc<Node>> {
+    // To look is cheap, to take is not.
+    if !IS_OWING.replace(false) {
+        return Vec::new();
+    }
+    NODES.try_with(RefCell::take).unwrap_or_default()
+}
+
+/// Ends the outermost call, also when a step panics.
 struct End;
 
 impl Drop for End {
     fn drop(&mut self) {
-        let _ = WORK.try_with(|work| *work.borrow_mut() = Work::default());
+        IS_UNDER_WAY.set(false);
+        // What is left then is left to the drivers.
+        left().iter().for_each(|node| node.alarm.ring());
     }
 }

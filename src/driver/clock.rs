@@ -1,11 +1,17 @@
-//! The clock that leases are judged by.
+//! The clocks of a node: the one that leases are judged by, and the one that jobs are due by.
 
 use std::fmt::Debug;
+#[cfg(feature = "scheduler")]
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "scheduler")]
+use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 
+#[cfg(all(feature = "scheduler", feature = "testing"))]
+use crate::driver::process::Process;
 use crate::protocol::time::Instant;
 
 /// `CLOCK_BOOTTIME` counts the time in which the machine was suspended; Rust's `Instant` stands still in it
@@ -25,6 +31,9 @@ const CLOCK: ClockId = ClockId::Monotonic;
 pub struct Clock {
     /// Added to the machine's clock, so that a test can let a machine sleep.
     ahead: Arc<AtomicU64>,
+    /// Whose clock it is, if that is simulated.
+    #[cfg(all(feature = "scheduler", feature = "testing"))]
+    process: Option<Arc<Process>>,
 }
 
 #[allow(unreachable_pub, reason = "as above")]
@@ -35,7 +44,12 @@ impl Clock {
     }
 
     /// Now.
+    #[allow(clippy::disallowed_methods, reason = "this is where leases get it from")]
     pub fn now(&self) -> Instant {
+        #[cfg(all(feature = "scheduler", feature = "testing"))]
+        if let Some(process) = &self.process {
+            return process.now();
+        }
         let time = clock_gettime(CLOCK);
         let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         Instant::from_nanos(nanos + self.ahead.load(Ordering::Relaxed))
@@ -47,3 +61,119 @@ impl Clock {
         self.ahead.fetch_add(span.as_nanos() as u64, Ordering::Relaxed);
     }
 }
+
+#[cfg(feature = "scheduler")]
+impl Clock {
+    /// What the wall clock shows, which may step. Jobs are due by it; what becomes of a tick is judged by the store's clock,
+    /// and leases by another.
+    #[allow(clippy::disallowed_methods, reason = "this is where jobs get it from")]
+    pub(crate) fn wall(&self) -> SystemTime {
+        #[cfg(feature = "testing")]
+        if let Some(process) = &self.process {
+            return process.wall();
+        }
+        SystemTime::now()
+    }
+
+    /// Sleeps until the wall clock should show that it is time: for `longest` at most, as it may be set meanwhile.
+    pub(crate) async fn nap(&self, pause: Duration, longest: Duration) {
+        #[cfg(feature = "testing")]
+        if let Some(process) = &self.process {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = process.clock_set() => {}
+            }
+            return;
+        }
+        tokio::time::sleep(pause.min(longest)).await;
+    }
+
+    /// Whether the store may answer otherwise than it did; only a simulation knows.
+    pub(crate) fn news(&self) -> News {
+        News {
+            #[cfg(feature = "testing")]
+            told: self.process.as_ref().map(|process| process.news()),
+        }
+    }
+
+    /// A task of this node's process, which stops and ends with it, where that is simulated.
+    pub(crate) fn task<F>(&self, of: F) -> impl Future<Output = ()> + Send + 'static
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        #[cfg(feature = "testing")]
+        let of = match &self.process {
+            Some(process) => Either::Simulated(process.task(of)),
+            None => Either::Real(Box::pin(of)),
+        };
+        of
+    }
+}
+
+/// See [`Clock::news`].
+#[cfg(feature = "scheduler")]
+pub(crate) struct News {
+    #[cfg(feature = "testing")]
+    told: Option<tokio::sync::watch::Receiver<()>>,
+}
+
+#[cfg(feature = "scheduler")]
+impl News {
+    /// What happened up to now is known.
+    pub(crate) fn heard(&mut self) {
+        #[cfg(feature = "testing")]
+        self.told.iter_mut().for_each(|told| told.mark_unchanged());
+    }
+
+    /// Resolves when something has happened since then.
+    #[allow(clippy::unused_async, reason = "it waits in a simulation")]
+    pub(crate) async fn come(&mut self) {
+        #[cfg(feature = "testing")]
+        if let Some(told) = &mut self.told {
+            let _ = told.changed().await;
+        }
+    }
+}
+
+#[cfg(all(feature = "scheduler", feature = "testing"))]
+mod simulated {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use super::{Arc, Clock, Future, Process};
+    use crate::driver::process::Task;
+
+    /// A task, in a process that is simulated or not.
+    pub(super) enum Either<F> {
+        Real(Pin<Box<F>>),
+        Simulated(Task<F>),
+    }
+
+    impl<F: Future<Output = ()>> Future for Either<F> {
+        type Output = ();
+
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            match &mut *self {
+                Either::Real(task) => task.as_mut().poll(cx),
+                Either::Simulated(task) => Pin::new(task).poll(cx),
+            }
+        }
+    }
+
+    impl Clock {
+        /// The clocks of a process that is simulated.
+        pub(crate) fn of(process: Arc<Process>) -> Clock {
+            Clock {
+                process: Some(process),
+                ..Clock::default()
+            }
+        }
+
+        pub(crate) fn process(&self) -> Option<&Arc<Process>> {
+            self.process.as_ref()
+        }
+    }
+}
+
+#[cfg(all(feature = "scheduler", feature = "testing"))]
+use simulated::Either;

@@ -41,6 +41,14 @@ pub(crate) fn start(
 ) -> Result<Arc<Node>, OptionsError> {
     options.check()?;
     let node = Node::new(store, options, clock);
+    #[cfg(all(feature = "scheduler", feature = "testing"))]
+    if let Some(process) = node.clock.process() {
+        let driven = node.clone();
+        // Its timers are those of the simulation.
+        tokio::spawn(process.task(async move { drive(&driven).await }));
+        observe::describe();
+        return Ok(node);
+    }
     let failed = |error: std::io::Error| OptionsError(format!("cannot start the driver's thread: {error}"));
     let runtime = Builder::new_current_thread()
         .enable_all()
@@ -58,7 +66,6 @@ pub(crate) fn start(
             driven
                 .servers
                 .all()
-                .iter()
                 .for_each(|server| *lock(&server.io) = Default::default());
             // Connections are closed with it; nothing of ours blocks.
             runtime.shutdown_background();
@@ -67,8 +74,8 @@ pub(crate) fn start(
     if node.servers.at_once().is_some() {
         // There is nothing to wait for, and a push finds its node from the beginning.
         let server = node.servers.of_any();
-        node.feed(&server, SessionInput::InboxWanted);
-        node.exchange();
+        node.feed(server, SessionInput::InboxWanted);
+        node.exchange(node.clock.now());
     }
     observe::describe();
     Ok(node)
@@ -119,10 +126,10 @@ impl Node {
     fn turn(self: &Arc<Self>, now: Instant) {
         self.wake(now);
         if self.servers.at_once().is_some() {
-            return self.exchange();
+            return self.exchange(now);
         }
         for server in self.servers.all() {
-            self.step(&server);
+            self.step(server);
         }
     }
 
@@ -135,7 +142,9 @@ impl Node {
             if effects.is_empty() {
                 break;
             }
-            effects.drain(..).for_each(|effect| self.perform(server, effect));
+            effects
+                .drain(..)
+                .for_each(|effect| self.perform(server, effect, now));
         }
         self.note_idle();
     }
@@ -145,7 +154,9 @@ impl Node {
         let mut effects = Vec::new();
         let now = self.clock.now();
         lock(&server.session).handle(now, input, &mut effects);
-        effects.drain(..).for_each(|effect| self.perform(server, effect));
+        effects
+            .drain(..)
+            .for_each(|effect| self.perform(server, effect, now));
     }
 
     /// The same, and sends what follows from it.
@@ -154,18 +165,21 @@ impl Node {
         self.step(server);
     }
 
-    /// Does what a session wants done. One that panics does not keep the rest from being done.
-    pub(crate) fn perform(self: &Arc<Self>, server: &Arc<Server>, effect: SessionEffect) {
+    /// Does what a session wants done, at `now`. One that panics does not keep the rest from being done.
+    pub(crate) fn perform(self: &Arc<Self>, server: &Arc<Server>, effect: SessionEffect, now: Instant) {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
             SessionEffect::Tell(name, input) => {
                 self.note_failure(server, &input);
-                self.drive(&name, input);
+                self.drive_at(now, &name, input);
             }
             SessionEffect::Send {
                 connection,
                 id,
                 batch,
-            } => self.send(server, connection, id, batch),
+            } => {
+                self.events.sent(batch.requests.len());
+                self.send(server, connection, id, batch);
+            }
             SessionEffect::Connect(attempt) => self.connect(server, attempt),
             SessionEffect::Close(attempt) => {
                 let mut io = lock(&server.io);

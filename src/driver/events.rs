@@ -85,10 +85,12 @@ impl EventSink {
         self.push(DriverEvent::Lost { name, cause });
     }
 
-    /// So many requests left for the store.
+    /// A batch of so many requests leaves for the store. One without any is a sign of life, and no batch.
     pub(crate) fn sent(&self, requests: usize) {
-        kept::departed(requests);
-        self.queue.counted();
+        if requests > 0 {
+            kept::departed(requests);
+            self.queue.counted();
+        }
     }
 
     /// Whose they are.

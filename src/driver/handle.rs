@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "tower")]
+use tokio_util::task::TaskTracker;
+
 #[cfg(feature = "scheduler")]
 use crate::driver::jobs::Jobs;
 use crate::driver::node::Node;
@@ -16,6 +19,9 @@ struct Owner {
     node: Arc<Node>,
     #[cfg(feature = "scheduler")]
     jobs: Arc<Jobs>,
+    /// Work that goes on whether or not its caller stays.
+    #[cfg(feature = "tower")]
+    tasks: TaskTracker,
 }
 
 impl Drop for Owner {
@@ -32,6 +38,8 @@ impl Handle {
             node,
             #[cfg(feature = "scheduler")]
             jobs: Arc::default(),
+            #[cfg(feature = "tower")]
+            tasks: TaskTracker::new(),
         }))
     }
 
@@ -43,6 +51,12 @@ impl Handle {
     #[cfg(feature = "scheduler")]
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.0.jobs
+    }
+
+    /// Work that goes on whether or not its caller stays.
+    #[cfg(feature = "tower")]
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.0.tasks
     }
 
     pub(crate) fn options(&self) -> &Options {

@@ -1,30 +1,92 @@
 //! The jobs of one node: their names, what runs, and how it is told to end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+#[cfg(feature = "testing")]
+use std::future::Future;
+#[cfg(feature = "testing")]
+use std::pin::Pin;
+#[cfg(feature = "testing")]
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::driver::waiter::lock;
 use crate::key::Key;
+use crate::protocol::message::TickTime;
 
 /// What the jobs of one node share.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
-    pub(crate) names: Mutex<HashSet<Key>>,
+    /// By their names; of those that know their schedule also what the scheduler calls them.
+    pub(crate) names: Mutex<HashMap<Key, Option<Uuid>>>,
     /// No tick is pursued any more.
     pub(crate) closing: CancellationToken,
     /// What still runs is cancelled.
     pub(crate) cancelling: CancellationToken,
     /// What runs, by its fence, and how it is told.
     pub(crate) running: Mutex<HashMap<u64, RunEnd>>,
+    /// The scheduler to which they were attached: what it sets when it is shut down.
+    pub(crate) engine: OnceLock<Arc<AtomicBool>>,
+    /// The zones of those that have one, for simulations of a scheduler that freezes offsets.
+    #[cfg(feature = "testing")]
+    pub(crate) zones: Mutex<HashMap<Uuid, chrono_tz::Tz>>,
+    /// The jobs themselves, for tests that fire one.
+    #[cfg(feature = "testing")]
+    pub(crate) fired: Fired,
+    /// The latest tick of each job that this node knows to be over.
+    pub(crate) over: Mutex<HashMap<Key, TickTime>>,
     /// Every pursuit of a tick.
     pub(crate) pursuits: TaskTracker,
 }
 
+/// A job that a test can fire.
+#[cfg(feature = "testing")]
+pub(crate) trait Fire: Send + Sync {
+    /// As if its scheduler had fired it for that tick. Resolves when it is over here, and says how.
+    fn fire(self: Arc<Self>, mark: TickTime) -> Pin<Box<dyn Future<Output = &'static str> + Send>>;
+}
+
+/// Jobs that a test can fire, by their names.
+#[cfg(feature = "testing")]
+#[derive(Default)]
+pub(crate) struct Fired(pub(crate) Mutex<HashMap<Key, Weak<dyn Fire>>>);
+
+#[cfg(feature = "testing")]
+impl std::fmt::Debug for Fired {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(lock(&self.0).keys()).finish()
+    }
+}
+
+#[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
 impl Jobs {
+    /// Takes the name, unless another job has it.
+    pub(crate) fn take(&self, name: &Key) -> bool {
+        match lock(&self.names).entry(name.clone()) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(None);
+                true
+            }
+        }
+    }
+
+    /// The job of that name knows its schedule, and is `id` for the scheduler.
+    pub(crate) fn knows_schedule(&self, name: &Key, id: Uuid) {
+        if let Some(known) = lock(&self.names).get_mut(name) {
+            *known = Some(id);
+        }
+    }
+
+    pub(crate) fn has_schedule(&self, id: Uuid) -> bool {
+        lock(&self.names).values().any(|known| *known == Some(id))
+    }
+
     /// Cancels what runs. Each run is told from here, not from its own task, which a job may be blocking while others
     /// work for it.
     pub(crate) fn cancel(&self) {

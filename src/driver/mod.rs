@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`node`] (steps of keys, on any thread), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`]
 //! (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a server that fails, and
-//! what is told of it).
+//! what is told of it). [`process`] is part of simulations.
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -15,6 +15,9 @@ pub(crate) mod inbox;
 pub(crate) mod jobs;
 pub(crate) mod node;
 pub(crate) mod outage;
+#[cfg(all(feature = "scheduler", feature = "testing"))]
+pub(crate) mod process;
 pub(crate) mod servers;
+pub(crate) mod together;
 pub(crate) mod told;
 pub(crate) mod waiter;

@@ -23,11 +23,13 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
-use crate::protocol::message::{Grant, Name, NodeId};
+use crate::protocol::message::{Checkpoint, Grant, Holder, Name, NodeId, TickTime};
 #[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, InboxState, Input, Rules, Ticket};
+use crate::protocol::step::{
+    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
+};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
@@ -44,9 +46,9 @@ pub(crate) struct Node {
     pub(crate) events: EventSink,
     pub(crate) servers: Servers,
     pub(crate) alarm: Alarm,
-    pid: u32,
+    fork: forkguard::Guard,
     hasher: RandomState,
-    shards: Vec<Cell>,
+    pub(super) shards: Vec<Cell>,
     waiting: AtomicUsize,
     abandoned: AtomicBool,
     idle: Notify,
@@ -54,20 +56,50 @@ pub(crate) struct Node {
     longest_ms: AtomicU64,
     /// Grants that a store in memory pushed, until somebody takes them in.
     pub(crate) pushed: Mutex<Vec<Grant>>,
+    /// There may be some.
+    pub(crate) is_pushed: AtomicBool,
 }
 
 /// A shard, and who waits for it.
 #[derive(Debug)]
-struct Cell {
-    keys: Mutex<Keys>,
+pub(super) struct Cell {
+    pub(super) keys: Mutex<Keys>,
     /// When the shard has something to do next, in nanoseconds.
     due: AtomicU64,
 }
 
+impl Cell {
+    /// Notes when the shard has something to do next, whose lock its caller has.
+    pub(super) fn note_due(&self, shard: &Shard) -> u64 {
+        let due = shard.next_due().map_or(u64::MAX, Instant::as_nanos);
+        // To look is cheap, to store is not.
+        if self.due.load(Ordering::Relaxed) != due {
+            self.due.store(due, Ordering::SeqCst);
+        }
+        due
+    }
+}
+
 #[derive(Debug)]
-struct Keys {
-    shard: Shard,
-    waiters: HashMap<Ticket, Arc<Waiter>, RandomState>,
+pub(super) struct Keys {
+    pub(super) shard: Shard,
+    /// When its latest step was, or its latest answer to a holder.
+    latest: Instant,
+    pub(super) waiters: HashMap<Ticket, Arc<Waiter>, RandomState>,
+}
+
+impl Keys {
+    /// No step is earlier than the one before it, or than what somebody was told: who heard that a lease is over must not
+    /// see it held by an answer of before.
+    pub(super) fn not_before(&mut self, now: Instant) -> Instant {
+        self.latest = now.max(self.latest);
+        self.latest
+    }
+
+    /// For somebody who asks.
+    fn now(&mut self, clock: &Clock) -> Instant {
+        self.not_before(clock.now())
+    }
 }
 
 /// Wakes the driver.
@@ -94,27 +126,39 @@ impl Alarm {
 
 /// What a step leads to. A thread keeps one for its next step, so that steps need not allocate.
 #[derive(Debug, Default)]
-struct Step {
-    effects: Vec<Effect>,
+pub(super) struct Step {
+    pub(super) effects: Vec<Effect>,
+    /// What is told when nothing is locked.
+    told: Vec<Effect>,
     /// Who is woken when nothing is locked, as that may run foreign code.
-    wakes: Vec<Wake>,
+    pub(super) wakes: Vec<Wake>,
+}
+
+/// What is to be seen to after a step, or after several.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Followup {
+    /// Something waits to be sent.
+    pub(super) sends: bool,
+    /// When a shard has something to do next, in nanoseconds.
+    pub(super) due: u64,
+    /// A shard has nothing more to do.
+    pub(super) is_empty: bool,
 }
 
 thread_local! {
-    static STEP: RefCell<Step> = RefCell::default();
+    static STEP: RefCell<Option<Box<Step>>> = const { RefCell::new(None) };
 }
 
 impl Step {
     /// One that is empty. Foreign code may step again while this one is in use, and a thread may be ending.
-    fn take() -> Step {
-        STEP.try_with(RefCell::take).unwrap_or_default()
+    pub(super) fn take() -> Box<Step> {
+        STEP.try_with(RefCell::take).ok().flatten().unwrap_or_default()
     }
 
-    fn put_back(mut self) {
-        self.effects.clear();
-        self.effects.shrink_to(KEPT);
-        self.wakes.shrink_to(KEPT);
-        let _ = STEP.try_with(|step| step.replace(self));
+    pub(super) fn put_back(self: Box<Self>) {
+        if self.effects.capacity() <= KEPT && self.told.capacity() <= KEPT {
+            let _ = STEP.try_with(|step| step.replace(Some(self)));
+        }
     }
 }
 
@@ -124,10 +168,13 @@ impl Node {
         let rules = Rules {
             burst: options.burst,
             burst_time: options.burst_time,
+            long_hold: options.long_hold,
             queues: abilities.queues,
             final_push: abilities.final_push,
         };
         let id = NodeId::random();
+        #[cfg(all(feature = "scheduler", feature = "testing"))]
+        let id = clock.process().map_or(id, |process| process.node());
         // From the operating system: a nonce that can be guessed lets others forge a grant.
         let drawn = uuid::Uuid::new_v4().as_u64_pair();
         let nonce_key = options.seed.map_or(drawn, |seed| (seed, !seed));
@@ -137,6 +184,7 @@ impl Node {
             Cell {
                 keys: Mutex::new(Keys {
                     shard: Shard::new(id, index, SHARDS, seed, rules),
+                    latest: Instant::default(),
                     waiters: HashMap::default(),
                 }),
                 due: AtomicU64::new(u64::MAX),
@@ -146,12 +194,12 @@ impl Node {
             id,
             clock,
             events: EventSink::capture(Label::new(id, options.node_name.as_deref())),
-            servers: Servers::new(store, options.request_timeout, nonce_key.1),
+            servers: Servers::new(store, &options, nonce_key.1),
             alarm: Alarm {
                 notify: Notify::new(),
                 planned: AtomicU64::new(u64::MAX),
             },
-            pid: std::process::id(),
+            fork: forkguard::new(),
             hasher: RandomState::default(),
             shards: shards.collect(),
             waiting: AtomicUsize::new(0),
@@ -160,33 +208,61 @@ impl Node {
             inbox: watch::Sender::new(InboxState::Unconfirmed),
             longest_ms: AtomicU64::new(0),
             pushed: Mutex::default(),
+            is_pushed: AtomicBool::new(false),
             options,
         })
     }
 
     /// A fork copies the node's identity but not its driver, and inherits mutexes that others had locked.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        // A copy, as a guard tells it once.
+        self.fork.clone().detected_fork()
     }
 
     // What callers do.
 
     /// Enters a caller, and says when. What is decided comes to its waiter.
-    pub(crate) fn enter(
+    pub(crate) fn join_line(
         self: &Arc<Self>,
         name: &Name,
         options: AcquireOptions,
+        data: Option<Checkpoint>,
     ) -> (Ticket, Arc<Waiter>, Instant) {
+        self.note_entry(options);
+        self.enter(name, |ticket| match data {
+            Some(data) => Input::Save(ticket, options, data),
+            None => Input::Lock(ticket, options),
+        })
+    }
+
+    /// A holder that writes goes on as a reader under another ticket.
+    pub(crate) fn downgrade(self: &Arc<Self>, name: &Name, from: Ticket) -> (Ticket, Arc<Waiter>, Instant) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.longest_ms
-            .fetch_max(options.term.hold_ms(), Ordering::Relaxed);
+        self.enter(name, |ticket| Input::Downgrade(from, ticket))
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        name: &Name,
+        input: impl FnOnce(Ticket) -> Input,
+    ) -> (Ticket, Arc<Waiter>, Instant) {
         let waiter = Arc::new(Waiter::default());
         let cell = self.cell(name);
         let mut keys = lock(&cell.keys);
         let ticket = keys.shard.issue();
         keys.waiters.insert(ticket, waiter.clone());
-        let now = self.run(cell, keys, name, Input::Lock(ticket, options));
+        let now = self.clock.now();
+        let now = self.run(cell, keys, now, name, input(ticket));
         (ticket, waiter, now)
+    }
+
+    /// A caller enters.
+    pub(super) fn note_entry(&self, options: AcquireOptions) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let hold_ms = options.term.hold_ms();
+        if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
+            self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
+        }
     }
 
     /// A caller that entered waits no more: it has its answer, or left.
@@ -194,12 +270,10 @@ impl Node {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A caller took up what it was granted.
-    pub(crate) fn fetched(&self, name: &Name, ticket: Ticket) {
-        let mut keys = lock(&self.cell(name).keys);
-        // It leads to nothing, now.
-        keys.shard
-            .handle(self.clock.now(), name, Input::Fetched(ticket), &mut Vec::new());
+    /// A caller took up what it was granted. Its waiter is told until when it is held at least.
+    pub(crate) fn fetched(&self, name: &Name, ticket: Ticket, waiter: &Waiter) {
+        let deadline = lock(&self.cell(name).keys).shard.fetched(name, ticket);
+        deadline.inspect(|deadline| waiter.note_deadline(*deadline));
     }
 
     /// How many callers wait in this process.
@@ -209,22 +283,13 @@ impl Node {
 
     /// Nobody is interested in this ticket any more, waiting or holding.
     pub(crate) fn cancel(self: &Arc<Self>, name: &Name, ticket: Ticket) {
-        let cell = self.cell(name);
-        let keys = lock(&cell.keys);
-        // In the map until the step is over, which may find that the lease was lost: that comes first, and is the cause.
-        let waiter = keys.waiters.get(&ticket).cloned();
-        self.run(cell, keys, name, Input::Cancel(ticket));
-        lock(&cell.keys).waiters.remove(&ticket);
-        if let Some(wake) = waiter.and_then(|waiter| waiter.end(LostCause::Released)) {
-            wake.wake();
-        }
+        self.drive(name, Input::Cancel(ticket));
     }
 
-    pub(crate) fn release(self: &Arc<Self>, name: &Name, ticket: Ticket, finished: bool) {
-        let input = if finished {
-            Input::Finish(ticket)
-        } else {
-            Input::Release(ticket)
+    pub(crate) fn release(self: &Arc<Self>, name: &Name, ticket: Ticket, finished: Option<bool>) {
+        let input = match finished {
+            Some(well) => Input::Finish(ticket, well),
+            None => Input::Release(ticket),
         };
         self.drive(name, input);
     }
@@ -233,20 +298,45 @@ impl Node {
         lock(&self.cell(name).keys).shard.attempt(name, ticket)
     }
 
+    /// The claim that a holder holds by.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
+        lock(&self.cell(name).keys).shard.claim(name, ticket)
+    }
+
+    pub(crate) fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
+        lock(&self.cell(name).keys).shard.overtook(name, ticket)
+    }
+
     pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
         // The parent holds it; its child never did.
         if self.is_forked() {
             return None;
         }
-        let keys = lock(&self.cell(name).keys);
-        keys.shard.remaining(self.clock.now(), name, ticket)
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.remaining(now, name, ticket)
+    }
+
+    /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
+    pub(crate) fn is_held(&self, name: &Name, ticket: Ticket, waiter: &Waiter) -> bool {
+        if self.is_forked() || waiter.is_over() {
+            return false;
+        }
+        if waiter.is_held_at(self.clock.now()) {
+            return true;
+        }
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        let left = keys.shard.remaining(now, name, ticket);
+        left.inspect(|left| waiter.note_deadline(now + *left)).is_some()
     }
 
     /// Asks some server for a sign of life.
     pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
         let server = self.servers.of_any();
         let (probed, answer) = server.probe();
-        self.feed(&server, probed);
+        self.feed(server, probed);
         self.alarm.ring();
         answer.await.unwrap_or_else(|_| {
             Err(StoreError::new(
@@ -259,67 +349,146 @@ impl Node {
     /// Somebody may wait: grants must be pushed here.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
-        self.feed(&self.servers.of_any(), SessionInput::InboxWanted);
+        self.feed(self.servers.of_any(), SessionInput::InboxWanted);
         self.alarm.ring();
     }
 
     // Steps of keys.
 
+    pub(super) fn shard_of(&self, name: &Name) -> usize {
+        (self.hasher.hash_one(name) % SHARDS) as usize
+    }
+
     fn cell(&self, name: &Name) -> &Cell {
-        &self.shards[(self.hasher.hash_one(name) % SHARDS) as usize]
+        &self.shards[self.shard_of(name)]
     }
 
     /// Tells the key machine what happened to `name`.
     pub(crate) fn drive(self: &Arc<Self>, name: &Name, input: Input) {
         let cell = self.cell(name);
-        self.run(cell, lock(&cell.keys), name, input);
+        let keys = lock(&cell.keys);
+        self.run(cell, keys, self.clock.now(), name, input);
     }
 
-    /// Takes a step, and says when.
+    /// The same, with the clock as it was read for this.
+    pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
+        let cell = self.cell(name);
+        self.run(cell, lock(&cell.keys), now, name, input);
+    }
+
+    /// Takes a step, sees to what follows, and says when.
     fn run(
         self: &Arc<Self>,
         cell: &Cell,
-        mut keys: MutexGuard<'_, Keys>,
+        keys: MutexGuard<'_, Keys>,
+        now: Instant,
         name: &Name,
         input: Input,
     ) -> Instant {
-        // Read behind the lock: a step is never earlier than the one before it.
-        let now = self.clock.now();
-        let mut step = Step::take();
-        keys.shard.handle(now, name, input, &mut step.effects);
-        self.carry_out(cell, keys, step, name);
+        let (now, followup) = self.step_key(cell, keys, now, name, input);
+        self.follow_up(now, followup);
         now
     }
 
-    /// Carries effects out. What may run foreign code is done when nothing is locked.
-    fn carry_out(self: &Arc<Self>, cell: &Cell, mut keys: MutexGuard<'_, Keys>, mut step: Step, name: &Name) {
-        let Step { effects, wakes } = &mut step;
-        let mut sends = false;
-        effects.retain(|effect| {
-            sends |= matches!(effect, Effect::Send(_));
-            self.settle(&mut keys.waiters, effect, name, wakes)
-        });
-        let due = keys.shard.next_due().map_or(u64::MAX, Instant::as_nanos);
-        cell.due.store(due, Ordering::SeqCst);
-        let is_empty = keys.shard.is_empty();
-        drop(keys);
-        effects.drain(..).for_each(|effect| self.tell(name, &effect));
-        wakes.drain(..).for_each(Wake::wake);
-        step.put_back();
-        if sends && self.servers.at_once().is_some() {
-            self.exchange();
-        } else if sends {
+    /// Takes a step of several keys, one after the other, and only then sees to what follows: what they have to send
+    /// travels together.
+    pub(crate) fn drive_each<'a>(self: &Arc<Self>, inputs: impl IntoIterator<Item = (&'a Name, Input)>) {
+        let mut all: Option<(Instant, Followup)> = None;
+        for (name, input) in inputs {
+            let cell = self.cell(name);
+            let (now, next) = self.step_key(cell, lock(&cell.keys), self.clock.now(), name, input);
+            let before = all.map_or(next, |(_, before)| before);
+            let followup = Followup {
+                sends: before.sends | next.sends,
+                due: before.due.min(next.due),
+                is_empty: before.is_empty | next.is_empty,
+            };
+            all = Some((now, followup));
+        }
+        if let Some((now, followup)) = all {
+            self.follow_up(now, followup);
+        }
+    }
+
+    fn step_key(
+        self: &Arc<Self>,
+        cell: &Cell,
+        mut keys: MutexGuard<'_, Keys>,
+        now: Instant,
+        name: &Name,
+        input: Input,
+    ) -> (Instant, Followup) {
+        let now = keys.not_before(now);
+        let mut step = Step::take();
+        let cancelled = match input {
+            Input::Cancel(ticket) => Some(ticket),
+            _ => None,
+        };
+        keys.shard.handle(now, name, input, &mut step.effects);
+        (now, self.carry_out(cell, keys, step, name, cancelled))
+    }
+
+    /// Has what waits sent, and is there when something is due.
+    pub(super) fn follow_up(self: &Arc<Self>, now: Instant, followup: Followup) {
+        if followup.sends && self.servers.at_once().is_some() {
+            self.exchange(now);
+        } else if followup.sends {
             self.alarm.ring();
         } else {
-            self.alarm.expect(due);
+            self.alarm.expect(followup.due);
         }
-        if is_empty {
+        if followup.is_empty {
             self.note_idle();
         }
     }
 
-    /// Does what is to be done with an effect while its shard is locked. True when something is to be told afterwards.
-    fn settle(
+    /// Carries effects out. What may run foreign code is done when nothing is locked.
+    fn carry_out(
+        self: &Arc<Self>,
+        cell: &Cell,
+        mut keys: MutexGuard<'_, Keys>,
+        mut step: Box<Step>,
+        name: &Name,
+        cancelled: Option<Ticket>,
+    ) -> Followup {
+        let Step { effects, told, wakes } = &mut *step;
+        let mut sends = false;
+        // In place: they are large.
+        for effect in &*effects {
+            if let Effect::Send(outgoing) = effect {
+                sends = true;
+                self.queue(outgoing);
+            } else if self.settle(&mut keys.waiters, effect, name, wakes) {
+                told.push(effect.clone());
+            }
+        }
+        effects.clear();
+        // After the step, which may find that the lease was lost: that comes first, and is the cause.
+        if let Some(waiter) = cancelled.and_then(|ticket| keys.waiters.remove(&ticket)) {
+            waiter.end(LostCause::Released, wakes);
+        }
+        let due = cell.note_due(&keys.shard);
+        let is_empty = keys.shard.is_empty();
+        drop(keys);
+        if !told.is_empty() {
+            told.drain(..).for_each(|effect| self.tell(name, &effect));
+        }
+        if !wakes.is_empty() {
+            wakes.drain(..).for_each(Wake::wake);
+        }
+        step.put_back();
+        Followup { sends, due, is_empty }
+    }
+
+    /// Leaves a request with the session of its server.
+    fn queue(&self, outgoing: &Outgoing) {
+        let server = self.servers.of(&outgoing.request.name);
+        lock(&server.session).queue(outgoing);
+    }
+
+    /// Does what is to be done with an effect while its shard is locked, where nothing is to be sent. True when something
+    /// is to be told afterwards.
+    pub(super) fn settle(
         &self,
         waiters: &mut HashMap<Ticket, Arc<Waiter>, RandomState>,
         effect: &Effect,
@@ -327,30 +496,37 @@ impl Node {
         wakes: &mut Vec<Wake>,
     ) -> bool {
         match effect {
-            Effect::Send(outgoing) => {
-                let server = self.servers.of(&outgoing.request.name);
-                lock(&server.session).queue(outgoing.clone());
-            }
+            Effect::Send(_) => {}
             Effect::Granted(ticket, fence) => {
                 // A number that is handed on was heard of with its first holder.
                 if fence.is_first() {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
                     lock(&self.servers.of(name).session).saw(fence.number());
                 }
-                wakes.extend(waiters.get(ticket).and_then(|waiter| waiter.decide(Ok(*fence))));
+                if let Some(waiter) = waiters.get(ticket) {
+                    waiter.decide(Ok(*fence), wakes);
+                }
             }
             Effect::Denied(ticket, error) => {
-                let waiter = waiters.remove(ticket);
-                wakes.extend(waiter.and_then(|waiter| waiter.decide(Err(error.clone()))));
+                if let Some(waiter) = waiters.remove(ticket) {
+                    waiter.decide(Err(error.clone()), wakes);
+                }
                 return matches!(error, AcquireError::Store(_));
             }
+            Effect::Overdue(ticket) => {
+                if let Some(waiter) = waiters.get(ticket) {
+                    waiter.overdue(wakes);
+                }
+            }
             Effect::Lost(ticket, cause) => {
-                wakes.extend(waiters.get(ticket).and_then(|waiter| waiter.end(*cause)));
+                if let Some(waiter) = waiters.get(ticket) {
+                    waiter.end(*cause, wakes);
+                }
                 return true;
             }
             Effect::Released(ticket, outcome) => {
                 if let Some(waiter) = waiters.remove(ticket) {
-                    wakes.extend(waiter.settle(outcome.clone()).into_iter().flatten());
+                    waiter.settle(outcome.clone(), wakes);
                 }
             }
             Effect::Event(_) => return true,
@@ -359,7 +535,7 @@ impl Node {
     }
 
     /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    fn tell(&self, name: &Name, effect: &Effect) {
+    pub(super) fn tell(&self, name: &Name, effect: &Effect) {
         match effect {
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {
@@ -369,7 +545,7 @@ impl Node {
                 self.events.lost(name, *cause);
             }
             Effect::Denied(_, AcquireError::Store(error)) => {
-                self.failed(&self.servers.of(name), Failed::Caller, error);
+                self.failed(self.servers.of(name), Failed::Caller, error);
             }
             _ => {}
         }
@@ -381,12 +557,15 @@ impl Node {
             while cell.due.load(Ordering::SeqCst) <= now.as_nanos() {
                 let mut keys = lock(&cell.keys);
                 let mut step = Step::take();
+                let now = keys.not_before(now);
                 match keys.shard.wake_next(now, &mut step.effects) {
-                    Some(name) => self.carry_out(cell, keys, step, &name),
+                    Some(name) => {
+                        let followup = self.carry_out(cell, keys, step, &name, None);
+                        self.follow_up(now, followup);
+                    }
                     None => {
                         step.put_back();
-                        let due = keys.shard.next_due().map_or(u64::MAX, Instant::as_nanos);
-                        cell.due.store(due, Ordering::SeqCst);
+                        cell.note_due(&keys.shard);
                         break;
                     }
                 }
@@ -401,9 +580,7 @@ impl Node {
             .filter(|due| *due < u64::MAX)
             .map(Instant::from_nanos);
         let sessions = self.servers.all();
-        let sessions = sessions
-            .iter()
-            .filter_map(|server| lock(&server.session).next_due());
+        let sessions = sessions.filter_map(|server| lock(&server.session).next_due());
         sessions.chain(shards).min()
     }
 
@@ -414,21 +591,23 @@ impl Node {
     ) {
         for cell in &self.shards {
             let mut keys = lock(&cell.keys);
-            let Keys { shard, waiters } = &mut *keys;
+            let now = keys.now(&self.clock);
+            let Keys { shard, waiters, .. } = &mut *keys;
             let mut step = Step::take();
-            let Step { effects, wakes } = &mut step;
+            let Step { effects, wakes, .. } = &mut *step;
             let mut told: Vec<(Name, Effect)> = Vec::new();
             let mut sends = false;
-            change(shard, self.clock.now(), effects, &mut |name, effects| {
+            change(shard, now, effects, &mut |name, effects| {
                 for effect in effects {
-                    sends |= matches!(effect, Effect::Send(_));
-                    if self.settle(waiters, effect, name, wakes) {
+                    if let Effect::Send(outgoing) = effect {
+                        sends = true;
+                        self.queue(outgoing);
+                    } else if self.settle(waiters, effect, name, wakes) {
                         told.push((name.clone(), effect.clone()));
                     }
                 }
             });
-            let due = keys.shard.next_due().map_or(u64::MAX, Instant::as_nanos);
-            cell.due.store(due, Ordering::SeqCst);
+            cell.note_due(&keys.shard);
             drop(keys);
             for (name, effect) in told {
                 self.tell(&name, &effect);
@@ -436,7 +615,7 @@ impl Node {
             wakes.drain(..).for_each(Wake::wake);
             step.put_back();
             if sends && self.servers.at_once().is_some() {
-                self.exchange();
+                self.exchange(now);
             }
         }
         self.alarm.ring();
@@ -485,11 +664,7 @@ impl Node {
     /// Nothing is held, waited for or under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|cell| lock(&cell.keys).shard.is_empty())
-            && self
-                .servers
-                .all()
-                .iter()
-                .all(|server| lock(&server.session).is_idle())
+            && self.servers.all().all(|server| lock(&server.session).is_idle())
     }
 
     pub(crate) fn note_idle(&self) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -12,6 +12,7 @@ use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
 use crate::error::StoreError;
 use crate::key::Key;
+use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
 use crate::protocol::session_step::{Attempt, Probe, SessionInput, SessionOptions};
@@ -22,8 +23,16 @@ use crate::store::{AtOnce, Link, ServerId, Store};
 pub(crate) struct Servers {
     pub(crate) store: Arc<dyn Store>,
     timeout: Duration,
+    poll_gap: Duration,
     seed: u64,
-    list: RwLock<Vec<Arc<Server>>>,
+    list: Place,
+}
+
+/// One server, and the next that was asked for. Nothing is ever taken out, so nobody who looks waits for another.
+#[derive(Debug, Default)]
+struct Place {
+    server: OnceLock<Arc<Server>>,
+    next: OnceLock<Box<Place>>,
 }
 
 /// One server.
@@ -75,12 +84,13 @@ impl fmt::Debug for Io {
 }
 
 impl Servers {
-    pub(crate) fn new(store: Arc<dyn Store>, timeout: Duration, seed: u64) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, options: &Options, seed: u64) -> Self {
         Servers {
             store,
-            timeout,
+            timeout: options.request_timeout,
+            poll_gap: options.poll_gap,
             seed,
-            list: RwLock::default(),
+            list: Place::default(),
         }
     }
 
@@ -90,30 +100,29 @@ impl Servers {
     }
 
     /// The server that answers for `name`.
-    pub(crate) fn of(&self, name: &Name) -> Arc<Server> {
+    pub(crate) fn of(&self, name: &Name) -> &Arc<Server> {
         self.get(self.store.server(name))
     }
 
     /// A server, to speak to the store as such.
-    pub(crate) fn of_any(&self) -> Arc<Server> {
+    pub(crate) fn of_any(&self) -> &Arc<Server> {
         self.of(&Name::lock(Key::from("")))
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Server>> {
-        self.list.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {
+        let places = std::iter::successors(Some(&self.list), |place| Some(place.next.get()?));
+        places.filter_map(|place| place.server.get())
     }
 
-    pub(crate) fn get(&self, id: ServerId) -> Arc<Server> {
-        let known = |list: &[Arc<Server>]| list.iter().find(|server| server.id == id).cloned();
-        if let Some(server) = known(&self.list.read().unwrap_or_else(PoisonError::into_inner)) {
-            return server;
+    pub(crate) fn get(&self, id: ServerId) -> &Arc<Server> {
+        let mut place = &self.list;
+        loop {
+            let server = place.server.get_or_init(|| Arc::new(self.make(id)));
+            if server.id == id {
+                return server;
+            }
+            place = place.next.get_or_init(Box::default);
         }
-        let mut list = self.list.write().unwrap_or_else(PoisonError::into_inner);
-        known(&list).unwrap_or_else(|| {
-            let server = Arc::new(self.make(id));
-            list.push(server.clone());
-            server
-        })
     }
 
     fn make(&self, id: ServerId) -> Server {
@@ -121,7 +130,8 @@ impl Servers {
         let session = Session::new(SessionOptions {
             request_timeout: self.timeout,
             server: text.clone(),
-            remote: self.store.at_once().is_none(),
+            remote: self.store.abilities().remote,
+            poll_gap: self.poll_gap,
             seed: self.seed.wrapping_add(u64::from(id.0)),
         });
         Server {

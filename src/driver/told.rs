@@ -40,9 +40,8 @@ impl Node {
 
     /// What happened between this node and a server.
     pub(crate) fn session_event(&self, server: &Server, event: SessionEvent) {
-        let now = self.clock.now();
+        let now = || self.clock.now();
         self.events.push(match event {
-            SessionEvent::Sent(requests) => return self.events.sent(requests),
             SessionEvent::Connected(took) => DriverEvent::Connected { took },
             SessionEvent::ConnectionLost { error, idle } => {
                 if !idle {
@@ -50,7 +49,7 @@ impl Node {
                 }
                 DriverEvent::ConnectionLost { error }
             }
-            SessionEvent::Answered { refused: false } => match server.outage.answered(now) {
+            SessionEvent::Answered { refused: false } => match server.outage.answered(now()) {
                 Some((away, cost)) => DriverEvent::StoreRecovered {
                     server: server.text.clone(),
                     away,
@@ -59,11 +58,11 @@ impl Node {
                 None => return,
             },
             SessionEvent::InboxOpen => DriverEvent::InboxOpen {
-                away: server.outage.inbox_open(now),
+                away: server.outage.inbox_open(now()),
             },
             SessionEvent::InboxLost(error) => DriverEvent::InboxLost {
                 // Nobody waits at a node that nobody holds on to.
-                is_news: !self.is_abandoned() && server.outage.inbox_lost(now),
+                is_news: !self.is_abandoned() && server.outage.inbox_lost(now()),
                 error,
             },
             // Each is told with its key, and all of them with their server.

@@ -1,5 +1,6 @@
 //! Where a caller sleeps until the key machine says something to its ticket.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -9,6 +10,7 @@ use crate::driver::events;
 use crate::error::LostCause;
 use crate::protocol::message::Fence;
 use crate::protocol::step::{AcquireError, Outcome};
+use crate::protocol::time::Instant;
 
 /// Locks a mutex whose holders do not leave broken state behind when they panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -17,7 +19,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// One ticket's mailbox.
 #[derive(Debug, Default)]
-pub(crate) struct Waiter(Mutex<State>);
+pub(crate) struct Waiter {
+    state: Mutex<State>,
+    /// Held until then at least, in nanoseconds, unless it is over.
+    held_until: AtomicU64,
+    /// The holding has ended, or is being given back.
+    is_over: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -29,6 +37,11 @@ struct State {
     over: Option<LostCause>,
     waker: Option<Waker>,
     token: Option<CancellationToken>,
+    /// That of several holdings, which is cancelled when one of them is over.
+    of_several: Option<CancellationToken>,
+    /// It is renewed no more, or over.
+    is_overdue: bool,
+    overdue: Option<CancellationToken>,
 }
 
 /// What is to be woken when nothing is locked any more.
@@ -49,55 +62,118 @@ impl Wake {
 }
 
 impl Waiter {
-    pub(crate) fn decide(&self, decision: Result<Fence, AcquireError>) -> Option<Wake> {
-        let mut state = lock(&self.0);
+    /// Held for sure. Else only the key machine knows: the deadline may have moved.
+    pub(crate) fn is_held_at(&self, now: Instant) -> bool {
+        now.as_nanos() < self.held_until.load(Ordering::Acquire) && !self.is_over()
+    }
+
+    /// It is being given back, or over. Never undone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The deadline, as the key machine said. It only moves later.
+    pub(crate) fn note_deadline(&self, deadline: Instant) {
+        self.held_until.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// From here on nobody is told that it is held.
+    pub(crate) fn give_back(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn decide(&self, decision: Result<Fence, AcquireError>, wakes: &mut Vec<Wake>) {
+        let mut state = lock(&self.state);
         state.decision = Some(decision);
-        state.waker.take().map(Wake::Caller)
+        if let Some(waker) = state.waker.take() {
+            wakes.push(Wake::Caller(waker));
+        }
     }
 
     /// Ends the holding, of which the first cause stays, and says what became of its release.
-    pub(crate) fn settle(&self, outcome: Outcome) -> [Option<Wake>; 2] {
-        let mut state = lock(&self.0);
+    pub(crate) fn settle(&self, outcome: Outcome, wakes: &mut Vec<Wake>) {
+        self.give_back();
+        let mut state = lock(&self.state);
         state.over.get_or_insert(LostCause::Released);
         state.outcome = Some(outcome);
-        [
-            state.token.take().map(Wake::Watchers),
-            state.waker.take().map(Wake::Caller),
-        ]
+        state.wake_all(wakes);
+    }
+
+    /// It is renewed no more.
+    pub(crate) fn overdue(&self, wakes: &mut Vec<Wake>) {
+        let mut state = lock(&self.state);
+        state.is_overdue = true;
+        if let Some(token) = state.overdue.take() {
+            wakes.push(Wake::Watchers(token));
+        }
     }
 
     /// The holding is over. The first cause stays.
-    pub(crate) fn end(&self, cause: LostCause) -> Option<Wake> {
-        let mut state = lock(&self.0);
+    pub(crate) fn end(&self, cause: LostCause, wakes: &mut Vec<Wake>) {
+        self.give_back();
+        let mut state = lock(&self.state);
         state.over.get_or_insert(cause);
-        state.token.take().map(Wake::Watchers)
+        state.wake_all(wakes);
     }
 
     pub(crate) fn over(&self) -> Option<LostCause> {
-        lock(&self.0).over
+        // Noted before its cause is. To look is cheap.
+        if self.is_over() {
+            lock(&self.state).over
+        } else {
+            None
+        }
     }
 
     /// Cancelled when the holding is over.
     pub(crate) fn token(&self) -> CancellationToken {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.over.is_some() {
-            let token = CancellationToken::new();
-            token.cancel();
-            return token;
+            return cancelled();
         }
         state.token.get_or_insert_default().clone()
     }
 
+    /// Has this one cancelled, too, when the holding is over.
+    pub(crate) fn tell_of_several(&self, token: &CancellationToken) {
+        let mut state = lock(&self.state);
+        if state.over.is_none() {
+            state.of_several = Some(token.clone());
+            return;
+        }
+        drop(state);
+        events::cancel(token.clone());
+    }
+
+    /// Cancelled when it is renewed no more, or over.
+    pub(crate) fn overdue_token(&self) -> CancellationToken {
+        let mut state = lock(&self.state);
+        if state.over.is_some() || state.is_overdue {
+            return cancelled();
+        }
+        state.overdue.get_or_insert_default().clone()
+    }
+
     pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         match state.decision.take() {
             Some(decision) => Poll::Ready(decision),
             None => state.wait(cx),
         }
     }
 
+    /// Ready when the holding is over. There is one caller, so it costs no token; others have [`token`](Self::token).
+    #[cfg(feature = "tower")]
+    pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        match state.over {
+            Some(_) => Poll::Ready(()),
+            None => state.wait(cx),
+        }
+    }
+
     pub(crate) fn poll_outcome(&self, cx: &Context<'_>) -> Poll<Outcome> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         match state.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
             None => state.wait(cx),
@@ -105,7 +181,25 @@ impl Waiter {
     }
 }
 
+fn cancelled() -> CancellationToken {
+    let token = CancellationToken::new();
+    token.cancel();
+    token
+}
+
 impl State {
+    /// Everybody who is to hear that it is over.
+    fn wake_all(&mut self, wakes: &mut Vec<Wake>) {
+        for token in [&mut self.token, &mut self.of_several, &mut self.overdue] {
+            if let Some(token) = token.take() {
+                wakes.push(Wake::Watchers(token));
+            }
+        }
+        if let Some(waker) = self.waker.take() {
+            wakes.push(Wake::Caller(waker));
+        }
+    }
+
     fn wait<T>(&mut self, cx: &Context<'_>) -> Poll<T> {
         match &mut self.waker {
             Some(waker) => waker.clone_from(cx.waker()),

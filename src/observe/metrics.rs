@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
+use crate::observe::shield::shielded;
 use crate::protocol::message::Name;
 
 pub(crate) mod kept;
@@ -21,7 +22,8 @@ pub struct Metric {
     pub kind: MetricKind,
     /// What one of it is. A recorder is told of seconds; all else are counts to it.
     pub unit: &'static str,
-    /// Its labels, each with every value that it can have. Keys and nodes are none of them.
+    /// Its labels, each with every value that it can have; with none where the values are routes of the service. Keys and
+    /// nodes are none of them.
     pub labels: &'static [(&'static str, &'static [&'static str])],
     /// What it says.
     pub text: &'static str,
@@ -48,9 +50,12 @@ pub static METRICS: &[&Metric] = &[
     &BATCH.metric,
     &ERRORS.metric,
     &TICKS.metric,
+    &ALARMS.metric,
+    &REFUSED.metric,
+    &OBSERVED.metric,
 ];
 
-const KINDS: (&str, &[&str]) = ("kind", &["lock", "job"]);
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore"]);
 
 static GRANTS: Series = Series::of(Metric {
     name: "tenure_grants_total",
@@ -101,7 +106,10 @@ static LOSSES: Series = Series::of(Metric {
     unit: "leases",
     labels: &[
         KINDS,
-        ("cause", &["deadline", "gone", "unfetched", "ended", "shutdown"]),
+        (
+            "cause",
+            &["deadline", "gone", "overdue", "unfetched", "ended", "shutdown"],
+        ),
     ],
     text: "Leases that ended before their guard did",
 });
@@ -169,14 +177,70 @@ static TICKS: Series = Series::of(Metric {
             "done",
             "failed",
             "panicked",
+            "timed_out",
+            "given_up",
             "elsewhere",
             "skipped",
             "missed",
             "drained",
+            "removed",
             "refused",
         ],
     )],
     text: "Ticks of jobs that are over for this process",
+});
+
+static ALARMS: Series = Series::of(Metric {
+    name: "tenure_job_alarms_total",
+    kind: MetricKind::Counter,
+    unit: "alarms",
+    labels: &[(
+        "alarm",
+        &[
+            "early",
+            "skewed",
+            "overtaken",
+            "given_up",
+            "mark_ahead",
+            "went_back",
+            "differs",
+            "skips",
+            "blocks",
+            "engine_missed",
+            "storage_shared",
+            "passed_over",
+        ],
+    )],
+    text: "What is wrong with jobs, and with the clocks that they go by",
+});
+static REFUSED: Series = Series::of(Metric {
+    name: "tenure_refused_total",
+    kind: MetricKind::Counter,
+    unit: "requests",
+    labels: &[(
+        "why",
+        &[
+            "busy",
+            "in_flight",
+            "waited_too_long",
+            "queue_full",
+            "store_failed",
+            "closed",
+            "lost",
+            "outcome_unknown",
+            "bad_key",
+            "no_key",
+            "bad_options",
+        ],
+    )],
+    text: "Requests that a layer answered itself",
+});
+static OBSERVED: Series = Series::of(Metric {
+    name: "tenure_observed_total",
+    kind: MetricKind::Counter,
+    unit: "requests",
+    labels: &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])],
+    text: "Requests behind a layer that only observes",
 });
 
 /// A metric, and what its events are recorded under.
@@ -329,7 +393,9 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
         Err(Some(Error::QueueFull { .. } | Error::NodeFull { .. })) => "queue_full",
         Err(Some(Error::Store { .. } | Error::Connect { .. })) => "store",
         Err(Some(Error::Closed { .. })) => "closed",
-        Err(Some(Error::Key { .. } | Error::Options(_) | Error::Lost { .. })) => "invalid",
+        Err(Some(
+            Error::Key { .. } | Error::Options(_) | Error::Lost { .. } | Error::WouldDeadlock { .. },
+        )) => "invalid",
     };
     record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());
     if answer.is_ok() {
@@ -339,10 +405,10 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
 
 /// A caller that asked for a lock waits no more.
 pub(crate) fn gave_up(name: &Name, waited: impl FnOnce() -> Duration) {
-    record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64());
+    shielded(|| record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64()));
 }
 
-/// A guard gives its lock back. `now` is as for [`Began::at`], and `over` tells whether it had been lost.
+/// A guard gives its lock back, perhaps while it unwinds: a recorder that panics then would end the process. `now` is as for [`Began::at`], and `over` tells whether it had been lost.
 pub(crate) fn held(
     name: &Name,
     began: Began,
@@ -351,7 +417,7 @@ pub(crate) fn held(
 ) {
     if cfg!(feature = "metrics") {
         let outcome = if over().is_some() { "lost" } else { "released" };
-        record(&HOLD, &[kind(name), outcome], || began.span(now()).as_secs_f64());
+        shielded(|| record(&HOLD, &[kind(name), outcome], || began.span(now()).as_secs_f64()));
     }
 }
 
@@ -366,6 +432,7 @@ fn loss(cause: LostCause) -> Option<&'static str> {
         LostCause::Deadline => Some("deadline"),
         LostCause::Gone => Some("gone"),
         LostCause::Ended => Some("ended"),
+        LostCause::Overdue => Some("overdue"),
         LostCause::Shutdown => Some("shutdown"),
         LostCause::Unfetched => Some("unfetched"),
         LostCause::Released => None,
@@ -397,4 +464,31 @@ fn word(kind: &StoreErrorKind) -> &'static str {
 #[cfg_attr(not(feature = "scheduler"), allow(dead_code, reason = "only jobs have ticks"))]
 pub(super) fn ticked(outcome: &'static str) {
     count(&TICKS, &[outcome]);
+}
+
+#[cfg_attr(
+    not(feature = "scheduler"),
+    allow(dead_code, reason = "only jobs have alarms")
+)]
+pub(super) fn alarmed(alarm: &'static str) {
+    count(&ALARMS, &[alarm]);
+}
+
+#[cfg(feature = "tower")]
+pub(super) fn refused(why: &'static str) {
+    count(&REFUSED, &[why]);
+}
+
+/// Its route is a label that only the service knows, so its key is made each time.
+#[cfg(feature = "tower")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+pub(super) fn observed(outcome: &'static str, route: Option<&str>) {
+    #[cfg(feature = "metrics")]
+    {
+        use ::metrics::{Key, Label};
+        let route = Label::new("route", route.unwrap_or_default().to_owned());
+        let labels = vec![Label::from_static_parts("outcome", outcome), route];
+        let key = Key::from_parts(OBSERVED.metric.name, labels);
+        ::metrics::with_recorder(|to| to.register_counter(&key, &METADATA).increment(1));
+    }
 }

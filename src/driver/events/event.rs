@@ -76,6 +76,7 @@ impl DriverEvent {
                 LostCause::Deadline | LostCause::Gone => Level::ERROR,
                 LostCause::Unfetched => Level::WARN,
                 LostCause::Ended | LostCause::Shutdown | LostCause::Released => Level::DEBUG,
+                LostCause::Overdue => Level::WARN,
             },
             DriverEvent::Connected { .. }
             | DriverEvent::ConnectionLost { .. }
@@ -149,6 +150,9 @@ pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
         | KeyEvent::LeaveFailed { .. }
         | KeyEvent::Late => Some(Level::DEBUG),
         KeyEvent::Inherited => Some(Level::INFO),
+        KeyEvent::Overdue { .. } | KeyEvent::HeldLong { .. } | KeyEvent::UnlikeCapacity { .. } => {
+            Some(Level::WARN)
+        }
         KeyEvent::PushForged => Some(Level::ERROR),
         KeyEvent::TooShort
         | KeyEvent::GhostLeft
@@ -168,6 +172,9 @@ fn tell_of_key(of: &Label, name: &Name, event: &KeyEvent) {
         KeyEvent::RenewFailed { left, error } => observe::renew_failed(of, name, *left, error),
         KeyEvent::WaitFailed { error } => observe::wait_failed(of, name, error),
         KeyEvent::Inherited => observe::inherited(of, name),
+        KeyEvent::Overdue { held, left } => observe::overdue(of, name, *held, *left),
+        KeyEvent::HeldLong { held } => observe::held_long(of, name, *held),
+        KeyEvent::UnlikeCapacity { ours, theirs } => observe::capacity_differs(of, name, *ours, *theirs),
         KeyEvent::Requeued => observe::requeued(of, name),
         KeyEvent::Asking => observe::asked_again(of, name),
         KeyEvent::Late => observe::late(of, name),

@@ -232,6 +232,8 @@ fn every_event_is_told_as_loudly_as_it_says() {
         KeyEvent::HandedOn,
         KeyEvent::PushUsed,
         KeyEvent::Inherited,
+        KeyEvent::Overdue { held: left, left },
+        KeyEvent::HeldLong { held: left },
         KeyEvent::PushStale,
         KeyEvent::UnknownLeft,
         KeyEvent::PushForged,
