@@ -9,11 +9,15 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
-use crate::error::{ClosedCause, Error, StoreError, StoreErrorKind};
+use crate::error::{ClosedCause, Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
-use crate::protocol::message::{Fence, Name, TickTime};
+use crate::primitives::held::Held;
+use crate::primitives::scope;
+use crate::protocol::message::{
+    Checkpoint, Fence, JobReport, Kind, Mode, Name, Permits, Question, TickTime, Turn,
+};
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -21,13 +25,49 @@ use crate::protocol::time::Instant;
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) name: Name,
+    pub(crate) mode: Mode,
     pub(crate) lease: Duration,
     pub(crate) fixed: bool,
+    /// With a place of its own in the store's queue.
+    pub(crate) fair: bool,
+    /// With others of the same caller, or not at all.
+    pub(crate) together: bool,
+    /// That somebody has it is no last word: the caller goes on in another way.
+    pub(crate) goes_on: bool,
     /// Wait for its turn.
     pub(crate) wait: bool,
     /// Refuse when so many of this process wait for it.
     pub(crate) limit: usize,
+    /// Renew it no longer.
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) tick: Option<TickTime>,
+    pub(crate) turn: Turn,
+    /// Not to be acquired: what is asked about it.
+    pub(crate) question: Option<Question>,
+    /// What is to be kept, if that is the question.
+    pub(crate) data: Option<Checkpoint>,
+}
+
+impl Wanted {
+    /// A lease that is renewed, that nobody waits for; without a limit to those who do.
+    pub(crate) fn new(name: Name, lease: Duration) -> Wanted {
+        Wanted {
+            name,
+            mode: Mode::Exclusive,
+            lease,
+            fixed: false,
+            fair: false,
+            together: false,
+            goes_on: false,
+            wait: false,
+            limit: usize::MAX,
+            max_hold: None,
+            tick: None,
+            turn: Turn::Skip,
+            question: None,
+            data: None,
+        }
+    }
 }
 
 /// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.
@@ -59,14 +99,33 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) enum Unacquired {
     Error(Error),
-    /// The tick was run, or skipped.
+    /// The tick was run, or a later one was begun.
     Over,
+    /// The tick was never begun, and never is.
+    Skipped,
     /// The tick comes only after this, by the store's clock.
     #[cfg_attr(
         not(feature = "scheduler"),
         allow(dead_code, reason = "only ticks have a time")
     )]
     Early(Duration),
+    /// An earlier tick is to be run first: the latest one, as it has not ended, or one that comes after that.
+    #[cfg_attr(
+        not(feature = "scheduler"),
+        allow(dead_code, reason = "only ticks come after others")
+    )]
+    Behind {
+        latest: TickTime,
+        is_open: bool,
+    },
+    /// What was asked.
+    #[cfg_attr(
+        not(feature = "scheduler"),
+        allow(dead_code, reason = "only jobs are asked about")
+    )]
+    Report(JobReport),
+    /// So many permits are held.
+    InUse(u64),
 }
 
 impl Unacquired {
@@ -74,7 +133,12 @@ impl Unacquired {
     pub(crate) fn into_error(self, key: &Key) -> Error {
         match self {
             Unacquired::Error(error) => error,
-            Unacquired::Over | Unacquired::Early(_) => Error::Busy {
+            Unacquired::Over
+            | Unacquired::Skipped
+            | Unacquired::Early(_)
+            | Unacquired::Behind { .. }
+            | Unacquired::Report(_)
+            | Unacquired::InUse(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -89,6 +153,61 @@ impl Acquire {
             wanted,
             state: State::New,
         }
+    }
+
+    /// A writer's way to a reader: what is held is given back, and nobody writes in between.
+    pub(crate) fn downgrade(held: &Held) -> Self {
+        let (ticket, waiter, since) = held.handle.node().downgrade(&held.name, held.ticket);
+        // The lease is that of what is held.
+        let wanted = Wanted {
+            mode: Mode::Read,
+            fixed: held.is_fixed(),
+            wait: true,
+            ..Wanted::new(held.name.clone(), Duration::ZERO)
+        };
+        let state = State::Waiting(Waiting {
+            ticket,
+            waiter,
+            since,
+            waits: false,
+        });
+        Acquire {
+            handle: held.handle.clone(),
+            wanted,
+            state,
+        }
+    }
+
+    /// Enters for all of these at one moment: every one is granted, or none. `None` where somebody of this process is in the
+    /// way, or they are not of one kind and server: nobody entered.
+    ///
+    /// # Errors
+    /// Bad input.
+    pub(crate) fn together(handle: &Handle, wanted: Vec<Wanted>) -> Result<Option<Vec<Acquire>>, Error> {
+        let mut all: Vec<_> = wanted
+            .into_iter()
+            .map(|wanted| Acquire::new(handle.clone(), wanted))
+            .collect();
+        if all
+            .windows(2)
+            .any(|two| two[0].wanted.name.kind != two[1].wanted.name.kind)
+        {
+            return Ok(None);
+        }
+        let enter = |acquire: &Acquire| Ok((acquire.wanted.name.clone(), acquire.check()?));
+        let wanted: Result<Vec<_>, Error> = all.iter().map(enter).collect();
+        let Some(entered) = handle.node().join_together(&wanted?) else {
+            return Ok(None);
+        };
+        for (acquire, (ticket, waiter, since)) in all.iter_mut().zip(entered) {
+            acquire.state = State::Waiting(Waiting {
+                ticket,
+                waiter,
+                since,
+                waits: false,
+            });
+        }
+        Ok(Some(all))
     }
 
     /// What is acquired.
@@ -112,14 +231,14 @@ impl Acquire {
                     )
                 });
                 let node = self.handle.node();
-                node.failed(&node.servers.of(&self.wanted.name), Failed::Caller, &source);
+                node.failed(node.servers.of(&self.wanted.name), Failed::Caller, &source);
                 Error::Store { key, source }
             }
         }
     }
 
     /// Bad input is told before anything is asked.
-    fn check(&self) -> Result<AcquireOptions, Error> {
+    pub(crate) fn check(&self) -> Result<AcquireOptions, Error> {
         let (options, node) = (self.handle.options(), self.handle.node());
         let key = self.key();
         let length = key.as_bytes().len();
@@ -130,26 +249,52 @@ impl Acquire {
                 limit: options.max_key,
             });
         }
+        if let Mode::Permits(Permits { weight, capacity }) = self.wanted.mode
+            && !(1..=capacity).contains(&weight)
+        {
+            return Err(Error::Options(OptionsError(format!(
+                "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
+            ))));
+        }
         if node.is_forked() {
             return Err(Error::Closed {
                 key: key.clone(),
                 why: ClosedCause::Forked,
             });
         }
+        // Whoever tries is told that it is busy, and of permits a task may have several.
+        if self.wanted.wait
+            && !self.wanted.mode.is_of_permits()
+            && let Some(held) = scope::find(node, &self.wanted.name)
+        {
+            return Err(Error::WouldDeadlock {
+                key: key.clone(),
+                is_upgrade: held.mode == Mode::Read && self.wanted.mode == Mode::Exclusive,
+            });
+        }
         Ok(AcquireOptions {
             term: options.term(self.wanted.lease)?,
+            mode: self.wanted.mode,
             wait: self.wanted.wait,
             fixed: self.wanted.fixed,
+            solo: self.wanted.fair,
+            together: self.wanted.together,
             limit: self.wanted.limit,
+            max_hold: self.wanted.max_hold,
             // The store alone knows what becomes of a tick.
-            node_is_full: self.wanted.tick.is_none() && node.waiting() >= options.waiters_per_node,
+            node_is_full: self.wanted.name.kind != Kind::Job && node.waiting() >= options.waiters_per_node,
             mark: self.wanted.tick,
+            turn: self.wanted.turn,
+            question: self.wanted.question,
         })
     }
 
     fn enter(&mut self) -> Result<(), Error> {
         let options = self.check()?;
-        let (ticket, waiter, since) = self.handle.node().enter(&self.wanted.name, options);
+        let (ticket, waiter, since) =
+            self.handle
+                .node()
+                .join_line(&self.wanted.name, options, self.wanted.data.take());
         self.state = State::Waiting(Waiting {
             ticket,
             waiter,
@@ -176,19 +321,35 @@ impl Acquire {
         let since = waiting.waits.then_some(waiting.since);
         let answer = match decision {
             Ok(fence) => {
-                self.handle.node().fetched(name, waiting.ticket);
+                self.handle.node().fetched(name, waiting.ticket, &waiting.waiter);
                 let handle = self.handle.clone();
                 // First the guard: a subscriber that panics does not keep the lock.
-                let guard = Guard::new(handle, name.clone(), waiting.ticket, waiting.waiter, fence);
+                let held = Held::new(
+                    handle,
+                    (name.clone(), self.wanted.mode, self.wanted.fixed),
+                    waiting.ticket,
+                    waiting.waiter,
+                    fence,
+                );
+                let guard = Guard::new(held);
                 observe::granted(self.label(), name, fence);
                 Ok(guard)
             }
             Err(AcquireError::Over) => Err(Unacquired::Over),
+            Err(AcquireError::Skipped) => Err(Unacquired::Skipped),
             Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),
+            Err(AcquireError::Behind { latest, is_open }) => Err(Unacquired::Behind { latest, is_open }),
+            Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
+            Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
                 Err(Unacquired::Error(Error::Store { key, source }))
+            }
+            Err(AcquireError::Busy) if self.wanted.goes_on => {
+                return Err(Unacquired::Error(
+                    self.error(AcquireError::Busy, self.waited(since)),
+                ));
             }
             Err(why) => {
                 observe::denied(self.label(), name, &why);
@@ -198,9 +359,12 @@ impl Acquire {
         let told = match &answer {
             Ok(_) => Ok(()),
             Err(Unacquired::Error(error)) => Err(Some(error)),
-            Err(Unacquired::Over | Unacquired::Early(_)) => Err(None),
+            Err(_) => Err(None),
         };
-        observe::answered(name, || self.waited(since), told);
+        // A question is no wait for a lease.
+        if self.wanted.question.is_none() {
+            observe::answered(name, || self.waited(since), told);
+        }
         answer
     }
 
@@ -218,11 +382,18 @@ impl Acquire {
                 limit: self.handle.options().waiters_per_node,
             },
             AcquireError::Store(source) => Error::Store { key, source },
+            AcquireError::Lost(cause) => Error::Lost { key, cause },
             AcquireError::Closed => Error::Closed {
                 key,
                 why: ClosedCause::Shutdown,
             },
-            AcquireError::Busy | AcquireError::Over | AcquireError::Early(_) => Error::Busy { key, waited },
+            AcquireError::Busy
+            | AcquireError::Over
+            | AcquireError::Skipped
+            | AcquireError::Early(_)
+            | AcquireError::Behind { .. }
+            | AcquireError::Report(_)
+            | AcquireError::InUse(_) => Error::Busy { key, waited },
         }
     }
 }
@@ -236,7 +407,10 @@ impl Future for Acquire {
             && let Err(error) = this.enter()
         {
             this.state = State::Done;
-            observe::answered(&this.wanted.name, || Duration::ZERO, Err(Some(&error)));
+            // A question is no wait for a lease.
+            if this.wanted.question.is_none() {
+                observe::answered(&this.wanted.name, || Duration::ZERO, Err(Some(&error)));
+            }
             return Poll::Ready(Err(Unacquired::Error(error)));
         }
         let State::Waiting(waiting) = &mut this.state else {
@@ -263,7 +437,9 @@ impl Drop for Acquire {
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.wanted.name, waiting.ticket);
-            observe::gave_up(&self.wanted.name, || self.waited(since));
+            if self.wanted.question.is_none() {
+                observe::gave_up(&self.wanted.name, || self.waited(since));
+            }
         }
     }
 }

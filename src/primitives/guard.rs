@@ -2,44 +2,55 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+#[cfg(feature = "tower")]
+use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(feature = "tower")]
+use std::task::Context;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+#[cfg(feature = "tower")]
+use tokio_util::sync::WaitForCancellationFutureOwned;
+#[cfg(feature = "tower")]
+use tokio_util::task::TaskTracker;
 
-use crate::driver::handle::Handle;
-use crate::driver::waiter::Waiter;
+#[cfg(feature = "tower")]
+use crate::driver::node::Node;
 use crate::error::{ClosedCause, Error, LostCause};
 use crate::key::Key;
-use crate::observe::{self, Began};
-use crate::protocol::message::{Fence, Name};
-use crate::protocol::step::{Outcome, Ticket};
+use crate::observe;
+use crate::primitives::blocking::block_on;
+use crate::primitives::held::Held;
+use crate::primitives::scope;
+use crate::protocol::message::{Fence, TickTime};
+#[cfg(feature = "tower")]
+use crate::protocol::message::{Mode, Name};
+use crate::protocol::step::{Input, Outcome, Ticket};
 
 /// The lock is held while this lives and [`is_held`](Self::is_held).
 ///
-/// Dropping it releases the lock in the background, also outside of a runtime, and also when the runtime has ended.
+/// Dropping it releases the lock in the background, also outside of a runtime, and also when the runtime has ended. Where
+/// there are several ([`again`](Self::again)) the last of them does.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Lease,
     done: bool,
+    /// It is one of several, whose tasks may differ.
+    #[cfg(feature = "tower")]
+    is_shared: bool,
+    /// How one of several sees that it is over.
+    #[cfg(feature = "tower")]
+    watch: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 /// Sees a lock that somebody else holds: for the handler behind a layer, and for tasks that work under a guard. Cheap
 /// to clone. It does not keep the lock.
 #[derive(Clone)]
 pub struct Lease {
-    held: Arc<Held>,
-}
-
-struct Held {
-    handle: Handle,
-    name: Name,
-    ticket: Ticket,
-    waiter: Arc<Waiter>,
-    fence: Fence,
-    began: Began,
+    pub(crate) held: Arc<Held>,
 }
 
 impl Lease {
@@ -51,6 +62,11 @@ impl Lease {
     /// The fencing token of this holding. It is larger than that of every holding of the key before it. Send it with
     /// each write, and let the resource refuse smaller ones: no lock can stop a process between its check and its
     /// write.
+    ///
+    /// Holdings that do not exclude each other, those of readers or of a semaphore's permits, are not ordered among
+    /// themselves: a reader that its node lets in by a lease which it has already may have a smaller token than an earlier
+    /// reader of another node. A writer's is larger than those of all readers before it, and smaller than those of all
+    /// after it.
     pub fn fence(&self) -> Fence {
         self.held.fence
     }
@@ -58,20 +74,12 @@ impl Lease {
     /// Nobody else holds the lock at this moment, under the [guarantees](crate#guarantees). It compares the deadline
     /// with the clock, so a process that was stopped and woke up is told `false` before anything else.
     pub fn is_held(&self) -> bool {
-        self.held
-            .handle
-            .node()
-            .remaining(&self.held.name, self.held.ticket)
-            .is_some()
+        self.held.is_held()
     }
 
     /// How long it would still be held if no renewal came through; zero when it is held no more.
     pub fn remaining(&self) -> Duration {
-        self.held
-            .handle
-            .node()
-            .remaining(&self.held.name, self.held.ticket)
-            .unwrap_or_default()
+        self.held.remaining().unwrap_or_default()
     }
 
     /// Waits until it is held no more: lost, or released.
@@ -92,18 +100,100 @@ impl Lease {
         self.end_token().child_token()
     }
 
+    /// Waits until it is renewed no more: it was held for as long as [`max_hold`](crate::Mutex::max_hold) allows, or it is
+    /// over. In the first case [`remaining`](Self::remaining) is what is left to come to an end.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+        self.held.waiter.overdue_token().cancelled_owned()
+    }
+
     /// The one token that is cancelled when it is held no more.
     pub(crate) fn end_token(&self) -> CancellationToken {
         self.held.waiter.token()
     }
 
     /// Why it is held no more, if that is known.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
     pub(crate) fn over(&self) -> Option<LostCause> {
         self.held.waiter.over()
     }
 
-    /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost.
+    /// A guard on the same lease, which then ends with the last of its guards: for what goes on when the handler has
+    /// answered, a stream, an upgraded connection or a task.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let first = locks.mutex("account:42").lock().await?;
+    /// let second = first.lease().again()?;
+    /// first.release().await?;
+    /// assert!(second.is_held());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is over, or its last guard was dropped.
+    pub fn again(&self) -> Result<Guard, Error> {
+        if !self.is_held() || !self.held.join() {
+            return Err(self.held.lost());
+        }
+        Ok(Guard {
+            lease: self.clone(),
+            done: false,
+            #[cfg(feature = "tower")]
+            is_shared: true,
+            #[cfg(feature = "tower")]
+            watch: None,
+        })
+    }
+
+    /// Runs `work` with the knowledge that this lock is held: a `lock` of the same key inside of it is
+    /// [`Error::WouldDeadlock`] at once, where it would wait for itself, and a layer inside of it passes this lease on.
+    /// [`run`](Self::run), [`Mutex::with`](crate::Mutex::with) and layers do so by themselves.
+    ///
+    /// It holds for what is polled inside. Tasks that are spawned inside know nothing of it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work.
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        let held = self.held.clone();
+        async move {
+            let mut work = pin!(work);
+            poll_fn(|cx| {
+                let _scope = scope::enter([&held]);
+                work.as_mut().poll(cx)
+            })
+            .await
+        }
+    }
+
+    /// It is one of that lock, and nobody else has one beside it.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_alone_on(&self, node: &Arc<Node>, name: &Name) -> bool {
+        self.held.is_on(node, name) && self.held.mode == Mode::Exclusive
+    }
+
+    /// The code that is being polled holds something.
+    #[cfg(feature = "tower")]
+    pub(crate) fn any_here(node: &Arc<Node>) -> bool {
+        scope::any(node)
+    }
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
+        self.held.is_of(node)
+    }
+
+    /// What is held of `name`, alone, by the code that is being polled.
+    #[cfg(feature = "tower")]
+    pub(crate) fn held_here(node: &Arc<Node>, name: &Name) -> Option<Lease> {
+        let lease = scope::find(node, name).map(|held| Lease { held })?;
+        (lease.held.mode == Mode::Exclusive).then_some(lease)
+    }
+
+    /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost. The work is in
+    /// [`scope`](Self::scope).
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease was lost before the work was done, or when the deadline had passed when it was:
@@ -118,41 +208,43 @@ impl Lease {
         poll_fn(|cx| {
             // Asked before each step: whoever slept past the deadline must not take another.
             if lost.as_mut().poll(cx).is_ready() || !self.is_held() {
-                return Poll::Ready(Err(self.error()));
+                return Poll::Ready(Err(self.held.lost()));
             }
+            let _scope = scope::enter([&self.held]);
             match work.as_mut().poll(cx) {
                 Poll::Ready(done) if self.is_held() => Poll::Ready(Ok(done)),
-                Poll::Ready(_) => Poll::Ready(Err(self.error())),
+                Poll::Ready(_) => Poll::Ready(Err(self.held.lost())),
                 Poll::Pending => Poll::Pending,
             }
         })
         .await
     }
-
-    fn error(&self) -> Error {
-        let cause = self.held.waiter.over().unwrap_or(LostCause::Deadline);
-        Error::Lost {
-            key: self.key().clone(),
-            cause,
-        }
-    }
 }
 
 impl Guard {
-    pub(crate) fn new(handle: Handle, name: Name, ticket: Ticket, waiter: Arc<Waiter>, fence: Fence) -> Self {
+    /// The first guard of a holding.
+    pub(crate) fn new(held: Held) -> Self {
         Guard {
-            lease: Lease {
-                held: Arc::new(Held {
-                    began: Began::at(|| handle.node().clock.now().as_nanos()),
-                    handle,
-                    name,
-                    ticket,
-                    waiter,
-                    fence,
-                }),
-            },
+            lease: Lease { held: Arc::new(held) },
             done: false,
+            #[cfg(feature = "tower")]
+            is_shared: false,
+            #[cfg(feature = "tower")]
+            watch: None,
         }
+    }
+
+    /// See [`Lease::again`].
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is over.
+    pub fn again(&self) -> Result<Guard, Error> {
+        self.lease.again()
+    }
+
+    /// See [`Lease::scope`].
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        self.lease.scope(work)
     }
 
     /// A view of it, for others. It outlives the guard, and says so.
@@ -198,6 +290,32 @@ impl Guard {
         self.lease.run(work).await
     }
 
+    /// For what is polled under it; see [`Lease::scope`].
+    #[cfg(feature = "tower")]
+    pub(crate) fn enter(&self) -> scope::Scope {
+        scope::enter([&self.lease.held])
+    }
+
+    /// Ready when it is held no more. The first guard costs no token: its task is woken where it waited for the grant. One
+    /// of several may be in another task, and has a token of its own.
+    #[cfg(feature = "tower")]
+    pub(crate) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.is_held() {
+            return Poll::Ready(());
+        }
+        if !self.is_shared {
+            return self.lease.held.waiter.poll_over(cx);
+        }
+        let token = || Box::pin(self.lease.end_token().cancelled_owned());
+        self.watch.get_or_insert_with(token).as_mut().poll(cx)
+    }
+
+    /// Where work goes that outlives its caller.
+    #[cfg(feature = "tower")]
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        self.lease.held.handle.tasks()
+    }
+
     /// Told after the store: a recorder that panics does not keep the lock.
     fn tell_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
@@ -205,7 +323,8 @@ impl Guard {
         observe::held(&held.name, held.began, now, || over);
     }
 
-    /// Gives the lock back, and says whether exclusivity held to this call.
+    /// Gives the lock back, and says whether exclusivity held to this call. While there are other guards of it
+    /// ([`again`](Self::again)) it says so and gives nothing back.
     ///
     /// # Errors
     /// [`Error::Lost`] when it did not. [`Error::Store`] when it did, but the store could not be told: the lock is
@@ -214,13 +333,41 @@ impl Guard {
     /// # Cancel safety
     /// The lock counts as given back from the first poll; dropping the future only loses the answer.
     pub async fn release(self) -> Result<(), Error> {
-        self.give_back(false).await
+        self.give_back(None).await
     }
 
-    /// Gives a job back whose tick was run to its end.
+    /// What is held, of which this is a guard.
+    pub(crate) fn held(&self) -> &Arc<Held> {
+        &self.lease.held
+    }
+
+    /// It is no guard any more, if it was the only one: whoever calls this gives back what was held, or goes on with it.
+    pub(crate) fn take(&mut self) -> bool {
+        self.done = self.lease.held.part_alone();
+        if self.done {
+            let over = self.lease.held.waiter.over();
+            self.lease.held.waiter.give_back();
+            self.tell_end(over);
+        }
+        self.done
+    }
+
+    /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
+    #[track_caller]
+    pub fn blocking_release(self) -> Result<(), Error> {
+        block_on(self.release())
+    }
+
+    /// Gives a job back whose tick was run to its end, and says whether that went well.
     #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) async fn finish(self) -> Result<(), Error> {
-        self.give_back(true).await
+    pub(crate) async fn finish(self, well: bool) -> Result<(), Error> {
+        self.give_back(Some(well)).await
     }
 
     /// The number of the attempt at its tick this is.
@@ -230,24 +377,97 @@ impl Guard {
         held.handle.node().attempt(&held.name, held.ticket)
     }
 
-    async fn give_back(mut self, finished: bool) -> Result<(), Error> {
-        let held = self.lease.held.clone();
-        let lost = held.waiter.over();
-        let node = held.handle.node();
-        if node.is_forked() {
-            // The parent holds it, and its driver is not here.
+    /// The tick before, if it had not ended when this one was granted: it is never run again.
+    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    pub(crate) fn overtook(&self) -> Option<TickTime> {
+        let held = &self.lease.held;
+        held.handle.node().overtook(&held.name, held.ticket)
+    }
+
+    /// One guard less. Where it was the last of its holding that counts as given back, and the key machine is to be told.
+    /// Answers why it was lost before, if it was.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a fork, whose parent holds it.
+    fn part(&mut self) -> Result<Parting, Error> {
+        let held = &self.lease.held;
+        if held.handle.node().is_forked() {
             self.done = true;
-            let why = ClosedCause::Forked;
             return Err(Error::Closed {
                 key: held.name.key.clone(),
-                why,
+                why: ClosedCause::Forked,
             });
         }
+        let lost = held.waiter.over();
+        // Asked before: as soon as this one is gone another may be the last, and give it back.
+        let is_held = self.is_held();
         self.done = true;
-        node.release(&held.name, held.ticket, finished);
-        self.tell_end(lost);
+        if held.part() {
+            held.waiter.give_back();
+            return Ok(Parting::Last { lost });
+        }
+        Ok(Parting::Stays {
+            over: (!is_held).then(|| held.lost()),
+        })
+    }
+
+    async fn give_back(mut self, finished: Option<bool>) -> Result<(), Error> {
+        match self.part()? {
+            Parting::Stays { over } => over.map_or(Ok(()), Err),
+            Parting::Last { lost } => {
+                let held = &self.lease.held;
+                held.handle.node().release(&held.name, held.ticket, finished);
+                self.tell_end(lost);
+                self.given_back(lost).await
+            }
+        }
+    }
+
+    /// Gives several back at once, and says whether exclusivity held to this call for all of them.
+    pub(crate) async fn give_back_all(mut guards: Vec<Guard>) -> Result<(), Error> {
+        let mut all = Ok(());
+        let mut last = Vec::new();
+        for (at, guard) in guards.iter_mut().enumerate() {
+            match guard.part() {
+                Ok(Parting::Last { lost }) => last.push((at, lost)),
+                Ok(Parting::Stays { over }) => all = all.and(over.map_or(Ok(()), Err)),
+                Err(error) => all = all.and(Err(error)),
+            }
+        }
+        drive_all(
+            last.iter().map(|(at, _)| &*guards[*at].lease.held),
+            Input::Release,
+        );
+        last.iter().for_each(|(at, lost)| guards[*at].tell_end(*lost));
+        for (at, lost) in last {
+            all = all.and(guards[at].given_back(lost).await);
+        }
+        all
+    }
+
+    /// Drops several at once.
+    pub(crate) fn drop_all(mut guards: Vec<Guard>) {
+        let last = |guard: &mut Guard| match guard.part() {
+            Ok(Parting::Last { lost }) => Some(lost),
+            _ => None,
+        };
+        let lost: Vec<_> = guards.iter_mut().map(last).collect();
+        let parted = || {
+            guards
+                .iter()
+                .zip(&lost)
+                .filter_map(|(guard, lost)| Some((guard, (*lost)?)))
+        };
+        drive_all(parted().map(|(guard, _)| &*guard.lease.held), Input::Cancel);
+        parted().for_each(|(guard, lost)| guard.tell_end(lost));
+    }
+
+    /// What became of the release.
+    async fn given_back(&self, lost: Option<LostCause>) -> Result<(), Error> {
+        let held = &self.lease.held;
+        let node = held.handle.node();
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
-        let key = held.name.key.clone();
+        let key = || held.name.key.clone();
         match outcome {
             Outcome::Kept => {
                 observe::released(node.events.label(), &held.name);
@@ -259,21 +479,39 @@ impl Guard {
                     node.events.lost(&held.name, cause);
                 }
                 let cause = lost.unwrap_or(cause);
-                Err(Error::Lost { key, cause })
+                Err(Error::Lost { key: key(), cause })
             }
             Outcome::Failed(source) => {
                 observe::release_failed(node.events.label(), &held.name, &source);
-                Err(Error::Store { key, source })
+                Err(Error::Store { key: key(), source })
             }
         }
     }
 }
 
+/// What a guard leaves behind that is given back.
+enum Parting {
+    /// Nothing: the lease is to be given back.
+    Last { lost: Option<LostCause> },
+    /// Others of its holding, which may be over.
+    Stays { over: Option<Error> },
+}
+
+/// Tells the key machines of the ends of several holdings, those of one node together.
+fn drive_all<'a>(held: impl Iterator<Item = &'a Held>, input: impl Fn(Ticket) -> Input) {
+    let held: Vec<_> = held.collect();
+    for of_node in held.chunk_by(|one, other| one.is_of(other.handle.node())) {
+        let inputs = of_node.iter().map(|held| (&held.name, input(held.ticket)));
+        of_node[0].handle.node().drive_each(inputs);
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.done && !self.lease.held.handle.node().is_forked() {
-            let held = &self.lease.held;
+        let held = &self.lease.held;
+        if !self.done && held.part() && !held.handle.node().is_forked() {
             let over = held.waiter.over();
+            held.waiter.give_back();
             held.handle.node().cancel(&held.name, held.ticket);
             self.tell_end(over);
         }

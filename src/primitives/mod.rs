@@ -1,7 +1,14 @@
 //! What callers use: thin faces over one key machine.
 
 pub(crate) mod acquire;
+pub(crate) mod blocking;
 pub(crate) mod guard;
+pub(crate) mod held;
+pub(crate) mod multi;
+pub(crate) mod multi_guard;
 pub(crate) mod mutex;
+pub(crate) mod rw_lock;
+pub(crate) mod scope;
+pub(crate) mod semaphore;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;

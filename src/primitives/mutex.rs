@@ -1,7 +1,7 @@
 //! An exclusive lock on one key, across every process that uses the store.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,19 +10,23 @@ use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
-use crate::protocol::message::Name;
+use crate::protocol::message::{Mode, Name};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
 /// Waiting is in order: within a process callers wait in one line, and processes wait in the store's queue. A lease
 /// that is handed on within the process goes to other processes after a burst, so nobody starves.
+/// [`fair`](Self::fair) serves everybody in the store's order instead.
 ///
 /// A lease lasts as long as [`Builder::lease`](crate::Builder::lease) says, 10 s unless set, and is renewed while the
 /// guard lives: it does not limit how long the lock is held. [`lease`](Self::lease) and [`fixed`](Self::fixed) say
 /// otherwise.
 ///
-/// There is no reentrancy: a task that locks what it holds waits for itself.
+/// There is no reentrancy: a task that locks what it holds waits for itself; [`Guard::again`] is another guard on the
+/// same lease. In the [scope](Guard::scope) of a guard, behind a layer too, such a `lock` is
+/// [`Error::WouldDeadlock`] at once.
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
@@ -30,18 +34,27 @@ pub struct Mutex {
     name: Name,
     lease: Duration,
     fixed: bool,
+    fair: bool,
     limit: usize,
+    max_hold: Option<Duration>,
 }
 
 impl Mutex {
     pub(crate) fn new(handle: Handle, key: Key) -> Self {
+        Mutex::named(handle, Name::lock(key))
+    }
+
+    /// The line for a lease of any kind.
+    pub(crate) fn named(handle: Handle, name: Name) -> Self {
         let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
         Mutex {
             handle,
-            name: Name::lock(key),
+            name,
             lease,
             fixed: false,
+            fair: false,
             limit,
+            max_hold: None,
         }
     }
 
@@ -65,10 +78,36 @@ impl Mutex {
         self
     }
 
+    /// First come, first served across all processes: each call waits with a place of its own in the store's queue, and
+    /// the lease is never handed on within the process. To be set by everybody who locks the key: who does not set it
+    /// is handed the lease by others of its process, before those who came earlier elsewhere.
+    ///
+    /// The order is that in which the store sees the calls. A place is lost when its process was not heard of for a lease, and
+    /// passed over, but kept, when it was not for two thirds of one.
+    ///
+    /// What it costs: each hand-over is a trip to the store and a push, where the default serves up to 256 callers of a
+    /// process for one trip; each waiting call is an entry in the store's queue, and is renewed each third of a lease in
+    /// a request of its own, where the default has one for the whole process. For tens of waiters of a key, not for
+    /// thousands. What the default costs: another process may wait for a burst, 20 ms, at each turn
+    /// ([`Builder::burst`](crate::Builder::burst)).
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
     /// of this and the limit of the [`Locks`](crate::Locks) counts.
     pub fn max_waiters(mut self, limit: usize) -> Self {
         self.limit = limit.min(self.handle.options().waiters_per_key);
+        self
+    }
+
+    /// Renew the lease no longer than this, counted from the grant, as a bound for work that hangs. At that moment the
+    /// holder is told ([`Lease::overdue`]), with an event, and has what is left of the lease, two thirds of it or more
+    /// while the store answers, to come to an end; then the lease is [lost](Guard::lost). Unless set there is no bound. A
+    /// [fixed](Self::fixed) lease has its own.
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.max_hold = Some(most);
         self
     }
 
@@ -81,13 +120,14 @@ impl Mutex {
     ///
     /// # Errors
     /// [`Error::Store`] when the store cannot be reached or refuses; a caller that waits already rides out an outage
-    /// of up to a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`], [`Error::Options`], [`Error::Closed`].
+    /// of up to a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::WouldDeadlock`], [`Error::Key`], [`Error::Options`],
+    /// [`Error::Closed`].
     ///
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the line, or the lock if it was granted meanwhile. The
     /// claim is withdrawn in the background.
     pub fn lock(&self) -> Lock {
-        self.enter(true)
+        self.enter(Mode::Exclusive, true)
     }
 
     /// Takes the lock if it is free and nobody waits for it; `None` if not. Answers without a round trip when this
@@ -99,11 +139,7 @@ impl Mutex {
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        match self.enter(false).await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(Error::Busy { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.try_enter(Mode::Exclusive).await
     }
 
     /// Waits for its turn, but no longer than `wait`. The wait is patience; it has nothing to do with how long the
@@ -117,21 +153,59 @@ impl Mutex {
     /// As [`lock`](Self::lock).
     ///
     /// # Panics
-    /// Outside of a tokio runtime with time enabled.
+    /// Where it has to wait, outside of a tokio runtime with time enabled.
     ///
     /// # Under a paused clock
     /// The wait goes by tokio's clock, the store by its own. Where tokio's is paused (`start_paused`) it jumps to the
     /// end of the wait as soon as nothing else is to be done, which is at once on Redis. Use
     /// [`Locks::memory`](crate::Locks::memory) in such tests: it answers in the caller's own thread.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        if wait.is_zero() {
-            return self.enter(false).await;
-        }
-        let mut lock = self.enter(true);
-        match tokio::time::timeout(wait, &mut lock).await {
-            Ok(result) => result,
-            Err(_) => Err(lock.0.gave_up(wait)),
-        }
+        self.enter_timeout(Mode::Exclusive, wait).await
+    }
+
+    /// As [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds the lock.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenure::Error> {
+    /// let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("account:42").blocking_lock()?;
+    /// guard.blocking_release()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Panics
+    /// In async code, as tokio's own `blocking_lock`: the thread drives other tasks, too. Call [`lock`](Self::lock) there, or
+    /// this one inside of `spawn_blocking`.
+    #[track_caller]
+    pub fn blocking_lock(&self) -> Result<Guard, Error> {
+        block_on(self.lock())
+    }
+
+    /// As [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps for a round trip.
+    ///
+    /// # Errors
+    /// As [`try_lock`](Self::try_lock).
+    ///
+    /// # Panics
+    /// As [`blocking_lock`](Self::blocking_lock).
+    #[track_caller]
+    pub fn blocking_try_lock(&self) -> Result<Option<Guard>, Error> {
+        block_on(self.try_lock())
+    }
+
+    /// As [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps, but no longer than `wait`.
+    ///
+    /// # Errors
+    /// As [`lock_timeout`](Self::lock_timeout).
+    ///
+    /// # Panics
+    /// As [`blocking_lock`](Self::blocking_lock).
+    #[track_caller]
+    pub fn blocking_lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
+        block_on(self.lock_timeout(wait))
     }
 
     /// Runs `work` under the lock and releases it. The work's future is dropped when the lease is lost.
@@ -159,16 +233,59 @@ impl Mutex {
         Ok(done)
     }
 
-    fn enter(&self, wait: bool) -> Lock {
-        let wanted = Wanted {
-            name: self.name.clone(),
-            lease: self.lease,
+    /// The lease is one of this lock's, whether or not it is over.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_of(&self, lease: &Lease) -> bool {
+        lease.is_alone_on(self.handle.node(), &self.name)
+    }
+
+    /// What is held of it by the code that is being polled.
+    #[cfg(feature = "tower")]
+    pub(crate) fn held_here(&self) -> Option<Lease> {
+        Lease::held_here(self.handle.node(), &self.name)
+    }
+
+    pub(crate) async fn try_enter(&self, mode: Mode) -> Result<Option<Guard>, Error> {
+        match self.enter(mode, false).await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(Error::Busy { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn enter_timeout(&self, mode: Mode, wait: Duration) -> Result<Guard, Error> {
+        if wait.is_zero() {
+            return self.enter(mode, false).await;
+        }
+        let mut lock = self.enter(mode, true);
+        // Who is answered at once needs no timer.
+        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(Pin::new(&mut lock).poll(cx))).await {
+            return result;
+        }
+        match tokio::time::timeout(wait, &mut lock).await {
+            Ok(result) => result,
+            Err(_) => Err(lock.0.gave_up(wait)),
+        }
+    }
+
+    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {
+        Lock(Acquire::new(self.handle.clone(), self.wanted(mode, wait)))
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn wanted(&self, mode: Mode, wait: bool) -> Wanted {
+        Wanted {
+            mode,
             fixed: self.fixed,
+            fair: self.fair,
             wait,
             limit: self.limit,
-            tick: None,
-        };
-        Lock(Acquire::new(self.handle.clone(), wanted))
+            max_hold: self.max_hold,
+            ..Wanted::new(self.name.clone(), self.lease)
+        }
     }
 }
 
@@ -199,6 +316,7 @@ impl fmt::Debug for Mutex {
             .field("key", self.key())
             .field("lease", &self.lease)
             .field("fixed", &self.fixed)
+            .field("fair", &self.fair)
             .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,110 @@
+//! What is held: shared by its guards and by whoever only looks at it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::driver::handle::Handle;
+use crate::driver::node::Node;
+use crate::driver::waiter::Waiter;
+use crate::error::{Error, LostCause};
+use crate::observe::Began;
+use crate::protocol::message::{Fence, Mode, Name};
+use crate::protocol::step::Ticket;
+
+/// One holding of a lease by a caller.
+pub(crate) struct Held {
+    pub(crate) handle: Handle,
+    pub(crate) name: Name,
+    pub(crate) mode: Mode,
+    /// It is never renewed: that it ends is no trouble.
+    fixed: bool,
+    pub(crate) ticket: Ticket,
+    pub(crate) waiter: Arc<Waiter>,
+    pub(crate) fence: Fence,
+    pub(crate) began: Began,
+    /// It is given back with the last of its guards.
+    guards: AtomicUsize,
+}
+
+impl Held {
+    /// With one guard.
+    pub(crate) fn new(
+        handle: Handle,
+        (name, mode, fixed): (Name, Mode, bool),
+        ticket: Ticket,
+        waiter: Arc<Waiter>,
+        fence: Fence,
+    ) -> Self {
+        Held {
+            began: Began::at(|| handle.node().clock.now().as_nanos()),
+            handle,
+            name,
+            mode,
+            fixed,
+            ticket,
+            waiter,
+            fence,
+            guards: AtomicUsize::new(1),
+        }
+    }
+
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// How long it would still be held without a renewal; `None` when it is held no more.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        self.handle.node().remaining(&self.name, self.ticket)
+    }
+
+    /// It is held at this moment.
+    pub(crate) fn is_held(&self) -> bool {
+        self.handle.node().is_held(&self.name, self.ticket, &self.waiter)
+    }
+
+    pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
+        Arc::ptr_eq(self.handle.node(), node)
+    }
+
+    pub(crate) fn is_on(&self, node: &Arc<Node>, name: &Name) -> bool {
+        self.name == *name && self.is_of(node)
+    }
+
+    /// One guard more, unless the last of them is gone.
+    pub(crate) fn join(&self) -> bool {
+        let more = |guards| (guards > 0).then_some(guards + 1);
+        let joined = self
+            .guards
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        joined.is_ok()
+    }
+
+    /// The only guard is no more, if there is only one.
+    pub(crate) fn part_alone(&self) -> bool {
+        let parted = self
+            .guards
+            .compare_exchange(1, 0, Ordering::AcqRel, Ordering::Acquire);
+        parted.is_ok()
+    }
+
+    /// One guard less. True for the last of them.
+    pub(crate) fn part(&self) -> bool {
+        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Why it is held no more.
+    pub(crate) fn lost(&self) -> Error {
+        // What is being given back is told as that before the store has answered.
+        let is_given_back = self.guards.load(Ordering::Acquire) == 0;
+        let cause = match (is_given_back, self.fixed) {
+            (true, _) => LostCause::Released,
+            (false, true) => LostCause::Ended,
+            (false, false) => LostCause::Deadline,
+        };
+        Error::Lost {
+            key: self.name.key.clone(),
+            cause: self.waiter.over().unwrap_or(cause),
+        }
+    }
+}

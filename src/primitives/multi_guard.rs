@@ -1,0 +1,277 @@
+//! What a caller holds of several locks.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, LostCause};
+use crate::key::Key;
+use crate::primitives::blocking::block_on;
+use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::scope;
+use crate::protocol::message::Fence;
+
+/// All locks of a [`Multi`](crate::Multi) are held while this lives and [`is_held`](Self::is_held).
+///
+/// Dropping it releases them in the background, as a [`Guard`] does.
+#[must_use = "the locks are released as soon as the guard is dropped"]
+pub struct MultiGuard {
+    lease: MultiLease,
+    guards: Vec<Guard>,
+}
+
+/// Sees several locks that somebody else holds: for tasks that work under a [`MultiGuard`]. Cheap to clone. It does not keep
+/// the locks.
+#[derive(Clone)]
+pub struct MultiLease {
+    leases: Arc<[Lease]>,
+    /// Cancelled when one of them is over. Made when it is asked for.
+    end: Arc<OnceLock<CancellationToken>>,
+}
+
+impl MultiLease {
+    /// What is locked, in the order in which it was locked, and the fencing token of each: see [`Lease::fence`].
+    pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
+        self.leases.iter().map(|lease| (lease.key(), lease.fence()))
+    }
+
+    /// The fencing token of a key. `None` for a key that is none of these. Of several [`Locks`](crate::Locks) that have the
+    /// key, the first one's.
+    pub fn fence(&self, key: impl Into<Key>) -> Option<Fence> {
+        let key = key.into();
+        let mut fences = self.fences();
+        fences.find(|(of, _)| **of == key).map(|(_, fence)| fence)
+    }
+
+    /// Nobody else holds any of the locks at this moment; see [`Lease::is_held`].
+    pub fn is_held(&self) -> bool {
+        self.leases.iter().all(Lease::is_held)
+    }
+
+    /// How long all of them would still be held if no renewal came through; zero when one of them is held no more.
+    pub fn remaining(&self) -> Duration {
+        let left = self.leases.iter().map(Lease::remaining);
+        left.min().unwrap_or_default()
+    }
+
+    /// Waits until one of them is held no more: lost, or released.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + use<> {
+        let (token, leases) = (self.end_token().clone(), self.leases.clone());
+        async move {
+            token.cancelled().await;
+            let cause = leases.iter().find_map(Lease::over);
+            cause.unwrap_or(LostCause::Released)
+        }
+    }
+
+    /// The same as a token: cancelled when one of them is held no more. Each call makes one of its own.
+    pub fn lost_token(&self) -> CancellationToken {
+        self.end_token().child_token()
+    }
+
+    /// Waits until one of them is renewed no more: it was held for as long as [`max_hold`](crate::Multi::max_hold) allows, or
+    /// it is over. In the first case [`remaining`](Self::remaining) is what is left to come to an end.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+        let each = self.leases.iter().map(|lease| Box::pin(lease.overdue()));
+        let mut all: Vec<_> = each.collect();
+        poll_fn(move |cx| {
+            if all.iter_mut().any(|one| one.as_mut().poll(cx).is_ready()) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+
+    fn end_token(&self) -> &CancellationToken {
+        self.end.get_or_init(|| {
+            let token = CancellationToken::new();
+            for lease in self.leases.iter() {
+                lease.held.waiter.tell_of_several(&token);
+            }
+            token
+        })
+    }
+
+    /// Why one of them is held no more.
+    fn over(&self) -> Option<Error> {
+        let lost = self.leases.iter().find(|lease| !lease.is_held());
+        lost.map(|lease| lease.held.lost())
+    }
+
+    /// Runs `work` with the knowledge that these locks are held; see [`Lease::scope`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work.
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        let leases = self.leases.clone();
+        async move {
+            let mut work = pin!(work);
+            poll_fn(|cx| {
+                let _scope = scope::enter(leases.iter().map(|lease| &lease.held));
+                work.as_mut().poll(cx)
+            })
+            .await
+        }
+    }
+
+    /// Runs `work` as long as all locks are held; its future is dropped when one of the leases is lost. The work is in
+    /// [`scope`](Self::scope).
+    ///
+    /// # Errors
+    /// [`Error::Lost`], as [`Lease::run`], about the first that was lost.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.end_token().cancelled());
+        poll_fn(|cx| {
+            // Asked before each step, and to be woken.
+            let _ = lost.as_mut().poll(cx);
+            if let Some(error) = self.over() {
+                return Poll::Ready(Err(error));
+            }
+            let _scope = scope::enter(self.leases.iter().map(|lease| &lease.held));
+            match (work.as_mut().poll(cx), self.over()) {
+                (Poll::Ready(_), Some(error)) => Poll::Ready(Err(error)),
+                (Poll::Ready(done), None) => Poll::Ready(Ok(done)),
+                (Poll::Pending, _) => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+impl MultiGuard {
+    pub(crate) fn new(guards: Vec<Guard>) -> Self {
+        let leases = guards.iter().map(Guard::lease).collect();
+        MultiGuard {
+            lease: MultiLease {
+                leases,
+                end: Arc::default(),
+            },
+            guards,
+        }
+    }
+
+    /// A view of it, for others. It outlives the guard, and says so.
+    pub fn lease(&self) -> MultiLease {
+        self.lease.clone()
+    }
+
+    /// Another guard on the same leases, which then end with the last of their guards; see [`Lease::again`].
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when one of the leases is over.
+    pub fn again(&self) -> Result<MultiGuard, Error> {
+        let guards: Result<Vec<_>, _> = self.guards.iter().map(Guard::again).collect();
+        Ok(MultiGuard {
+            lease: self.lease(),
+            guards: guards?,
+        })
+    }
+
+    /// See [`MultiLease::fences`].
+    pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
+        self.lease.fences()
+    }
+
+    /// See [`MultiLease::fence`].
+    pub fn fence(&self, key: impl Into<Key>) -> Option<Fence> {
+        self.lease.fence(key)
+    }
+
+    /// See [`MultiLease::is_held`].
+    pub fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    /// See [`MultiLease::remaining`].
+    pub fn remaining(&self) -> Duration {
+        self.lease.remaining()
+    }
+
+    /// See [`MultiLease::lost`].
+    pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + use<> {
+        self.lease.lost()
+    }
+
+    /// See [`MultiLease::lost_token`].
+    pub fn lost_token(&self) -> CancellationToken {
+        self.lease.lost_token()
+    }
+
+    /// See [`MultiLease::scope`].
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        self.lease.scope(work)
+    }
+
+    /// See [`MultiLease::run`].
+    ///
+    /// # Errors
+    /// [`Error::Lost`], as there.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        self.lease.run(work).await
+    }
+
+    /// Gives all locks back by one request, and says whether exclusivity held to this call for each of them.
+    ///
+    /// # Errors
+    /// As [`Guard::release`], about the first that failed. All of them are given back.
+    ///
+    /// # Cancel safety
+    /// The locks count as given back from the first poll; dropping the future only loses the answer.
+    pub async fn release(mut self) -> Result<(), Error> {
+        Guard::give_back_all(std::mem::take(&mut self.guards)).await
+    }
+
+    /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
+    #[track_caller]
+    pub fn blocking_release(self) -> Result<(), Error> {
+        block_on(self.release())
+    }
+}
+
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        Guard::drop_all(std::mem::take(&mut self.guards));
+    }
+}
+
+impl fmt::Debug for MultiLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fences = self.fences().map(|(key, fence)| (key, fence.get()));
+        f.debug_struct("MultiLease")
+            .field("fences", &fences.collect::<Vec<_>>())
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+impl fmt::Debug for MultiGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fences = self.fences().map(|(key, fence)| (key, fence.get()));
+        f.debug_struct("MultiGuard")
+            .field("fences", &fences.collect::<Vec<_>>())
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
