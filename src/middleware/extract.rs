@@ -12,6 +12,7 @@ use http::request::Parts;
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource, LockKey};
 use crate::middleware::layer::LockLayer;
+use crate::middleware::leases::Leases;
 use crate::observe;
 use crate::primitives::guard::Lease;
 
@@ -38,7 +39,7 @@ where
     ///
     /// # async fn withdraw() {}
     /// # let locks = Locks::memory();
-    /// let layer = LockLayer::from_extractors(&locks, |Path(id): Path<u64>| format!("account:{id}"));
+    /// let layer = LockLayer::from_extractors(&locks, |Path(id): Path<u64>| ("account", id));
     /// let app: Router = Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer);
     /// ```
     pub fn from_extractors(locks: &Locks, key: F) -> Self {
@@ -70,7 +71,7 @@ where
     /// let layer = LockLayer::from_extractors_with_state(
     ///     &locks,
     ///     app.clone(),
-    ///     |State(app): State<App>, Path(id): Path<u64>| format!("account:{}:{id}", app.region),
+    ///     |State(app): State<App>, Path(id): Path<u64>| ("account", app.region, id),
     /// );
     /// let app: Router =
     ///     Router::new().route("/accounts/{id}/withdraw", post(withdraw)).route_layer(layer).with_state(app);
@@ -90,7 +91,9 @@ where
 /// A closure over extractors that returns a key: what [`LockLayer::from_extractors`] takes. `S` is the router's state.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of extractors",
-    note = "give a closure whose arguments have types, `|Path(id): Path<u64>|`, that can be cloned and sent, takes one to eight extractors, and returns a `String`, a `Key`, an `Option` or a `Result` of one",
+    label = "does not make a key of extractors",
+    note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Path(id): Path<u64>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one",
+    note = "an extractor that reads the body, `Json` or `Form` for one, makes no key: it would read the body before the handler does, and without the lock; put what is locked into the path, the query or a header",
     note = "extractors that need the router's state, `State` for one, go into `LockLayer::from_extractors_with_state`"
 )]
 pub trait ExtractorFn<T, S = ()>: Clone + Send + Sync + 'static {
@@ -159,7 +162,7 @@ impl<F, T, S> std::fmt::Debug for FromExtractors<F, T, S> {
     }
 }
 
-/// The lease of the innermost [`LockLayer`] around the handler.
+/// The lease of the innermost [`LockLayer`] around the handler. Those of all of them are [`Leases`].
 ///
 /// Where a layer lets requests through without a lock (a key that is `None`, `OPTIONS`), ask for an `Option<Lease>`.
 impl<S: Sync> FromRequestParts<S> for Lease {
@@ -179,6 +182,15 @@ impl<S: Sync> OptionalFromRequestParts<S> for Lease {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Lease>, Infallible> {
         Ok(parts.extensions.get().cloned())
+    }
+}
+
+/// All leases of the request; none is no error.
+impl<S: Sync> FromRequestParts<S> for Leases {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Leases, Infallible> {
+        Ok(Leases::of(&parts.extensions))
     }
 }
 

@@ -3,45 +3,63 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::request::Parts;
 use http::{Request, Response};
 use pin_project::pin_project;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
-use crate::middleware::layer::OnLost;
-use crate::middleware::refusal::{Refusals, Refused};
-use crate::observe;
+use crate::middleware::completion::{Completion, release};
+use crate::middleware::layer::Settings;
+use crate::middleware::observer::Observer;
+use crate::middleware::refusal::Refused;
 use crate::primitives::guard::Guard;
-
-/// How long an answer waits at most until the store knows that the lock is free.
-const RELEASE_WAIT: Duration = Duration::from_millis(250);
+use crate::protocol::message::Fence;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What comes of a request at the door.
 pub(super) enum Entered {
-    /// It goes in; with a guard if it has a key.
-    In(Parts, Option<Guard>),
+    /// It goes in.
+    In(Parts, Admission),
     /// This is its answer.
     Refused(Response<RefusalBody>),
+}
+
+/// With what a request goes in. Nothing at all if it has no key.
+#[derive(Default)]
+pub(super) struct Admission {
+    pub(super) guard: Option<Guard>,
+    /// How long it waited.
+    pub(super) waited: Duration,
+    pub(super) observer: Option<Observer>,
 }
 
 /// The answer of a [`LockService`](crate::middleware::LockService).
 ///
 /// # Cancel safety
 /// Dropping it gives up the place in the line; or drops the handler's future, and after it gives back the lock in the
-/// background.
+/// background. A handler that [runs to completion](crate::LockLayer::run_to_completion) goes on, with its lock.
 #[pin_project]
 #[must_use = "futures do nothing until they are awaited"]
 pub struct ResponseFuture<S: Service<Request<B>>, B> {
     #[pin]
     state: State<S, B>,
-    refusals: Refusals,
+    settings: Arc<Settings>,
+    /// What the answer tells of its lock.
+    told: Told,
+    /// Sees the end of the request, however it ends.
+    observer: Option<Observer>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Told {
+    waited: Duration,
+    fence: Option<Fence>,
 }
 
 // The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
@@ -49,29 +67,21 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
 #[pin_project(project = Step, project_replace = Past)]
 enum State<S: Service<Request<B>>, B> {
     /// At the door: the key is looked for, then its lock is waited for.
-    Entering {
-        door: Boxed<Entered>,
-        inner: S,
-        body: B,
-        on_lost: OnLost,
-    },
+    Entering { door: Boxed<Entered>, inner: S, body: B },
     /// Inside, with the lock if there is a key. The inner service is made ready only now.
     Readying {
         inner: S,
         request: Request<B>,
         guard: Option<Guard>,
-        #[pin]
-        lost: Lost,
-        on_lost: OnLost,
     },
     /// The handler runs. Dropped in this order: first the work, then what protects it.
     Handling {
         #[pin]
         handler: S::Future,
         guard: Option<Guard>,
-        #[pin]
-        lost: Lost,
     },
+    /// The handler runs in a task of its own.
+    Completing(Completion<S::Response, S::Error>),
     /// The handler is done. Its answer waits for the lock to be free, so that whoever has the answer finds it free.
     Releasing {
         release: Boxed<()>,
@@ -81,43 +91,36 @@ enum State<S: Service<Request<B>>, B> {
     Done,
 }
 
-/// Watches over a lease; nothing to watch when `None`.
-type Lost = Option<WaitForCancellationFutureOwned>;
-
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
-    pub(super) fn locked(
-        door: Boxed<Entered>,
-        inner: S,
-        body: B,
-        on_lost: OnLost,
-        refusals: Refusals,
-    ) -> Self {
-        ResponseFuture {
-            state: State::Entering {
-                door,
-                inner,
-                body,
-                on_lost,
-            },
-            refusals,
-        }
+    pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
+        Self::new(State::Entering { door, inner, body }, settings)
     }
 
-    pub(super) fn unlocked(inner: S, request: Request<B>, refusals: Refusals) -> Self {
+    pub(super) fn unlocked(inner: S, request: Request<B>, settings: Arc<Settings>) -> Self {
         let state = State::Readying {
             inner,
             request,
             guard: None,
-            lost: None,
-            on_lost: OnLost::Tell,
         };
-        ResponseFuture { state, refusals }
+        Self::new(state, settings)
+    }
+
+    fn new(state: State<S, B>, settings: Arc<Settings>) -> Self {
+        ResponseFuture {
+            state,
+            settings,
+            told: Told::default(),
+            observer: None,
+        }
     }
 }
 
 impl<S, B, R> Future for ResponseFuture<S, B>
 where
     S: Service<Request<B>, Response = Response<R>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    R: Send + 'static,
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
@@ -127,26 +130,44 @@ where
     )]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (mut state, refusals) = (this.state, &*this.refusals);
+        let (mut state, settings, told) = (this.state, &**this.settings, this.told);
+        let refused = |why, parts: Option<&Parts>| {
+            let response = settings.refusals.refuse(why, None, parts);
+            Poll::Ready(Ok(response.map(ResponseBody::refusal)))
+        };
+        let answered = |answer: Result<Response<R>, S::Error>, told: &Told| {
+            Poll::Ready(answer.map(|mut response| {
+                settings
+                    .headers
+                    .add(response.headers_mut(), told.waited, told.fence);
+                response.map(ResponseBody::handler)
+            }))
+        };
         loop {
             match state.as_mut().project() {
                 Step::Entering { door, .. } => {
                     let entered = ready!(door.as_mut().poll(cx));
-                    let Past::Entering {
-                        inner, body, on_lost, ..
-                    } = state.as_mut().project_replace(State::Done)
+                    let Past::Entering { inner, body, .. } = state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("it was at the door")
                     };
                     match entered {
-                        Entered::In(parts, guard) => {
-                            let (request, lost) = (Request::from_parts(parts, body), watch(guard.as_ref()));
+                        Entered::In(
+                            parts,
+                            Admission {
+                                guard,
+                                waited,
+                                observer,
+                            },
+                        ) => {
+                            told.waited = waited;
+                            told.fence = guard.as_ref().map(Guard::fence);
+                            *this.observer = observer;
+                            let request = Request::from_parts(parts, body);
                             state.set(State::Readying {
                                 inner,
                                 request,
                                 guard,
-                                lost,
-                                on_lost,
                             });
                         }
                         Entered::Refused(response) => {
@@ -154,18 +175,19 @@ where
                         }
                     }
                 }
-                Step::Readying {
-                    inner, guard, lost, ..
-                } => {
+                Step::Readying { inner, guard, .. } => {
+                    // What the inner service does, it does with the knowledge of the lock.
+                    let scope = guard.as_ref().map(Guard::enter);
                     let ready = inner.poll_ready(cx);
                     // Whatever the option says: no handler starts without its lock.
-                    if is_lost(guard.as_ref(), lost, cx) {
+                    if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
                         let Past::Readying { request, .. } = state.as_mut().project_replace(State::Done)
                         else {
                             unreachable!("it was made ready")
                         };
+                        drop(scope);
                         let (parts, _) = request.into_parts();
-                        return Poll::Ready(Ok(lost_answer(refusals, Refused::Lost, Some(&parts))));
+                        return refused(Refused::Lost, Some(&parts));
                     }
                     if let Err(error) = ready!(ready) {
                         state.set(State::Done);
@@ -175,82 +197,67 @@ where
                         mut inner,
                         request,
                         guard,
-                        on_lost,
-                        ..
                     } = state.as_mut().project_replace(State::Done)
                     else {
                         unreachable!("it was made ready")
                     };
-                    let lost = if on_lost == OnLost::Cancel {
-                        watch(guard.as_ref())
-                    } else {
-                        None
-                    };
-                    state.set(State::Handling {
-                        handler: inner.call(request),
-                        guard,
-                        lost,
+                    let handler = inner.call(request);
+                    drop(scope);
+                    state.set(match guard {
+                        Some(guard) if settings.to_completion => {
+                            State::Completing(Completion::spawn(handler, guard, settings))
+                        }
+                        guard => State::Handling { handler, guard },
                     });
                 }
-                Step::Handling {
-                    handler,
-                    guard,
-                    mut lost,
-                } => {
+                Step::Handling { handler, guard } => {
                     // Asked before each step, and after the last one: whoever slept past the deadline takes no other.
-                    let watched = lost.is_some();
-                    if watched && is_lost(guard.as_ref(), lost.as_mut(), cx) {
+                    let cancels = guard.as_mut().filter(|_| settings.cancels());
+                    if cancels.is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
                         state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer(refusals, Refused::OutcomeUnknown, None)));
+                        return refused(Refused::OutcomeUnknown, None);
                     }
+                    let guarded = guard.as_ref();
+                    let scope = guarded.map(Guard::enter);
                     let answer = ready!(handler.poll(cx));
-                    if watched && is_lost(guard.as_ref(), lost, cx) {
-                        state.set(State::Done);
-                        return Poll::Ready(Ok(lost_answer(refusals, Refused::OutcomeUnknown, None)));
-                    }
+                    drop(scope);
+                    let is_held = guarded.is_none_or(Guard::is_held);
                     let guard = guard.take();
-                    state.set(match guard {
-                        Some(guard) => State::Releasing {
+                    if !is_held && settings.replaces() {
+                        state.set(State::Done);
+                        return refused(Refused::OutcomeUnknown, None);
+                    }
+                    match guard {
+                        Some(guard) if settings.releases_first() => state.set(State::Releasing {
                             release: Box::pin(release(guard)),
                             answer,
-                        },
-                        None => {
+                        }),
+                        guard => {
                             state.set(State::Done);
-                            return Poll::Ready(answer.map(|response| response.map(ResponseBody::handler)));
+                            drop(guard);
+                            return answered(answer, told);
                         }
-                    });
+                    }
+                }
+                Step::Completing(completion) => {
+                    let completed = ready!(completion.poll(cx));
+                    state.set(State::Done);
+                    return match completed {
+                        Some(answer) => answered(answer, told),
+                        None => refused(Refused::OutcomeUnknown, None),
+                    };
                 }
                 Step::Releasing { release, .. } => {
                     ready!(release.as_mut().poll(cx));
                     let Past::Releasing { answer, .. } = state.as_mut().project_replace(State::Done) else {
                         unreachable!("it was releasing")
                     };
-                    return Poll::Ready(answer.map(|response| response.map(ResponseBody::handler)));
+                    return answered(answer, told);
                 }
                 Step::Done => panic!("polled after it was ready"),
             }
         }
     }
-}
-
-fn watch(guard: Option<&Guard>) -> Lost {
-    guard.map(|guard| guard.lease().end_token().cancelled_owned())
-}
-
-fn is_lost(guard: Option<&Guard>, lost: Pin<&mut Lost>, cx: &mut Context<'_>) -> bool {
-    let told = lost.as_pin_mut().is_some_and(|lost| lost.poll(cx).is_ready());
-    told || guard.is_some_and(|guard| !guard.is_held())
-}
-
-fn lost_answer<R>(refusals: &Refusals, why: Refused, parts: Option<&Parts>) -> Response<ResponseBody<R>> {
-    observe::refused(&why, why.status().as_u16(), None);
-    refusals.answer(why, parts).map(ResponseBody::refusal)
-}
-
-/// Gives the lock back. A lease that was lost meanwhile has been told of, by the event and the [`Lease`](crate::Lease);
-/// a store that does not answer is told in the background.
-async fn release(guard: Guard) {
-    let _ = tokio::time::timeout(RELEASE_WAIT, guard.release()).await;
 }
 
 impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
@@ -259,6 +266,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
             State::Entering { .. } => "ResponseFuture::Entering",
             State::Readying { .. } => "ResponseFuture::Readying",
             State::Handling { .. } => "ResponseFuture::Handling",
+            State::Completing(_) => "ResponseFuture::Completing",
             State::Releasing { .. } => "ResponseFuture::Releasing",
             State::Done => "ResponseFuture::Done",
         })

@@ -1,14 +1,19 @@
 //! What is locked, for whom we wait, and how long.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use http::StatusCode;
+use http::header::HeaderName;
 use http::request::Parts;
 
 use crate::error::Error;
 use crate::locks::Locks;
+use crate::middleware::headers::Headers;
 use crate::middleware::key::{IntoLockKey, KeySource};
-use crate::middleware::refusal::{OnRefusal, Problem, Refusals, Refused};
+use crate::middleware::refusal::{OnRefusal, Refusals, Refused};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 
@@ -18,18 +23,23 @@ use crate::primitives::mutex::Mutex;
 pub struct LockLayer<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
-    pub(super) policy: Policy,
-    pub(super) refusals: Refusals,
+    pub(super) settings: Arc<Settings>,
 }
 
-/// How to enter, and what to do when the lease ends early.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Policy {
+/// What a layer was told. Shared by all of its requests.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
     wait: Wait,
     max_waiters: Option<usize>,
     lease: Option<Duration>,
-    pub(super) on_lost: OnLost,
+    max_hold: Option<Duration>,
+    release_before_answer: bool,
+    on_lost: OnLost,
+    pub(super) to_completion: bool,
     pub(super) include_options: bool,
+    pub(super) observe: bool,
+    pub(super) headers: Headers,
+    pub(super) refusals: Refusals,
 }
 
 /// What a request does that finds its key locked.
@@ -44,31 +54,46 @@ enum Wait {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// The handler goes on, and its [`Lease`](crate::Lease) tells: [`is_held`](crate::Lease::is_held),
-    /// [`lost`](crate::Lease::lost). Its answer is sent as it is.
-    #[default]
-    Tell,
     /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. What it had begun
-    /// elsewhere, a statement sent to a database say, may still happen: [fence](crate::Lease::fence) it.
+    /// elsewhere, a statement sent to a database say, may still happen: [fence](crate::Lease::fence) it. One that
+    /// [runs to completion](LockLayer::run_to_completion) is not dropped: for it this is [`Replace`](Self::Replace).
+    #[default]
     Cancel,
+    /// The handler goes on and its [`Lease`](crate::Lease) tells: [`is_held`](crate::Lease::is_held),
+    /// [`lost`](crate::Lease::lost). When it is done, its answer is replaced by 500, *outcome unknown*: it finished, but
+    /// somebody else may have been at work beside it.
+    Replace,
+    /// The handler goes on, its [`Lease`](crate::Lease) tells, and its answer is sent as it is. A process that was
+    /// suspended for longer than its lease writes over what others wrote meanwhile, unless the handler looks before each
+    /// write, or every write is fenced.
+    Tell,
 }
 
 impl<K: KeySource> LockLayer<K> {
     /// Locks what a [`KeySource`] names: a [ready-made one](crate::middleware::keys), or one of yours. For closures see
     /// [`by`](Self::by).
     pub fn new(locks: &Locks, key: K) -> Self {
-        let policy = Policy {
+        let settings = Settings {
             wait: Wait::UpTo(Duration::from_secs(5)),
             max_waiters: None,
             lease: None,
-            on_lost: OnLost::Tell,
+            max_hold: None,
+            release_before_answer: false,
+            on_lost: OnLost::default(),
+            to_completion: K::RETRIES,
             include_options: false,
+            observe: false,
+            headers: Headers::default(),
+            refusals: Refusals::new(if K::RETRIES {
+                Refused::InFlight
+            } else {
+                Refused::Busy
+            }),
         };
         LockLayer {
             locks: locks.clone(),
             key,
-            policy,
-            refusals: Refusals::new(Problem),
+            settings: Arc::new(settings),
         }
     }
 }
@@ -107,53 +132,146 @@ where
 }
 
 impl<K> LockLayer<K> {
-    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s.
-    /// Shorter: clients learn sooner that they should come back. Longer: more of them are served, and more of them stand in
-    /// line. It has nothing to do with how long the handler may take.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.policy.wait = if wait.is_zero() {
-            Wait::Skip
-        } else {
-            Wait::UpTo(wait)
-        };
+    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
         self
     }
 
-    /// Do not wait: whoever finds the key locked gets 423 at once.
-    pub fn skip(mut self) -> Self {
-        self.policy.wait = Wait::Skip;
-        self
+    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s.
+    /// Shorter: clients learn sooner that they should come back. Longer: more of them are served, and more of them stand in
+    /// line. It has nothing to do with how long the handler may take.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(|settings| {
+            settings.wait = if wait.is_zero() {
+                Wait::Skip
+            } else {
+                Wait::UpTo(wait)
+            };
+        })
+    }
+
+    /// Do not wait: whoever finds the key locked gets 423 at once, or 409 where the key is an
+    /// [`Idempotency-Key`](crate::middleware::keys::idempotency_key).
+    pub fn skip(self) -> Self {
+        self.set(|settings| settings.wait = Wait::Skip)
     }
 
     /// So many requests of this process may wait for one key; the next gets 429 at once. The default is what
     /// [`Builder::waiters_per_key`](crate::Builder::waiters_per_key) says, and so is the upper bound.
-    pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.policy.max_waiters = Some(limit);
-        self
+    pub fn max_waiters(self, limit: usize) -> Self {
+        self.set(|settings| settings.max_waiters = Some(limit))
     }
 
     /// Leases of this length instead of the default, renewed while the handler runs; see
     /// [`Mutex::lease`](crate::Mutex::lease). A length that makes no sense is answered with 500 and an error event.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.policy.lease = Some(lease);
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        self.set(|settings| settings.lease = Some(lease))
     }
 
-    /// What happens to a handler whose lease is lost while it runs. The default is [`OnLost::Tell`].
-    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.policy.on_lost = on_lost;
-        self
+    /// A bound for handlers that hang, and for services inside that never become ready. It bounds how long the lock is held;
+    /// a handler that [runs to completion](Self::run_to_completion) goes on without it, and its client is answered with
+    /// 500. After this long the handler is told
+    /// ([`Lease::overdue`](crate::Lease::overdue)), its lease is renewed no more, and when what is left of it is over, it
+    /// is lost; see [`Mutex::max_hold`](crate::Mutex::max_hold) and [`OnLost`]. The default is none.
+    pub fn max_hold(self, most: Duration) -> Self {
+        self.set(|settings| settings.max_hold = Some(most))
+    }
+
+    /// What happens to a handler whose lease is lost while it runs. The default is [`OnLost::Cancel`].
+    pub fn on_lost(self, on_lost: OnLost) -> Self {
+        self.set(|settings| settings.on_lost = on_lost)
+    }
+
+    /// Once the handler has begun it runs to its end, whether or not the client stays: in a task of its own, with the
+    /// lock. Else the handler of a client that leaves is dropped at an `await` and its lock given back, while what it had
+    /// begun elsewhere goes on: the client's retry then runs beside its first attempt. It is the default where the key is
+    /// an [`Idempotency-Key`](crate::middleware::keys::idempotency_key).
+    ///
+    /// A client that stays gets the answer, also that a panic is: it is carried over. So are the span and the subscriber of
+    /// [`tracing`]; task-local values of your own are not. [`Locks::shutdown`](crate::Locks::shutdown) waits for such
+    /// handlers, for as long as they have their lease. When that is lost the handler is told and goes on, and the client gets
+    /// 500, *outcome unknown*, at once; see [`OnLost`].
+    ///
+    /// # Panics
+    /// Requests do, outside of a tokio runtime.
+    pub fn run_to_completion(self, yes: bool) -> Self {
+        self.set(|settings| settings.to_completion = yes)
+    }
+
+    /// Send the answer only when the store knows that the lock is free, or has not answered for 250 ms. That costs each
+    /// request a round trip. A layer that was told to [`skip`](Self::skip) does so anyway: a client that has its answer
+    /// would else find its own lock busy. Where requests wait, the lock is given back while the answer is sent, and whoever
+    /// comes next waits a trip at most.
+    pub fn release_before_answer(self) -> Self {
+        self.set(|settings| settings.release_before_answer = true)
     }
 
     /// Lock `OPTIONS` requests too. By default they pass without a key being asked for: a browser's preflight changes
     /// nothing and should not wait.
-    pub fn include_options(mut self) -> Self {
-        self.policy.include_options = true;
-        self
+    pub fn include_options(self) -> Self {
+        self.set(|settings| settings.include_options = true)
     }
 
-    /// Answer whom the layer refuses with this instead of a [`Problem`]: a closure that is given the
-    /// [`RefusedRequest`](crate::middleware::RefusedRequest), or a type with [`OnRefusal`]. Answers of a key closure's
+    /// Lock nothing, and tell what would have happened: the handler runs at once, and beside it, never waited for, a
+    /// `try_lock` of a shadow of the key tells whether another request for the same key is under way. It is counted by
+    /// route (`tenure_observed_total`) and told (`overlap`). Nobody is refused, whatever the key. The way in for a team
+    /// that is not sure which routes need the layer, and what it would cost them. It is the work of a real lock for the
+    /// store. The figure is an upper bound: what the store is told of a request arrives a trip later, so requests that
+    /// follow each other within a trip or two count as an overlap.
+    ///
+    /// # Panics
+    /// Requests do, outside of a tokio runtime.
+    pub fn observe(self) -> Self {
+        self.set(|settings| settings.observe = true)
+    }
+
+    /// Tell clients how long their request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds: browsers
+    /// show it beside the request. Pages of other origins see it only where `Timing-Allow-Origin` lets them.
+    pub fn server_timing(self) -> Self {
+        self.set(|settings| settings.headers.server_timing = true)
+    }
+
+    /// Send the fence in this header of the handler's answers, for clients that pass it on to what they write to. Pages of
+    /// other origins see it only where CORS exposes the header (`Access-Control-Expose-Headers`).
+    ///
+    /// # Panics
+    /// If no header can have that name.
+    pub fn fence_header<N>(self, name: N) -> Self
+    where
+        N: TryInto<HeaderName>,
+        N::Error: fmt::Debug,
+    {
+        let name = name.try_into().expect("it is the name of a header");
+        self.set(|settings| settings.headers.fence = Some(name))
+    }
+
+    /// Refuse with this status instead of the one in the table of the [module](crate::middleware).
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tenure::{LockLayer, Locks, middleware::Refused};
+    ///
+    /// # let locks = Locks::memory();
+    /// let layer = LockLayer::by(&locks, |_| "import").skip().status(Refused::Busy, StatusCode::CONFLICT);
+    /// ```
+    pub fn status(self, why: Refused, status: StatusCode) -> Self {
+        self.set(|settings| settings.refusals.set_status(why, status))
+    }
+
+    /// What `Retry-After` says, rounded up to whole seconds, one at least and a day at most. The default is 1 to 3 s, at random, so that those who
+    /// were refused together do not come back together.
+    pub fn retry_after(self, after: Duration) -> Self {
+        self.set(|settings| settings.refusals.set_retry_after(after))
+    }
+
+    /// Where the `type` of a [`Problem`](crate::middleware::Problem) points to: this text, a `#` and the outcome's name. The
+    /// default is this crate's documentation of [`Refused`](crate::middleware::Refused).
+    pub fn problem_base(self, base: impl Into<Cow<'static, str>>) -> Self {
+        self.set(|settings| settings.refusals.set_base(base.into()))
+    }
+
+    /// Answer whom the layer refuses with this instead of a [`Problem`](crate::middleware::Problem): a closure that is given
+    /// the [`RefusedRequest`](crate::middleware::RefusedRequest), or a type with [`OnRefusal`]. Answers of a key closure's
     /// `Err` and of failing extractors are theirs, and do not pass through here.
     ///
     /// ```
@@ -161,33 +279,39 @@ impl<K> LockLayer<K> {
     /// use tenure::{LockLayer, Locks, middleware::{OnRefusal, Problem, Refused, RefusedRequest, keys}};
     ///
     /// # let locks = Locks::memory();
-    /// // What the draft of Idempotency-Key asks for: 409 while the first request with the key is under way.
-    /// let layer = LockLayer::new(&locks, keys::idempotency_key())
+    /// let layer = LockLayer::new(&locks, keys::fixed("import"))
     ///     .skip()
     ///     .on_refusal(|request: &RefusedRequest| match request.why() {
-    ///         Refused::Busy => Response::builder().status(409).body(String::from("it is under way")).unwrap(),
+    ///         Refused::Busy => Response::builder().status(409).body(String::from("one import at a time")).unwrap(),
     ///         _ => Problem.answer(request),
     ///     });
     /// ```
-    pub fn on_refusal(mut self, answer: impl OnRefusal) -> Self {
-        self.refusals = Refusals::new(answer);
-        self
+    pub fn on_refusal(self, answer: impl OnRefusal) -> Self {
+        self.set(|settings| settings.refusals.set_answer(answer))
     }
 }
 
-impl Policy {
-    /// Takes the lock as told, or says how the request is refused.
-    pub(super) async fn enter(self, mut mutex: Mutex) -> Result<Guard, (Refused, Option<Error>)> {
+impl Settings {
+    /// The lock of a key, as told.
+    pub(super) fn mutex(&self, mut mutex: Mutex) -> Mutex {
         if let Some(lease) = self.lease {
             mutex = mutex.lease(lease);
+        }
+        if let Some(most) = self.max_hold {
+            mutex = mutex.max_hold(most);
         }
         if let Some(limit) = self.max_waiters {
             mutex = mutex.max_waiters(limit);
         }
+        mutex
+    }
+
+    /// Takes the lock as told, or says how the request is refused.
+    pub(super) async fn enter(&self, mutex: &Mutex) -> Result<Guard, (Refused, Option<Error>)> {
         let entered = match self.wait {
             Wait::UpTo(wait) => mutex.lock_timeout(wait).await,
             Wait::Skip => match mutex.try_lock().await {
-                Ok(guard) => return guard.ok_or((Refused::Busy, None)),
+                Ok(guard) => return guard.ok_or((self.refusals.busy(), None)),
                 Err(error) => Err(error),
             },
         };
@@ -201,13 +325,28 @@ impl Policy {
             (why, Some(error))
         })
     }
+
+    /// The answer waits until the store knows that the lock is free.
+    pub(super) fn releases_first(&self) -> bool {
+        self.release_before_answer || matches!(self.wait, Wait::Skip)
+    }
+
+    /// The handler is dropped when its lease is lost.
+    pub(super) fn cancels(&self) -> bool {
+        self.on_lost == OnLost::Cancel && !self.to_completion
+    }
+
+    /// The answer of a handler whose lease was lost is not sent.
+    pub(super) fn replaces(&self) -> bool {
+        self.on_lost != OnLost::Tell
+    }
 }
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockLayer")
             .field("locks", &self.locks)
-            .field("policy", &self.policy)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

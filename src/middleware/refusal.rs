@@ -1,7 +1,9 @@
 //! How a request is answered that does not get its lock.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::fmt::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -10,6 +12,10 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::error::Error;
 use crate::middleware::body::{RefusalBody, boxed};
+use crate::observe;
+
+/// Where the outcomes are explained: an anchor for each variant.
+const PROBLEM_BASE: &str = "https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html";
 
 /// Why the layer answered a request itself. It stands in the response's extensions, where layers outside can tell such
 /// an answer from one of the handler's, count it, or put another in its place.
@@ -21,6 +27,9 @@ pub enum Refused {
     /// Another request has the lock, and this one was not to wait ([`skip`](crate::LockLayer::skip), or a
     /// [`wait`](crate::LockLayer::wait) of nothing): 423.
     Busy,
+    /// The same where the key is an [`Idempotency-Key`](crate::middleware::keys::idempotency_key): the request that it
+    /// names is under way. 409 with `Retry-After`, as the draft of that header asks.
+    InFlight,
     /// The wait was over before it was this request's turn ([`wait`](crate::LockLayer::wait)): 429 with `Retry-After`. No
     /// 503, for which a load balancer ejects a replica: one busy key says nothing about its other requests.
     WaitedTooLong,
@@ -33,8 +42,8 @@ pub enum Refused {
     Closed,
     /// The lease was lost before the handler began, so nothing was done: 503 with `Retry-After`.
     Lost,
-    /// The lease was lost while the handler ran, which was stopped ([`OnLost::Cancel`](crate::middleware::OnLost::Cancel))
-    /// and may have done a part of its work: 500 without `Retry-After`, as proxies send again what was answered with 503.
+    /// The lease was lost while the handler ran. It was stopped and may have done a part of its work, or it finished and
+    /// somebody else may have been at work beside it ([`OnLost`](crate::middleware::OnLost)): 500 without `Retry-After`, as proxies send again what was answered with 503.
     /// One that is told to repeat every 5xx (Envoy's `retry_on: 5xx`) repeats this as well.
     OutcomeUnknown,
     /// The request's key is empty, too long or malformed: 400.
@@ -82,6 +91,13 @@ impl Refused {
                 "Another request is at work on the same resource.",
                 false,
             ),
+            Refused::InFlight => row(
+                S::CONFLICT,
+                "InFlight",
+                "In flight",
+                "A request with the same Idempotency-Key is in flight. Nothing was done for this one.",
+                true,
+            ),
             Refused::WaitedTooLong => row(
                 S::TOO_MANY_REQUESTS,
                 "WaitedTooLong",
@@ -121,7 +137,7 @@ impl Refused {
                 S::INTERNAL_SERVER_ERROR,
                 "OutcomeUnknown",
                 "Outcome unknown",
-                "The request lost its exclusive access and was stopped. It may have been done in part.",
+                "The request lost its exclusive access while it was at work. It may have been done, in part or wholly.",
                 false,
             ),
             Refused::BadKey => row(
@@ -135,7 +151,7 @@ impl Refused {
                 S::BAD_REQUEST,
                 "NoKey",
                 "No key",
-                "The request does not say what it would lock: a header is missing.",
+                "The request does not say what it would lock: a header or a parameter is missing.",
                 false,
             ),
             Refused::BadOptions => row(
@@ -148,9 +164,26 @@ impl Refused {
         }
     }
 
-    /// The answer's status.
+    /// The answer's status, unless the layer was [told otherwise](crate::LockLayer::status).
     pub fn status(self) -> StatusCode {
         self.row().status
+    }
+
+    /// The value of the metric's label `why`.
+    fn label(self) -> &'static str {
+        match self {
+            Refused::Busy => "busy",
+            Refused::InFlight => "in_flight",
+            Refused::WaitedTooLong => "waited_too_long",
+            Refused::QueueFull => "queue_full",
+            Refused::StoreFailed => "store_failed",
+            Refused::Closed => "closed",
+            Refused::Lost => "lost",
+            Refused::OutcomeUnknown => "outcome_unknown",
+            Refused::BadKey => "bad_key",
+            Refused::NoKey => "no_key",
+            Refused::BadOptions => "bad_options",
+        }
     }
 
     /// What a client may read of it, a sentence or two.
@@ -169,7 +202,7 @@ impl From<&Error> for Refused {
             // Whoever held it may have begun.
             Error::Lost { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
-            Error::Options(_) => Refused::BadOptions,
+            Error::Options(_) | Error::WouldDeadlock { .. } => Refused::BadOptions,
         }
     }
 }
@@ -178,21 +211,13 @@ impl From<&Error> for Refused {
 #[derive(Debug)]
 pub struct RefusedRequest<'a> {
     why: Refused,
+    status: StatusCode,
     retry_after: Option<Duration>,
+    base: &'a str,
     parts: Option<&'a Parts>,
 }
 
 impl<'a> RefusedRequest<'a> {
-    fn new(why: Refused, parts: Option<&'a Parts>) -> Self {
-        // Not all at once: who was refused together would come back together.
-        let retry_after = why.row().retry.then(|| Duration::from_secs(fastrand::u64(1..=3)));
-        RefusedRequest {
-            why,
-            retry_after,
-            parts,
-        }
-    }
-
     /// Why.
     pub fn why(&self) -> Refused {
         self.why
@@ -200,7 +225,7 @@ impl<'a> RefusedRequest<'a> {
 
     /// The status that a [`Problem`] would have.
     pub fn status(&self) -> StatusCode {
-        self.why.status()
+        self.status
     }
 
     /// When the client might try again, in whole seconds; `None` where that is not for us to say.
@@ -276,14 +301,10 @@ impl OnRefusal for Problem {
 
     fn answer(&self, request: &RefusedRequest<'_>) -> Response<String> {
         let Row {
-            status,
-            name,
-            title,
-            detail,
-            ..
+            name, title, detail, ..
         } = request.why.row();
-        let kind =
-            format_args!("https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html#variant.{name}");
+        let RefusedRequest { status, base, .. } = *request;
+        let kind = format_args!("{base}#variant.{name}");
         let code = status.as_u16();
         let mut response = Response::new(format!(
             r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":"{detail}"}}"#
@@ -337,22 +358,118 @@ where
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
-        let request = RefusedRequest::new(Refused::from(&self), None);
+        let refusals = Refusals::new(Refused::Busy);
+        let request = refusals.request(Refused::from(&self), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
 }
 
-/// A layer's [`OnRefusal`], whatever its type: the layer's would otherwise name it everywhere.
+/// The text as it stands between the quotes of a JSON string (RFC 8259, 7).
+fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
+    let must_be_escaped = |c: char| matches!(c, '"' | '\\' | '\0'..='\x1f');
+    if !text.contains(must_be_escaped) {
+        return text;
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if must_be_escaped(c) {
+            write!(escaped, "\\u{:04x}", u32::from(c)).expect("a string takes all");
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped.into()
+}
+
+type Answering = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
+
+/// How a layer refuses.
 #[derive(Clone)]
-pub(super) struct Refusals(Arc<dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync>);
+pub(super) struct Refusals {
+    /// The layer's [`OnRefusal`], whatever its type: the layer's would otherwise name it everywhere.
+    answer: Option<Arc<Answering>>,
+    statuses: Vec<(Refused, StatusCode)>,
+    retry_after: Option<Duration>,
+    /// As it stands in JSON.
+    base: Cow<'static, str>,
+    busy: Refused,
+    /// That the layer is set up wrongly is told once: every request of a route would tell it.
+    told: Arc<AtomicBool>,
+}
 
 impl Refusals {
-    pub(super) fn new(answer: impl OnRefusal) -> Self {
-        Refusals(Arc::new(move |request| answer.answer(request).into_answer()))
+    /// `busy`: what finds its key locked and may not wait.
+    pub(super) fn new(busy: Refused) -> Self {
+        Refusals {
+            answer: None,
+            statuses: Vec::new(),
+            retry_after: None,
+            base: Cow::Borrowed(PROBLEM_BASE),
+            busy,
+            told: Arc::default(),
+        }
     }
 
-    pub(super) fn answer(&self, why: Refused, parts: Option<&Parts>) -> Response<RefusalBody> {
-        let Answer(mut response) = self.0(&RefusedRequest::new(why, parts));
+    pub(super) fn set_answer(&mut self, answer: impl OnRefusal) {
+        self.answer = Some(Arc::new(move |request| answer.answer(request).into_answer()));
+    }
+
+    pub(super) fn set_status(&mut self, why: Refused, status: StatusCode) {
+        self.statuses.retain(|(of, _)| *of != why);
+        self.statuses.push((why, status));
+    }
+
+    pub(super) fn set_retry_after(&mut self, after: Duration) {
+        let whole = after
+            .as_secs()
+            .saturating_add(u64::from(after.subsec_nanos() > 0));
+        self.retry_after = Some(Duration::from_secs(whole.clamp(1, 86_400)));
+    }
+
+    pub(super) fn set_base(&mut self, base: Cow<'static, str>) {
+        self.base = in_json(base);
+    }
+
+    pub(super) fn busy(&self) -> Refused {
+        self.busy
+    }
+
+    fn request<'a>(&'a self, why: Refused, parts: Option<&'a Parts>) -> RefusedRequest<'a> {
+        let Row { status, retry, .. } = why.row();
+        let chosen = self.statuses.iter().find(|(of, _)| *of == why);
+        // Not all at once: who was refused together would come back together.
+        let jittered = || Duration::from_secs(fastrand::u64(1..=3));
+        RefusedRequest {
+            why,
+            status: chosen.map_or(status, |(_, chosen)| *chosen),
+            retry_after: retry.then(|| self.retry_after.unwrap_or_else(jittered)),
+            base: &self.base,
+            parts,
+        }
+    }
+
+    /// Answers a request that gets no lock, and tells of it.
+    pub(super) fn refuse(
+        &self,
+        why: Refused,
+        error: Option<&Error>,
+        parts: Option<&Parts>,
+    ) -> Response<RefusalBody> {
+        let request = self.request(why, parts);
+        let Answer(mut response) = match &self.answer {
+            Some(answer) => answer(&request),
+            None => Problem.answer(&request).into_answer(),
+        };
+        let is_news = why == Refused::BadOptions && !self.told.swap(true, Ordering::Relaxed);
+        let route = parts.and_then(route);
+        let told = observe::Refusal {
+            why: why.row().name,
+            label: why.label(),
+            status: response.status().as_u16(),
+            route,
+            is_news,
+        };
+        observe::refused(&told, error);
         response.extensions_mut().insert(why);
         response
     }
@@ -360,6 +477,21 @@ impl Refusals {
 
 impl fmt::Debug for Refusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Refusals")
+        f.debug_struct("Refusals")
+            .field("statuses", &self.statuses)
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
     }
+}
+
+/// The route as it was declared, where axum knows it.
+#[cfg_attr(not(feature = "axum"), allow(unused_variables))]
+pub(super) fn route(parts: &Parts) -> Option<&str> {
+    #[cfg(feature = "axum")]
+    return parts
+        .extensions
+        .get::<axum::extract::MatchedPath>()
+        .map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    None
 }

@@ -1,8 +1,10 @@
 //! Finds the key, takes the lock, lets the request in.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{Method, Request, Response};
@@ -10,11 +12,13 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::error::Error;
-use crate::middleware::body::{RefusalBody, ResponseBody};
-use crate::middleware::future::{Entered, ResponseFuture};
+use crate::middleware::body::ResponseBody;
+use crate::middleware::future::{Admission, Entered, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
-use crate::middleware::refusal::{Answer, Refusals, Refused};
+use crate::middleware::leases;
+use crate::middleware::observer::{Observed, Observer};
+use crate::middleware::refusal::{Answer, Refused, route};
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
@@ -55,6 +59,9 @@ impl<S, K: KeySource> Layer<S> for LockLayer<K> {
 impl<S, K, B, R> Service<Request<B>> for LockService<S, K>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    R: Send + 'static,
     K: KeySource,
 {
     type Response = Response<ResponseBody<R>>;
@@ -70,36 +77,91 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
         let inner = self.inner.clone();
-        let policy = self.layer.policy;
-        if request.method() == Method::OPTIONS && !policy.include_options {
-            return ResponseFuture::unlocked(inner, request, self.layer.refusals.clone());
+        let settings = self.layer.settings.clone();
+        if request.method() == Method::OPTIONS && !settings.include_options {
+            return ResponseFuture::unlocked(inner, request, settings);
         }
         let (parts, body) = request.into_parts();
-        let door = Box::pin(enter(self.layer.clone(), parts));
-        ResponseFuture::locked(door, inner, body, policy.on_lost, self.layer.refusals.clone())
-    }
-}
-
-async fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
-    let choice = layer.key.key(&mut parts).await.into_lock_key().0;
-    let key = match choice {
-        Choice::Lock(key) => key,
-        Choice::Nothing => return Entered::In(parts, None),
-        Choice::Answer(Answer(response)) => return Entered::Refused(response),
-        Choice::Refuse(why) => return Entered::Refused(refuse(&layer.refusals, why, None, &parts)),
-    };
-    match layer.policy.enter(layer.locks.mutex(key)).await {
-        Ok(guard) => {
-            parts.extensions.insert(guard.lease());
-            Entered::In(parts, Some(guard))
+        let layer = self.layer.clone();
+        if settings.observe {
+            return ResponseFuture::locked(Box::pin(observe(layer, parts)), inner, body, settings);
         }
-        Err((why, error)) => Entered::Refused(refuse(&layer.refusals, why, error.as_ref(), &parts)),
+        ResponseFuture::locked(Box::pin(enter(layer, parts)), inner, body, settings)
     }
 }
 
-fn refuse(refusals: &Refusals, why: Refused, error: Option<&Error>, parts: &Parts) -> Response<RefusalBody> {
-    observe::refused(&why, why.status().as_u16(), error);
-    refusals.answer(why, Some(parts))
+#[allow(
+    clippy::manual_async_fn,
+    reason = "an async function would keep the parts twice, and its future is allocated for each request"
+)]
+fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = Entered> {
+    async move {
+        let choice = layer.key.key(&mut parts).await.into_lock_key().0;
+        let refuse = |why, error: Option<&Error>, parts: &Parts| {
+            Entered::Refused(layer.settings.refusals.refuse(why, error, Some(parts)))
+        };
+        let key = match choice {
+            Choice::Lock(key) => key,
+            Choice::Nothing => {
+                leases::insert(&mut parts, None);
+                return Entered::In(parts, Admission::default());
+            }
+            Choice::Answer(Answer(response)) => return Entered::Refused(response),
+            Choice::Refuse(why) => return refuse(why, None, &parts),
+        };
+        // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
+        // meanwhile begins nothing; else it would wait for ever.
+        let is_closing = |parts: &Parts| layer.locks.is_closing() && !leases::has_any(parts, &layer.locks);
+        if is_closing(&parts) {
+            return refuse(Refused::Closed, None, &parts);
+        }
+        let mutex = layer.settings.mutex(layer.locks.mutex(key));
+        // What the request holds already it does not wait for.
+        let held = leases::held(&parts, &mutex);
+        let since = layer.settings.headers.server_timing.then(|| layer.locks.now());
+        let entered = match held {
+            Some(lease) => lease.again().map_err(|error| (Refused::Lost, Some(error))),
+            None => layer.settings.enter(&mutex).await,
+        };
+        match entered {
+            // It began while this one waited.
+            Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
+            Ok(guard) => {
+                leases::insert(&mut parts, Some(&guard.lease()));
+                let waited = since.map_or(Duration::ZERO, |since| layer.locks.now().since(since));
+                let admission = Admission {
+                    guard: Some(guard),
+                    waited,
+                    observer: None,
+                };
+                Entered::In(parts, admission)
+            }
+            Err((why, error)) => refuse(why, error.as_ref(), &parts),
+        }
+    }
+}
+
+/// Lets everybody in, and sees whether they would have met.
+async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
+    let choice = layer.key.key(&mut parts).await.into_lock_key().0;
+    let observer = match choice {
+        // Real layers with one key share its lease.
+        Choice::Lock(key) if Observed::has(&parts, &key) => None,
+        Choice::Lock(key) => {
+            Observed::insert(&mut parts, &key);
+            Observer::spawn(&layer.locks, &key, &parts)
+        }
+        Choice::Nothing => None,
+        Choice::Answer(_) | Choice::Refuse(_) => {
+            observe::observed("refused", route(&parts));
+            None
+        }
+    };
+    let admission = Admission {
+        observer,
+        ..Admission::default()
+    };
+    Entered::In(parts, admission)
 }
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {

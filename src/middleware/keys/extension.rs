@@ -1,0 +1,113 @@
+//! What layers outside found out.
+
+use std::any::type_name;
+use std::borrow::Cow;
+use std::fmt;
+use std::future::{Future, ready};
+use std::marker::PhantomData;
+
+use http::request::Parts;
+
+use crate::key::Key;
+use crate::middleware::key::{Choice, IntoLockKey, KeySource, LockKey};
+#[cfg(doc)]
+use crate::middleware::keys::header::Header;
+use crate::middleware::keys::path::sent_path;
+use crate::middleware::keys::seldom::Seldom;
+use crate::middleware::keys::value::named;
+use crate::middleware::refusal::Refused;
+use crate::observe;
+
+/// A lock made of an extension of the request: of the user, say, whom a layer outside has authenticated.
+///
+/// The key is what the closure returns: [a key](IntoLockKey), `None` for no lock, or a refusal. A bare number is a key
+/// like any other; say what it is about, with a tuple or with [`named`](Extension::named).
+///
+/// A request without the extension is a fault of the program: no layer put it there, or one that comes later. It gets
+/// 500 ([`BadOptions`](Refused::BadOptions)), and the event `extension_missing` says what is missing and for which path,
+/// once a minute for each route. It never passes without a lock.
+///
+/// ```
+/// use tenure::{LockLayer, Locks, middleware::keys};
+///
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// # let locks = Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::extension(|user: &User| ("user", user.id))); // user:42
+/// let layer = LockLayer::new(&locks, keys::extension(|user: &User| user.id).named("user")); // the same
+/// ```
+pub fn extension<E, F, R>(key: F) -> Extension<E, F>
+where
+    E: Send + Sync + 'static,
+    F: Fn(&E) -> R + Clone + Send + Sync + 'static,
+    R: IntoLockKey + Send,
+{
+    Extension {
+        key,
+        prefix: None,
+        missing: Seldom::default(),
+        of: PhantomData,
+    }
+}
+
+/// A lock made of an extension. Made by [`extension`].
+pub struct Extension<E, F> {
+    key: F,
+    prefix: Option<Cow<'static, str>>,
+    missing: Seldom,
+    of: PhantomData<fn(&E)>,
+}
+
+impl<E, F> Extension<E, F> {
+    /// Chooses what stands in front of the key that the closure returns, as [`Header::named`] does: `user:42`. The name is
+    /// taken as it is. In the closure's key `:` and `%` are escaped, as in a tuple.
+    pub fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
+        self.prefix = Some(named(name));
+        self
+    }
+}
+
+impl<E, F, R> KeySource for Extension<E, F>
+where
+    E: Send + Sync + 'static,
+    F: Fn(&E) -> R + Clone + Send + Sync + 'static,
+    R: IntoLockKey + Send,
+{
+    type Key = LockKey;
+
+    fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
+        let Some(extension) = parts.extensions.get::<E>() else {
+            let is_news = self.missing.is_news(parts);
+            observe::extension_missing(type_name::<E>(), sent_path(parts), is_news);
+            return ready(LockKey::refuse(Refused::BadOptions));
+        };
+        ready(match ((self.key)(extension).into_lock_key().0, &self.prefix) {
+            (Choice::Lock(key), Some(_)) if key.as_bytes().is_empty() => LockKey::refuse(Refused::BadKey),
+            (Choice::Lock(key), Some(prefix)) => LockKey::lock(Key::prefixed(prefix, key.as_bytes())),
+            (choice, _) => LockKey(choice),
+        })
+    }
+}
+
+impl<E, F: Clone> Clone for Extension<E, F> {
+    fn clone(&self) -> Self {
+        Extension {
+            key: self.key.clone(),
+            prefix: self.prefix.clone(),
+            missing: self.missing.clone(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<E, F> fmt::Debug for Extension<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extension")
+            .field("of", &type_name::<E>())
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}

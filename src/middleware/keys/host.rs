@@ -1,0 +1,126 @@
+//! The host that the request is for.
+
+use std::borrow::Cow;
+use std::future::{Future, ready};
+use std::net::Ipv6Addr;
+
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::Authority;
+
+use crate::middleware::key::LockKey;
+use crate::middleware::keys::value::{ByValue, MayBeMissing, Place, Value};
+use crate::middleware::refusal::Refused;
+
+/// A lock per host: `host:example.com`, in small letters, without the port and without a dot at the end. An IPv6 address
+/// is one key in all of its spellings.
+///
+/// It is the `:authority` of HTTP/2, that of a request line in absolute form, or the header `Host`, in this order. A
+/// request without any is answered with 400 ([`NoKey`](Refused::NoKey)) unless it is [`optional`](Host::optional). One
+/// that names two hosts gets 400 ([`BadKey`](Refused::BadKey)), in two headers or in the request line and in a header:
+/// the handler might read the other one.
+///
+/// The client says what stands there; a proxy before the service should let known hosts through only. What a proxy
+/// writes into `Forwarded` or `X-Forwarded-Host` plays no part.
+///
+/// ```
+/// # let locks = tenure::Locks::memory();
+/// use tenure::{LockLayer, middleware::keys};
+///
+/// let layer = LockLayer::new(&locks, keys::host()); // host:example.com
+/// ```
+pub fn host() -> Host {
+    ByValue::new(InHost, Value::text())
+}
+
+/// A lock per host. Made by [`host`].
+pub type Host = ByValue<InHost>;
+
+/// The place of a value: the request's host.
+#[derive(Debug, Clone)]
+pub struct InHost;
+
+impl MayBeMissing for InHost {}
+
+impl Place for InHost {
+    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
+        ready(match one_host(parts) {
+            Some(host) => {
+                let hosts = host.into_iter().map(|host| Cow::Owned(host.into_bytes()));
+                value.only(hosts, || "host:".to_owned())
+            }
+            None => LockKey::refuse(Refused::BadKey),
+        })
+    }
+}
+
+/// What the request says, if anything; `None` if that is malformed or more than one.
+fn one_host(parts: &Parts) -> Option<Option<String>> {
+    let mut headers = parts.headers.get_all(HOST).iter();
+    let header = headers.next().map(|value| one_spelling(value.as_bytes()));
+    let line = parts
+        .uri
+        .authority()
+        .map(|line| one_spelling(line.as_str().as_bytes()));
+    match (line, header, headers.next()) {
+        (None, None, _) => Some(None),
+        (Some(host), None, _) | (None, Some(host), None) => host.map(Some),
+        (Some(Some(line)), Some(Some(header)), None) if line == header => Some(Some(line)),
+        _ => None,
+    }
+}
+
+fn one_spelling(authority: &[u8]) -> Option<String> {
+    let authority = Authority::try_from(authority.trim_ascii()).ok()?;
+    let host = authority.host();
+    // Who the user is belongs to no host; `host` would overlook it.
+    let port = authority.as_str().strip_prefix(host)?;
+    if !port.is_empty() && !port.strip_prefix(':')?.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    if let Some(address) = host.strip_prefix('[') {
+        let address: Ipv6Addr = address.strip_suffix(']')?.parse().ok()?;
+        return Some(format!("[{address}]"));
+    }
+    let host = host.strip_suffix('.').unwrap_or(host);
+    (!host.is_empty()).then(|| host.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_one_spelling() {
+        for (said, host) in [
+            ("example.com", Some("example.com")),
+            ("Example.COM", Some("example.com")),
+            ("example.com.", Some("example.com")),
+            ("example.com:80", Some("example.com")),
+            ("EXAMPLE.com.:8080", Some("example.com")),
+            ("example.com:", Some("example.com")),
+            (" example.com ", Some("example.com")),
+            ("127.0.0.1:80", Some("127.0.0.1")),
+            ("[::1]", Some("[::1]")),
+            ("[0:0:0:0:0:0:0:1]:80", Some("[::1]")),
+            ("[2001:DB8::0]", Some("[2001:db8::]")),
+            ("example.com..", Some("example.com.")),
+            ("xn--mnchen-3ya.de", Some("xn--mnchen-3ya.de")),
+            ("", None),
+            (".", None),
+            (":80", None),
+            ("example.com:http", None),
+            ("me@example.com", None),
+            ("example.com@example.com", None),
+            ("a/b", None),
+            ("a b", None),
+            ("[::1", None),
+            ("[::x]", None),
+            ("::1", None),
+            ("a%62", None),
+            ("\u{fc}.de", None),
+        ] {
+            assert_eq!(one_spelling(said.as_bytes()).as_deref(), host, "{said}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `Idempotency-Key`.
+
+use std::future::{Future, ready};
+
+use http::header::HeaderName;
+use http::request::Parts;
+
+use crate::middleware::key::{KeySource, LockKey};
+use crate::middleware::keys::path::{one_spelling, sent_path};
+use crate::middleware::keys::value::the_only;
+use crate::middleware::refusal::Refused;
+
+/// A lock per `Idempotency-Key`, method and path: a client's retry waits until its first attempt is done.
+///
+/// The header is that of [draft-ietf-httpapi-idempotency-key-header], a string of structured fields; what many clients
+/// send instead is taken too, the same without quotes: `"8e03978e"` and `8e03978e` are one key. A request without it is
+/// answered with 400 ([`NoKey`](Refused::NoKey)), as the draft asks, unless it is
+/// [`optional`](IdempotencyKey::optional). One that cannot be read, is empty or is there twice gets 400
+/// ([`BadKey`](Refused::BadKey)). Put the layer on the routes whose methods need such a key, or make it optional: a `GET`
+/// is asked for one as well.
+///
+/// The lock keeps attempts apart; it does not remember them. What the first one answered is for the handler to write
+/// down, and to look up before it does anything. With [`skip`](crate::LockLayer::skip) a retry that comes too early gets
+/// the 409 of the draft instead ([`InFlight`](Refused::InFlight)). An attempt runs to its end also when its client
+/// leaves, so that no retry runs beside it ([`run_to_completion`](crate::LockLayer::run_to_completion)).
+///
+/// Clients are not told apart. Two that choose the same key for the same path wait for each other, no more; with
+/// [`per`](KeySource::per) each user or tenant has keys of their own.
+///
+/// [draft-ietf-httpapi-idempotency-key-header]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
+pub fn idempotency_key() -> IdempotencyKey {
+    IdempotencyKey { optional: false }
+}
+
+/// A lock per `Idempotency-Key`, method and path. Made by [`idempotency_key`].
+#[derive(Debug, Clone, Copy)]
+pub struct IdempotencyKey {
+    optional: bool,
+}
+
+impl IdempotencyKey {
+    /// Requests without the header pass without a lock.
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+}
+
+impl KeySource for IdempotencyKey {
+    type Key = LockKey;
+
+    const RETRIES: bool = true;
+
+    fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
+        const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+        let values = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        ready(the_only(values, self.optional, |value| {
+            let Some(key) = idempotency_text(value.as_bytes()) else {
+                return LockKey::refuse(Refused::BadKey);
+            };
+            // Neither a method nor a path that is spelled so holds a space.
+            let path = one_spelling(sent_path(parts));
+            LockKey::lock(format!("{} {path} {key}", parts.method))
+        }))
+    }
+}
+
+/// The text of an `Idempotency-Key`: a string of structured fields (RFC 9651, 3.3.3), whose parameters mean nothing to
+/// us, or bare. `None` if it is neither, or empty.
+fn idempotency_text(value: &[u8]) -> Option<String> {
+    let value = value.trim_ascii();
+    let Some(quoted) = value.strip_prefix(b"\"") else {
+        let bare = |byte: &u8| byte.is_ascii_graphic() && !br#"",;\"#.contains(byte);
+        let fine = !value.is_empty() && value.iter().all(bare);
+        return fine.then(|| value.iter().copied().map(char::from).collect());
+    };
+    let (mut text, mut rest) = (String::new(), quoted.iter());
+    loop {
+        match *rest.next()? {
+            b'"' => break,
+            b'\\' => match *rest.next()? {
+                byte @ (b'"' | b'\\') => text.push(char::from(byte)),
+                _ => return None,
+            },
+            byte @ b' '..=b'~' => text.push(char::from(byte)),
+            _ => return None,
+        }
+    }
+    let ends = matches!(rest.as_slice(), [] | [b';', ..]);
+    (ends && !text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idempotency_keys_are_quoted_or_bare() {
+        for (value, text) in [
+            (r#""8e03978e-40d5""#, Some("8e03978e-40d5")),
+            ("8e03978e-40d5", Some("8e03978e-40d5")),
+            ("  \"a\"\t", Some("a")),
+            (r#""a b, c; d""#, Some("a b, c; d")),
+            (r#""say \"no\" \\""#, Some(r#"say "no" \"#)),
+            (r#""a";v=1"#, Some("a")),
+            ("YWJj+/=", Some("YWJj+/=")),
+            ("", None),
+            (r#""""#, None),
+            (r#"""#, None),
+            (r#""a"#, None),
+            (r#""a\"#, None),
+            (r#""a\""#, None),
+            (r#""\a""#, None),
+            (r#""a" x"#, None),
+            (r#""a", "b""#, None),
+            (r#""a"b"#, None),
+            (r#"a"b"#, None),
+            ("a, b", None),
+            ("a,b", None),
+            ("a;v=1", None),
+            ("a b", None),
+            (r"a\b", None),
+            ("\"a\tb\"", None),
+            ("ü", None),
+            ("\"ü\"", None),
+        ] {
+            assert_eq!(idempotency_text(value.as_bytes()).as_deref(), text, "{value}");
+        }
+    }
+}

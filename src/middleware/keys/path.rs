@@ -1,0 +1,104 @@
+//! The whole path.
+
+use std::fmt::Write;
+use std::future::{Future, ready};
+
+use http::request::Parts;
+
+use crate::middleware::key::KeySource;
+
+/// A lock per path, whatever the method and the query.
+///
+/// The key is the path in one of its spellings: `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key, `/o/a/b` is
+/// another. Case and trailing slashes make a difference. Within nested routers of axum it is the whole path, as the
+/// client sent it.
+pub fn path() -> WholePath {
+    WholePath
+}
+
+/// A lock per path. Made by [`path`].
+#[derive(Debug, Clone, Copy)]
+pub struct WholePath;
+
+impl KeySource for WholePath {
+    type Key = String;
+
+    fn key(&self, parts: &mut Parts) -> impl Future<Output = String> + Send {
+        ready(one_spelling(sent_path(parts)))
+    }
+}
+
+/// The path before a nest of axum cut the beginning off.
+pub(super) fn sent_path(parts: &Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(uri) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return uri.path();
+    }
+    parts.uri.path()
+}
+
+/// The path with each byte spelled in one way: as it is where RFC 3986 lets it stand in a segment, else as `%` and
+/// capitals. An encoded slash stays encoded, as it divides no segments. The result is ASCII without spaces and braces.
+pub(super) fn one_spelling(path: &str) -> String {
+    let bytes = path.as_bytes();
+    let mut spelled = String::with_capacity(path.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let encoded = decoded(&bytes[at..]);
+        let byte = encoded.unwrap_or(bytes[at]);
+        at += if encoded.is_some() { 3 } else { 1 };
+        match byte {
+            b'/' if encoded.is_none() => spelled.push('/'),
+            b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b','
+            | b';' | b'=' | b':' | b'@' => spelled.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => spelled.push(char::from(byte)),
+            byte => write!(spelled, "%{byte:02X}").expect("a string takes all"),
+        }
+    }
+    spelled
+}
+
+/// The byte that `%` and two digits at the beginning stand for.
+fn decoded(bytes: &[u8]) -> Option<u8> {
+    let &[b'%', high, low, ..] = bytes else {
+        return None;
+    };
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    Some((digit(high)? * 16 + digit(low)?) as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_one_spelling() {
+        for (sent, spelled) in [
+            ("/", "/"),
+            ("*", "*"),
+            ("", ""),
+            ("/o/a%2Fb", "/o/a%2Fb"),
+            ("/o/a%2fb", "/o/a%2Fb"),
+            ("/o/%61%2fb", "/o/a%2Fb"),
+            ("/o/a/b", "/o/a/b"),
+            ("/o/a!b", "/o/a!b"),
+            ("/o/a%21b", "/o/a!b"),
+            ("/o/{x}", "/o/%7Bx%7D"),
+            ("/o/%7bx%7D", "/o/%7Bx%7D"),
+            ("/o/%20", "/o/%20"),
+            ("/o/%", "/o/%25"),
+            ("/o/%25", "/o/%25"),
+            ("/o/%2", "/o/%252"),
+            ("/o/%zz", "/o/%25zz"),
+            ("/o/%+f", "/o/%25+f"),
+            ("/o/%2561", "/o/%2561"),
+            ("/o/ü", "/o/%C3%BC"),
+            ("/o/%c3%bc", "/o/%C3%BC"),
+            ("/o/%ff", "/o/%FF"),
+            ("/O/A/", "/O/A/"),
+        ] {
+            assert_eq!(one_spelling(sent), spelled, "{sent}");
+            assert_eq!(one_spelling(spelled), spelled, "{spelled} is one already");
+        }
+    }
+}
