@@ -1,48 +1,134 @@
-//! Decides, tick by tick, whether this node runs the job. Knows leases and ticks, and no cron crate.
+//! Pursues each tick: asks the store for it, and has the job run if the store grants it. Knows leases and ticks, and no
+//! cron crate.
 
-use std::collections::HashSet;
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant as Since, sleep};
+use tokio_util::sync::CancellationToken;
 
+use crate::driver::clock::Clock;
 use crate::driver::handle::Handle;
-use crate::driver::jobs::{Jobs, RunEnd};
+use crate::driver::jobs::Jobs;
 use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
 use crate::observe::{self, Label};
 use crate::primitives::acquire::Unacquired;
-use crate::primitives::guard::Guard;
-use crate::primitives::tick::acquire_tick;
-use crate::protocol::message::TickTime;
-
-use crate::scheduler::policy::{JobOutput, TickOutcome};
-use crate::scheduler::tick::Tick;
+use crate::primitives::tick::{acquire_tick, ask_about_job};
+use crate::protocol::message::{JobReport, Question, TickTime, Turn};
+use crate::protocol::time::Instant;
+use crate::scheduler::policy::{Run, Settings, TickOutcome};
+use crate::scheduler::schedule::Schedule;
+use crate::scheduler::work::Work;
 
 /// The pauses between attempts while the store is away.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
+/// So far a node's clock may be off, and a job's mark ahead of the store's clock, before that is told.
+const SKEW: Duration = Duration::from_secs(1);
+
+/// So many ticks in a row are skipped before that is told as an alarm.
+const ALARM: u32 = 3;
+
 /// One job of this node.
 pub(crate) struct Gate {
-    handle: Handle,
-    name: Key,
-    lease: Duration,
-    jobs: Arc<Jobs>,
+    pub(super) handle: Handle,
+    pub(super) name: Key,
+    pub(super) settings: Settings,
+    pub(super) jobs: Arc<Jobs>,
     newest: watch::Sender<TickTime>,
     /// The ticks that are claimed, awaited or run right now.
-    pursued: Mutex<HashSet<TickTime>>,
+    pursued: watch::Sender<HashSet<TickTime>>,
+    /// Cancelled when the job's scheduler knows it no more.
+    life: CancellationToken,
+    /// Of the service and the expression; 0 until that is known.
+    fingerprint: AtomicU64,
+    /// In a row.
+    skips: AtomicU32,
+    /// What the store's clock showed when it was last heard of, in milliseconds since the Unix epoch, and when that was.
+    store_clock: Mutex<Option<(u64, Since)>>,
+    /// When a tick could not be claimed last, as the store was away: whatever was due by then and is begun later makes up for
+    /// itself.
+    away: Mutex<Option<SystemTime>>,
+    /// The runs that are in a step right now, by their fence: of which tick, since when, and whether that was told.
+    pub(super) steps: Mutex<HashMap<u64, Step>>,
 }
 
-/// What became of one holding.
-enum Run {
+/// How a tick is pursued.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How {
+    pub(crate) turn: Turn,
+    /// It could not be begun when it was due.
+    pub(crate) is_catch_up: bool,
+    /// Since when it has been due here, if this node saw it come: what counts until the store's clock is known.
+    pub(crate) since: Option<Since>,
+    /// This node has not begun it yet.
+    pub(crate) is_first: bool,
+}
+
+impl How {
+    pub(crate) fn new(turn: Turn, is_catch_up: bool) -> How {
+        How {
+            turn,
+            is_catch_up,
+            since: (!is_catch_up).then(Since::now),
+            is_first: true,
+        }
+    }
+}
+
+/// An earlier tick is to be run first: the latest that the store knows of, if it is open, else one that comes after that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Behind {
+    pub(crate) latest: TickTime,
+    pub(crate) is_open: bool,
+}
+
+/// Why a tick is not run now.
+enum Refused {
+    /// And never here.
     Over(TickOutcome),
-    /// It was lost in the middle: this node stands by for whoever runs the tick now.
-    Lost,
+    /// Its time comes after this.
+    Early(Duration),
+    /// The store cannot be asked, or somebody else's record is in the way.
+    Away,
+}
+
+/// A run between two awaits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) mark: TickTime,
+    pub(super) since: Instant,
+    pub(super) told: bool,
+}
+
+/// Lives as long as the job's scheduler knows it. Its end frees the job's name, and ends the standbys of this node.
+pub(crate) struct Life {
+    jobs: Arc<Jobs>,
+    name: Key,
+    token: CancellationToken,
+}
+
+impl Life {
+    /// Once: the name may be that of another job since.
+    pub(crate) fn end(&self) {
+        let mut names = lock(&self.jobs.names);
+        if !self.token.is_cancelled() {
+            names.remove(&self.name);
+        }
+        drop(names);
+        self.token.cancel();
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// A tick that this node pursues.
@@ -50,32 +136,37 @@ struct Pursued<'a>(&'a Gate, TickTime);
 
 impl Drop for Pursued<'_> {
     fn drop(&mut self) {
-        lock(&self.0.pursued).remove(&self.1);
-    }
-}
-
-/// A run that a drain can cancel.
-struct Running<'a>(&'a Jobs, u64);
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.running).remove(&self.1);
+        self.0.pursued.send_modify(|pursued| {
+            pursued.remove(&self.1);
+        });
     }
 }
 
 impl Gate {
     /// `None` when this node has a job of that name.
-    pub(crate) fn new(handle: Handle, name: Key, lease: Duration) -> Option<Gate> {
+    pub(crate) fn new(handle: Handle, name: Key, settings: Settings) -> Option<(Gate, Life)> {
         let jobs = handle.jobs().clone();
-        let is_new = lock(&jobs.names).insert(name.clone());
-        is_new.then(|| Gate {
+        let is_new = jobs.take(&name);
+        let life = is_new.then(|| Life {
+            jobs: jobs.clone(),
+            name: name.clone(),
+            token: CancellationToken::new(),
+        })?;
+        let gate = Gate {
             handle,
             name,
-            lease,
+            settings,
             jobs,
             newest: watch::Sender::new(TickTime(0)),
-            pursued: Mutex::default(),
-        })
+            pursued: watch::Sender::default(),
+            life: life.token.clone(),
+            fingerprint: AtomicU64::new(0),
+            skips: AtomicU32::new(0),
+            store_clock: Mutex::default(),
+            away: Mutex::default(),
+            steps: Mutex::default(),
+        };
+        Some((gate, life))
     }
 
     pub(crate) fn name(&self) -> &Key {
@@ -86,194 +177,324 @@ impl Gate {
         self.handle.node().events.label()
     }
 
+    /// Resolves when this node pursues no tick of the job any more, and says why.
+    pub(crate) async fn ended(&self) -> TickOutcome {
+        tokio::select! {
+            biased;
+            () = self.jobs.closing.cancelled() => TickOutcome::Drained,
+            () = self.life.cancelled() => TickOutcome::Removed,
+        }
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.handle.node().clock.clone()
+    }
+
+    /// What this node's wall clock shows.
+    pub(crate) fn now(&self) -> SystemTime {
+        self.handle.node().clock.wall()
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.jobs.closing.is_cancelled() || self.life.is_cancelled()
+    }
+
+    /// From now on it is known what the job's name stands for.
+    pub(crate) fn is_scheduled(&self, schedule: &Schedule) {
+        let fingerprint = schedule.fingerprint(&self.handle.options().service);
+        self.fingerprint.store(fingerprint, Ordering::Relaxed);
+    }
+
+    /// What the store knows of the job, as far as it can be asked. Whatever should not be so is told.
+    pub(crate) async fn asked(&self) -> Option<JobReport> {
+        let question = Question::Open {
+            within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
+            fingerprint: self.fingerprint.load(Ordering::Relaxed),
+            over: self.over(),
+        };
+        let before = self.now();
+        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, question).await;
+        // Whatever keeps the store from answering is told by whoever needs an answer.
+        let report = answer.ok()?;
+        if report.now_ms > 0 {
+            self.note_store_clock(report.now_ms);
+        }
+        let (label, name) = (self.label(), &self.name);
+        if let Some((skew, is_ahead)) = skew(report.now_ms, (before, self.now())) {
+            observe::clock_skewed(label, name, skew, is_ahead);
+        }
+        if Duration::from_millis(report.ahead_ms) > SKEW {
+            observe::mark_ahead(label, name, report.ahead_ms);
+        }
+        if report.differs {
+            observe::job_differs(label, name);
+        }
+        let mut over = lock(&self.jobs.over);
+        let known = over.get(&self.name).copied();
+        if let Some(tick) = known.filter(|tick| tick.0 > report.now_ms) {
+            // By a clock that was wrong. Ticks up to it may come again.
+            over.retain(|of, latest| *of != self.name || *latest != tick);
+        }
+        drop(over);
+        if let Some(tick) = known.filter(|_| report.lost) {
+            observe::store_went_back(label, name, tick);
+        }
+        Some(report)
+    }
+
+    /// This node is after that tick.
+    pub(crate) fn pursues(&self, mark: TickTime) -> bool {
+        self.pursued.borrow().contains(&mark)
+    }
+
+    /// It is too late to begin this tick. By the store's clock as it is known here, so that it makes no difference whose clock
+    /// is off, and by how much.
+    pub(super) fn is_too_old(&self, mark: TickTime, since: Option<Since>) -> bool {
+        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
+        let age = match (self.store_date(), since) {
+            (None, Some(since)) => since.elapsed(),
+            (date, _) => date
+                .unwrap_or_else(|| self.now())
+                .duration_since(due)
+                .unwrap_or_default(),
+        };
+        self.settings.oldest().is_some_and(|oldest| age > oldest)
+    }
+
+    /// It was due when the store was away.
+    pub(super) fn was_kept_waiting(&self, mark: TickTime) -> bool {
+        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
+        lock(&self.away).is_some_and(|away| due <= away)
+    }
+
+    /// What the store's clock shows, or this node's if that is not known yet.
+    pub(super) fn date(&self) -> SystemTime {
+        self.store_date().unwrap_or_else(|| self.now())
+    }
+
+    fn store_date(&self) -> Option<SystemTime> {
+        let (ms, heard) = (*lock(&self.store_clock))?;
+        Some(UNIX_EPOCH + Duration::from_millis(ms) + heard.elapsed())
+    }
+
+    fn note_store_clock(&self, ms: u64) {
+        *lock(&self.store_clock) = Some((ms, Since::now()));
+    }
+
+    /// The latest tick that this node knows to be over: a store that came back with an older copy does not.
+    fn over(&self) -> Option<TickTime> {
+        lock(&self.jobs.over).get(&self.name).copied()
+    }
+
+    /// The store said so.
+    pub(super) fn note_over(&self, mark: TickTime) {
+        let mut over = lock(&self.jobs.over);
+        let latest = over.entry(self.name.clone()).or_insert(mark);
+        *latest = mark.max(*latest);
+    }
+
+    /// A run that has come to no await for a third of its lease blocks its runtime, and can be neither cancelled nor told. Its
+    /// lease is renewed all the same.
+    pub(crate) fn look_at_steps(&self) {
+        let now = self.handle.node().clock.now();
+        for step in lock(&self.steps).values_mut() {
+            let lasts = now.since(step.since);
+            if !step.told && lasts > self.settings.lease / 3 {
+                step.told = true;
+                observe::job_blocks(self.label(), &self.name, step.mark, lasts);
+            }
+        }
+    }
+
+    /// Three in a row are no accident.
+    fn count_skips(&self, outcome: TickOutcome) {
+        let skips = match outcome {
+            TickOutcome::Skipped => self.skips.fetch_add(1, Ordering::Relaxed) + 1,
+            TickOutcome::Done | TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::Elsewhere => {
+                self.skips.store(0, Ordering::Relaxed);
+                0
+            }
+            _ => 0,
+        };
+        // And again whenever it has doubled.
+        if skips >= ALARM && skips.is_multiple_of(ALARM) && (skips / ALARM).is_power_of_two() {
+            observe::job_skips(self.label(), &self.name, skips);
+        }
+    }
+
     /// Pursues a tick until it is over: runs it here if this node wins it, and else stands by until its winner has
     /// ended.
-    pub(crate) async fn pursue<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
-    where
-        F: Fn(Tick) -> Fut,
-        Fut: Future,
-        Fut::Output: JobOutput,
-    {
+    ///
+    /// # Errors
+    /// Which tick is to be run first, where none is passed over.
+    pub(crate) async fn pursue(
+        &self,
+        mark: TickTime,
+        how: How,
+        work: &impl Work,
+    ) -> Result<TickOutcome, Behind> {
         let _pursuit = self.jobs.pursuits.token();
-        let outcome = self.run_tick(mark, work).await;
+        let outcome = self.run_tick(mark, how, work).await?;
+        self.count_skips(outcome);
         // A refusal was told where it happened, which may be before there is a tick.
         if outcome != TickOutcome::Refused {
             observe::tick(self.label(), &self.name, mark, outcome.word());
         }
-        outcome
+        Ok(outcome)
     }
 
-    async fn run_tick<F, Fut>(&self, mark: TickTime, work: &F) -> TickOutcome
-    where
-        F: Fn(Tick) -> Fut,
-        Fut: Future,
-        Fut::Output: JobOutput,
-    {
+    async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<TickOutcome, Behind> {
         self.newest
             .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
+        let runs_all = self.settings.runs_all();
         loop {
             // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
             // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
-                return TickOutcome::Elsewhere;
+                if !runs_all {
+                    return Ok(TickOutcome::Elsewhere);
+                }
+                // What comes next is not to be had before this one has ended, and asking for it again and again ends nothing.
+                tokio::select! {
+                    biased;
+                    why = self.ended() => return Ok(why),
+                    () = sleep(RETRY.1) => continue,
+                }
             };
-            let entering = acquire_tick(&self.handle, &self.name, self.lease, mark);
+            // Where none is passed over the store is told that it is over, by a run.
+            if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
+                return Ok(TickOutcome::Missed);
+            }
+            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, mark, how.turn);
             let entered = tokio::select! {
                 biased;
-                () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
+                why = self.ended() => return Ok(why),
                 entered = entering => entered,
             };
+            let is_early = matches!(entered, Err(Unacquired::Early(_)));
             let wait = match entered {
-                Ok(guard) => match self.run(guard, mark, work).await {
-                    Run::Over(outcome) => return outcome,
-                    Run::Lost => continue,
-                },
-                Err(Unacquired::Over) => return TickOutcome::Elsewhere,
-                // The store's clock decides when it is time. Later ticks may fire meanwhile, where this node's clock is
-                // ahead by more than their distance: they are early, too, and no reason to let go of this one.
-                Err(Unacquired::Early(left)) => {
-                    drop(pursued);
-                    tokio::select! {
-                        biased;
-                        () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
-                        () = sleep(left) => continue,
+                Ok(guard) => match self.run(guard, mark, how, work).await {
+                    Run::Over(outcome) => return Ok(outcome),
+                    Run::Lost => {
+                        how.is_first = false;
+                        continue;
                     }
-                }
-                Err(Unacquired::Error(Error::Busy { .. })) => return TickOutcome::Skipped,
-                Err(Unacquired::Error(Error::Closed { .. })) => return TickOutcome::Drained,
-                Err(Unacquired::Error(error @ (Error::Key { .. } | Error::Options(_)))) => {
-                    observe::job_refused(self.label(), &self.name, &error);
-                    return TickOutcome::Refused;
-                }
-                // Fail closed: nobody runs until the store is back, and then only the newest tick.
-                Err(Unacquired::Error(error)) => {
-                    observe::tick_waits(self.label(), &self.name, mark, &error);
-                    pause = (2 * pause).min(RETRY.1);
-                    pause.mul_f64(0.5 + fastrand::f64() * 0.5)
-                }
+                },
+                Err(refused) => match self.refused(mark, how, refused)? {
+                    Refused::Over(outcome) => return Ok(outcome),
+                    Refused::Early(left) => left,
+                    Refused::Away => {
+                        how.is_catch_up = true;
+                        *lock(&self.away) = Some(self.date());
+                        pause = (2 * pause).min(RETRY.1);
+                        pause.mul_f64(0.5 + fastrand::f64() * 0.5)
+                    }
+                },
             };
             drop(pursued);
+            if is_early {
+                how.since = how.since.map(|since| since + wait);
+            }
+            // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
+            // too, and no reason to let go of this one.
+            let is_kept = is_early || runs_all;
             tokio::select! {
                 biased;
-                () = self.jobs.closing.cancelled() => return TickOutcome::Drained,
-                Ok(_) = newest.wait_for(|newest| *newest > mark) => return TickOutcome::Missed,
+                why = self.ended() => return Ok(why),
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(TickOutcome::Missed),
                 () = sleep(wait) => {}
             }
         }
     }
 
-    fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {
-        let is_new = lock(&self.pursued).insert(mark);
-        is_new.then(|| Pursued(self, mark))
+    /// Why the store does not let this tick be run now.
+    fn refused(&self, mark: TickTime, how: How, refused: Unacquired) -> Result<Refused, Behind> {
+        let over = |outcome| Ok(Refused::Over(outcome));
+        match refused {
+            Unacquired::Over | Unacquired::Report(_) | Unacquired::InUse(_) => {
+                self.note_over(mark);
+                over(TickOutcome::Elsewhere)
+            }
+            Unacquired::Skipped => {
+                self.note_over(mark);
+                over(TickOutcome::Skipped)
+            }
+            Unacquired::Behind { latest, is_open } => Err(Behind { latest, is_open }),
+            // The store's clock decides when it is time.
+            Unacquired::Early(left) => {
+                let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+                self.note_store_clock(mark.0.saturating_sub(left_ms));
+                observe::tick_early(self.label(), &self.name, mark, left);
+                Ok(Refused::Early(left))
+            }
+            // Somebody else's record, as after a reset while the job ran.
+            Unacquired::Error(Error::Busy { .. }) if matches!(how.turn, Turn::After(_)) => Ok(Refused::Away),
+            Unacquired::Error(Error::Busy { .. }) => over(TickOutcome::Skipped),
+            Unacquired::Error(Error::Closed { .. }) => over(TickOutcome::Drained),
+            Unacquired::Error(error @ (Error::Key { .. } | Error::Options(_))) => {
+                observe::job_refused(self.label(), &self.name, &error);
+                over(TickOutcome::Refused)
+            }
+            // Fail closed: nobody runs until the store is back, and then only the newest tick.
+            Unacquired::Error(error) => {
+                observe::tick_waits(self.label(), &self.name, mark, &error);
+                Ok(Refused::Away)
+            }
+        }
     }
 
-    #[allow(clippy::too_many_lines, reason = "one run from its beginning to its end")]
-    async fn run<F, Fut>(&self, guard: Guard, mark: TickTime, work: &F) -> Run
-    where
-        F: Fn(Tick) -> Fut,
-        Fut: Future,
-        Fut::Output: JobOutput,
-    {
-        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let end = RunEnd::new(guard.lease().end_token().child_token());
-        // Also when this very future is dropped.
-        let _cancel = end.token().clone().drop_guard();
-        let fence = guard.fence().get();
-        lock(&self.jobs.running).insert(fence, end.clone());
-        let _running = Running(&self.jobs, fence);
-        if self.jobs.cancelling.is_cancelled() {
-            // It was won in that very moment.
-            end.drain();
-        }
-        let attempt = guard.attempt();
-        let tick = Tick {
-            lease: guard.lease(),
-            mark,
-            attempt,
-            end: end.clone(),
+    /// Before a tick is pursued that was named twice in a row as to be run first: until this node lets go of it, and for a
+    /// while. Says why nothing is run here any more.
+    pub(super) async fn pause_behind(&self, mark: TickTime) -> Option<TickOutcome> {
+        let mut pursued = self.pursued.subscribe();
+        let pause = async {
+            let _ = pursued.wait_for(|pursued| !pursued.contains(&mark)).await;
+            sleep(RETRY.0).await;
         };
-        observe::tick_starts(self.label(), &self.name, mark, attempt);
-        // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
-        // error that it returns.
-        let mut job = Box::pin(async { work(tick).await.failure() });
-        let ended = {
-            let job = poll_fn(
-                |cx| match catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx))) {
-                    Ok(Poll::Pending) => Poll::Pending,
-                    Ok(Poll::Ready(output)) => Poll::Ready(Some(output)),
-                    Err(_) => Poll::Ready(None),
-                },
-            );
-            tokio::select! {
-                biased;
-                ended = guard.run(job) => Some(ended),
-                () = self.jobs.cancelling.cancelled() => {
-                    // Whatever the job has spawned must hear of it before somebody else begins.
-                    end.drain();
-                    None
-                }
-            }
-        };
-        let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
-        // From here on the job's future is gone: only now may somebody else begin.
-        if dropped.is_err() {
-            observe::tick_failed(
-                self.label(),
-                &self.name,
-                mark,
-                "it panicked when it was cancelled",
-            );
+        tokio::select! {
+            biased;
+            why = self.ended() => Some(why),
+            () = pause => None,
         }
-        let outcome = match ended {
-            Some(Ok(Some(None))) => TickOutcome::Done,
-            Some(Ok(Some(Some(text)))) => {
-                observe::tick_failed(self.label(), &self.name, mark, &text);
-                TickOutcome::Failed
-            }
-            Some(Ok(None)) => {
-                observe::tick_failed(self.label(), &self.name, mark, "it panicked");
-                TickOutcome::Panicked
-            }
-            // Whoever has the lease now runs the tick, whatever became of it here.
-            Some(Err(_)) => {
-                drop(guard);
-                return Run::Lost;
-            }
-            None if dropped.is_err() => TickOutcome::Panicked,
-            None => {
-                if let Err(error) = guard.release().await {
-                    observe::tick_untold(self.label(), &self.name, mark, &error);
-                }
-                return Run::Over(TickOutcome::Drained);
-            }
-        };
-        if let Err(error) = guard.finish().await {
-            // What was run was run; but the store may not know, and have it run again.
-            observe::tick_untold(self.label(), &self.name, mark, &error);
-        }
-        Run::Over(outcome)
+    }
+
+    fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {
+        let is_new = self.pursued.send_if_modified(|pursued| pursued.insert(mark));
+        is_new.then(|| Pursued(self, mark))
     }
 }
 
-impl Drop for Gate {
-    fn drop(&mut self) {
-        lock(&self.jobs.names).remove(&self.name);
-    }
+/// So far this node's clock is off the store's for certain, and whether it is ahead, if that is worth telling.
+fn skew(store_ms: u64, (asked, answered): (SystemTime, SystemTime)) -> Option<(Duration, bool)> {
+    let store = UNIX_EPOCH + Duration::from_millis(store_ms);
+    let behind = store.duration_since(answered).unwrap_or_default();
+    let ahead = asked.duration_since(store).unwrap_or_default();
+    let (skew, is_ahead) = (behind.max(ahead), ahead > behind);
+    (store_ms > 0 && skew > SKEW).then_some((skew, is_ahead))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Poll;
     use std::time::{SystemTime, UNIX_EPOCH};
 
     use super::*;
     use crate::locks::Locks;
+    use crate::scheduler::tick::Tick;
 
-    fn gate(locks: &Locks) -> Arc<Gate> {
-        let lease = Duration::from_secs(30);
-        Arc::new(Gate::new(locks.handle().clone(), "job".into(), lease).unwrap())
+    const HOW: How = How {
+        turn: Turn::Skip,
+        is_catch_up: false,
+        since: None,
+        is_first: true,
+    };
+
+    fn gate(locks: &Locks) -> (Arc<Gate>, Life) {
+        let (gate, life) = Gate::new(locks.handle().clone(), "job".into(), Settings::default()).unwrap();
+        (Arc::new(gate), life)
     }
 
     #[allow(clippy::disallowed_methods)]
@@ -283,31 +504,37 @@ mod tests {
 
     #[tokio::test]
     async fn an_early_tick_waits_for_the_clock_of_the_store() {
-        let (gate, runs) = (gate(&Locks::memory()), AtomicUsize::new(0));
+        let ((gate, _life), runs) = (gate(&Locks::memory()), Arc::new(AtomicUsize::new(0)));
         let mark = TickTime(now() + 400);
-        let work = |tick: Tick| {
-            runs.fetch_add(1, Ordering::SeqCst);
+        let of_work = runs.clone();
+        let work = move |tick: Tick| {
+            of_work.fetch_add(1, Ordering::SeqCst);
             async move { assert!(now() >= tick.mark.0, "not before its time") }
         };
-        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Done);
-        assert_eq!(gate.pursue(mark, &work).await, TickOutcome::Elsewhere);
+        assert_eq!(gate.pursue(mark, HOW, &work).await.unwrap(), TickOutcome::Done);
         assert_eq!(
-            gate.pursue(TickTime(mark.0 - 1), &work).await,
+            gate.pursue(mark, HOW, &work).await.unwrap(),
             TickOutcome::Elsewhere
         );
-        assert_eq!(runs.into_inner(), 1);
+        assert_eq!(
+            gate.pursue(TickTime(mark.0 - 1), HOW, &work).await.unwrap(),
+            TickOutcome::Elsewhere
+        );
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]
     async fn a_clock_that_is_ahead_by_many_ticks_misses_none() {
-        let gate = gate(&Locks::memory());
+        let (gate, _life) = gate(&Locks::memory());
         let first = now() + 500;
         let mut pursuits = Vec::new();
         // Three fire before it is time for the first.
         for n in 0..3 {
             let gate = gate.clone();
             pursuits.push(tokio::spawn(async move {
-                gate.pursue(TickTime(first + 1_000 * n), &|_| async {}).await
+                gate.pursue(TickTime(first + 1_000 * n), HOW, &|_| async {})
+                    .await
+                    .unwrap()
             }));
         }
         for pursuit in pursuits {
@@ -316,11 +543,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_is_behind_a_tick_that_is_pursued_here_waits_until_it_is_let_go() {
+        let locks = Locks::memory();
+        let (gate, _life) = gate(&locks);
+        let mark = TickTime(now());
+        let pursued = gate.take_up(mark).unwrap();
+        let mut waits = std::pin::pin!(gate.pause_behind(mark));
+        let is_pending = std::future::poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx).is_pending()));
+        assert!(is_pending.await);
+        drop(pursued);
+        assert_eq!(waits.await, None);
+        let _pursued = gate.take_up(mark);
+        let _ = locks.drain(Duration::ZERO).await;
+        assert_eq!(gate.pause_behind(mark).await, Some(TickOutcome::Drained));
+    }
+
+    #[tokio::test]
     async fn a_drain_ends_an_early_wait() {
         let locks = Locks::memory();
-        let gate = gate(&locks);
+        let (gate, _life) = gate(&locks);
         let far = TickTime(now() + 3_600_000);
-        let pursuit = tokio::spawn(async move { gate.pursue(far, &|_| async {}).await });
+        let pursuit = tokio::spawn(async move { gate.pursue(far, HOW, &|_| async {}).await.unwrap() });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(locks.drain(Duration::from_secs(5)).await.is_ok());
         assert_eq!(pursuit.await.unwrap(), TickOutcome::Drained);

@@ -1,176 +1,200 @@
-//! The only file that knows tokio-cron-scheduler.
+//! The only file that knows how tokio-cron-scheduler works.
 //!
 //! What that crate does not give is made up for here (0.15.1): it tells a job no nominal time, so it is computed from
 //! the job's own expression; it polls every 500 ms at a phase of its own; a panic in the closure poisons a lock and
 //! ends the job for ever, so nothing of the user's is called in the closure itself.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use croner::Cron;
-use croner::parser::{CronParser, Seconds};
-use tokio_cron_scheduler::JobScheduler;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::sleep;
+use tokio_cron_scheduler::{Job as CronJob, JobScheduler, JobSchedulerError};
 use uuid::Uuid;
 
 use crate::observe;
 use crate::protocol::message::TickTime;
-use crate::scheduler::gate::Gate;
-use crate::scheduler::policy::JobOutput;
-use crate::scheduler::tick::Tick;
+use crate::scheduler::gate::{Gate, Life};
+use crate::scheduler::lookout::Job;
+use crate::scheduler::schedule::Schedule;
+use crate::scheduler::work::Work;
 
 /// What `Job::new_async` takes.
 pub(crate) type JobFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A job's expression as it was found at its first tick.
-type Schedule = Arc<OnceLock<Cron>>;
-
 /// Makes the closure that tokio-cron-scheduler calls.
-pub(crate) fn closure<F, Fut>(
-    gate: Gate,
+pub(crate) fn closure<F: Work>(
+    (gate, life): (Gate, Life),
+    schedule: Option<Schedule>,
     work: F,
-) -> impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static
-where
-    F: Fn(Tick) -> Fut + Send + Sync + 'static,
-    Fut: Future + Send + 'static,
-    Fut::Output: JobOutput + Send,
-{
-    let shared = Arc::new((gate, work));
-    let schedule = Schedule::default();
+) -> impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static {
+    let (job, life) = (Job::new(gate, schedule, work), Arc::new(life));
+    #[cfg(feature = "testing")]
+    job.register();
+    job.look_out();
     move |id, scheduler| {
-        let (shared, schedule) = (shared.clone(), schedule.clone());
-        Box::pin(async move {
-            let (gate, work) = &*shared;
-            match nominal(id, &scheduler, &schedule).await {
-                Ok(mark) => {
-                    gate.pursue(mark, work).await;
-                }
-                Err(why) => observe::job_refused(gate.label(), gate.name(), &why),
+        // It lives as long as the closure. What is under way must not keep it: the scheduler keeps a closure as long as
+        // that goes on.
+        let (job, life) = (job.clone(), Arc::downgrade(&life));
+        // Before anything is pursued, or a removal in that moment would not be heard of.
+        let deleted = scheduler.context.job_deleted_tx.subscribe();
+        let clock = job.gate.clock();
+        let pursuit = async move {
+            job.look_out();
+            let removed = pin!(removed(id, &scheduler, deleted));
+            let mut fired = pin!(fired(id, &scheduler, &job));
+            tokio::select! {
+                biased;
+                () = &mut fired => return,
+                () = removed => {}
             }
-        })
+            // Its name is free for another job, and whoever stands by here stops. What runs goes on to its end.
+            if let Some(life) = Weak::upgrade(&life) {
+                life.end();
+            }
+            fired.await;
+        };
+        Box::pin(clock.task(pursuit))
     }
 }
 
-/// The tick that fired just now: the latest one that is not in the future of this node's clock, in whole seconds. All
-/// nodes agree on it whatever their phase; what their clocks disagree on is judged by the store.
-async fn nominal(id: Uuid, scheduler: &JobScheduler, schedule: &Schedule) -> Result<TickTime, String> {
-    let cron = match schedule.get() {
-        Some(cron) => cron,
-        None => {
-            let cron = expression(id, scheduler).await?;
-            schedule.get_or_init(|| cron)
+async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
+    match nominal(id, scheduler, job).await {
+        // The engine fires it at other moments, if it knows no more than an offset of its zone.
+        Ok(mark) if !job.is_due(mark) => {}
+        Ok(mark) => {
+            if !job.was_looked_at() {
+                let (job, scheduler) = (job.clone(), scheduler.clone());
+                tokio::spawn(async move {
+                    if let Some(strange) = foreign(&scheduler).await {
+                        observe::storage_shared(job.gate.label(), job.gate.name(), strange);
+                    }
+                });
+            }
+            job.pursue(mark, false).await;
         }
-    };
-    let seconds = now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let now = i64::try_from(seconds)
-        .ok()
-        .and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0));
-    let now = now.ok_or_else(|| format!("this node's clock shows {seconds} s, which is no date"))?;
-    let tick = cron
-        .find_previous_occurrence(&now, true)
-        .map_err(|error| format!("`{}` has no tick before {now}: {error}", cron.as_str()))?;
-    let ms = u64::try_from(tick.timestamp_millis());
-    ms.map(TickTime)
-        .map_err(|_| format!("a tick at {tick} lies before 1970"))
+        Err(why) => observe::job_refused(job.gate.label(), job.gate.name(), &why),
+    }
+}
+
+/// The tick that fired just now.
+async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<TickTime, String> {
+    if job.schedule().is_none() {
+        job.set_schedule(expression(id, scheduler).await?);
+    }
+    if !job.has_engine() {
+        job.set_engine(ended_flag(scheduler).await);
+    }
+    let schedule = job.schedule().ok_or("it has no schedule")?;
+    schedule.latest(job.gate.now())
+}
+
+/// What a scheduler sets when it is shut down.
+pub(crate) async fn ended_flag(scheduler: &JobScheduler) -> Arc<AtomicBool> {
+    scheduler.scheduler.read().await.shutdown.clone()
 }
 
 /// The scheduler's own data say what it was told.
-async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Cron, String> {
+async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, String> {
     let context = scheduler.context.clone();
     let asked = context.metadata_storage.write().await.get(id);
     let data = asked
         .await
         .map_err(|error| format!("the scheduler's data cannot be read: {error}"))?;
     let data = data.ok_or("the scheduler does not know the job that it fires")?;
-    if data.time_offset_seconds != 0 {
+    let text = data.schedule().map(|cron| cron.as_str().to_owned());
+    readable(text, data.time_offset_seconds)
+}
+
+/// What all nodes read alike: an expression, in UTC.
+fn readable(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
+    if offset_seconds != 0 {
         return Err(format!(
-            "it is scheduled {} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
-             tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Job::new_async`, whose \
-             expression is read in UTC",
-            data.time_offset_seconds
+            "it is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
+             tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Locks::cron` or \
+             `JobBuilder::leased`, which know the zone, or `Job::new_async`, whose expression is read in UTC",
         ));
     }
-    let text = data.schedule().map(|cron| cron.as_str().to_owned());
     let text = text.ok_or("it has no cron expression: only cron jobs have ticks that all nodes agree on")?;
-    parser()
-        .parse(&text)
-        .map_err(|error| format!("`{text}` is no cron expression: {error}"))
+    Schedule::parse(&text)
 }
 
-/// Set as tokio-cron-scheduler sets its own, which is an older croner: seconds are required, day of month and day of
-/// week must both match, and `1/10` is a range.
-fn parser() -> CronParser {
-    CronParser::builder()
-        .seconds(Seconds::Required)
-        .dom_and_dow(true)
-        .sloppy_ranges(true)
-        .build()
+/// Why a job cannot be leased, before it is added.
+pub(crate) fn unfit(job: &mut CronJob, is_known: impl FnOnce(Uuid) -> bool) -> Result<(), String> {
+    if is_known(job.guid()) {
+        return Ok(());
+    }
+    let data = job
+        .job_data()
+        .map_err(|error| format!("its data cannot be read: {error}"))?;
+    let text = data.schedule().map(|cron| cron.as_str().to_owned());
+    readable(text, data.time_offset_seconds).map(drop)
 }
 
-/// Jobs live on wall time. What becomes of a tick is judged by the store's clock, and leases by another.
-#[allow(clippy::disallowed_methods)]
-fn now() -> SystemTime {
-    SystemTime::now()
+/// Adds a job, unless the scheduler's storage is shared with other processes.
+pub(crate) async fn add(
+    scheduler: &JobScheduler,
+    job: CronJob,
+) -> Result<Result<Uuid, Uuid>, JobSchedulerError> {
+    let id = scheduler.add(job).await?;
+    let Some(strange) = foreign(scheduler).await else {
+        return Ok(Ok(id));
+    };
+    scheduler.remove(&id).await?;
+    Ok(Err(strange))
 }
 
-#[cfg(test)]
-mod tests {
-    use tokio_cron_scheduler::Job;
+/// How often, and after which pause, it is looked whether a job has code: while it is added, it is there without.
+const ADDING: (usize, Duration) = (10, Duration::from_millis(50));
 
-    use super::*;
+/// A job in the scheduler's storage that this process has no code for: another process put it there. Either of them
+/// fires what both have, and the other one does not.
+async fn foreign(scheduler: &JobScheduler) -> Option<Uuid> {
+    let mut found = stranger(scheduler).await;
+    for _ in 0..ADDING.0 {
+        found?;
+        sleep(ADDING.1).await;
+        found = stranger(scheduler).await;
+    }
+    found
+}
 
-    /// What people write, and what reads differently in other crons.
-    const PATTERNS: &[&str] = &[
-        "* * * * * *",
-        "*/5 * * * * *",
-        "1/10 * * * * *",
-        "0 0 0 * * *",
-        "0 30 1 * * *",
-        "0 0 0 13 * FRI",
-        "0 0 12 * * MON-FRI",
-        "0 0,30 8-18 * * *",
-        "0 0 0 L * *",
-        "0 0 0 29 2 *",
-        "0 0 9 * * 1#1",
-        "0 0 0 1 1 *",
-        "59 59 23 31 12 *",
-        "0 0 0 * * 7",
-        "0 0 0 15W * *",
-    ];
-
-    #[test]
-    fn the_scheduler_and_we_read_an_expression_alike() {
-        let mut read = 0;
-        for pattern in PATTERNS {
-            let job = Job::new_async(*pattern, |_, _| Box::pin(async {}));
-            let Ok(mut job) = job else {
-                panic!("`{pattern}` is refused by tokio-cron-scheduler")
-            };
-            let theirs = job.job_data().unwrap().schedule().unwrap();
-            let ours = parser().parse(theirs.pattern.as_str()).unwrap();
-            let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
-            for _ in 0..20 {
-                let next = theirs.find_next_occurrence(&at, false).unwrap();
-                assert_eq!(
-                    ours.find_next_occurrence(&at, false).unwrap(),
-                    next,
-                    "`{pattern}` after {at}"
-                );
-                // What fires is the tick that fired, up to the next.
-                for later in [0, 1] {
-                    let seen = next + chrono::Duration::seconds(later);
-                    let found = ours.find_previous_occurrence(&seen, true).unwrap();
-                    let exact = ours.is_time_matching(&seen).unwrap();
-                    assert_eq!(found, if exact { seen } else { next }, "`{pattern}` at {seen}");
-                }
-                at = next;
-            }
-            read += 1;
+async fn stranger(scheduler: &JobScheduler) -> Option<Uuid> {
+    let context = scheduler.context.clone();
+    let listing = context.metadata_storage.write().await.list_next_ticks();
+    for tick in listing.await.ok()? {
+        let Some(id) = tick.id.as_ref().map(Uuid::from) else {
+            continue;
+        };
+        let looking = context.job_code.write().await.get(id);
+        if looking.await.is_ok_and(|code| code.is_none()) {
+            return Some(id);
         }
-        assert!(read >= 10, "{read}");
+    }
+    None
+}
+
+/// What a scheduler tells of a job that it removed, or could not.
+type Deleted = Result<Uuid, (JobSchedulerError, Option<Uuid>)>;
+
+/// Resolves when the scheduler knows the job no more.
+async fn removed(id: Uuid, scheduler: &JobScheduler, mut deleted: Receiver<Deleted>) {
+    let context = scheduler.context.clone();
+    loop {
+        match deleted.recv().await {
+            Ok(Ok(of)) if of == id => return,
+            Ok(_) => {}
+            Err(RecvError::Lagged(_)) => {
+                let asked = context.metadata_storage.write().await.get(id);
+                if asked.await.is_ok_and(|data| data.is_none()) {
+                    return;
+                }
+            }
+            Err(RecvError::Closed) => return pending().await,
+        }
     }
 }

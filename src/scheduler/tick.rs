@@ -2,23 +2,63 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::jobs::RunEnd;
-use crate::error::LostCause;
+use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::guard::Lease;
-use crate::protocol::message::{Fence, TickTime};
+use crate::primitives::tick::{AboutRun, ask_about_run};
+use crate::protocol::message::{Checkpoint, Fence, JobReport, TickTime};
+
+/// The largest checkpoint, in bytes.
+pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
 
 /// One run of one tick of a job. Cheap to clone.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn batches(after: u64) -> Vec<u64> { (after + 1..=3).collect() }
+/// use tenure::{Error, Locks, Tick};
+///
+/// async fn reconcile(tick: Tick) -> Result<(), Error> {
+///     // What an earlier run of this tick has left, if it was cut short.
+///     let cursor = tick.resume().await?;
+///     let after = cursor.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_be_bytes);
+///     for batch in batches(after).await {
+///         tick.check()?;
+///         // … write the batch, with `tick.fence()`, and then:
+///         tick.checkpoint(&batch.to_be_bytes()).await?;
+///     }
+///     Ok(())
+/// }
+///
+/// let closure = Locks::memory().job("reconcile", reconcile)?;
+/// # let _ = closure; Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Tick {
     pub(crate) lease: Lease,
     pub(crate) mark: TickTime,
     pub(crate) attempt: u32,
     pub(crate) end: RunEnd,
+    pub(crate) about: Arc<AboutTick>,
+}
+
+/// What all clones of a tick share.
+#[derive(Debug)]
+pub(crate) struct AboutTick {
+    /// How long its lease lasts.
+    pub(crate) lease: Duration,
+    pub(crate) is_catch_up: bool,
+    /// How often its work failed before, within this run.
+    pub(crate) retry: u32,
+    /// Counts what it leaves for the next run.
+    pub(crate) saves: Arc<AtomicU64>,
 }
 
 impl Tick {
@@ -38,6 +78,19 @@ impl Tick {
         self.mark.0 / 1000
     }
 
+    /// The nominal fire time as chrono has it.
+    #[cfg(feature = "chrono")]
+    pub fn nominal_chrono(&self) -> chrono::DateTime<chrono::Utc> {
+        self.nominal().into()
+    }
+
+    /// The nominal fire time as jiff has it.
+    #[cfg(feature = "jiff")]
+    pub fn nominal_jiff(&self) -> jiff::Timestamp {
+        let ms = i64::try_from(self.mark.0).unwrap_or(i64::MAX);
+        jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX)
+    }
+
     /// Larger than that of every run of this job before it. Send it with each write and let the resource refuse
     /// smaller ones.
     pub fn fence(&self) -> Fence {
@@ -48,6 +101,103 @@ impl Tick {
     /// run again from the beginning.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// How often the job failed before within this run, where it is [retried](crate::scheduler::LeasedJob::retry): 0 the first
+    /// time.
+    pub fn retry(&self) -> u32 {
+        self.about.retry
+    }
+
+    /// It makes up for a tick that could not be begun when it was due, because the store was away or no node had the job.
+    pub fn is_catch_up(&self) -> bool {
+        self.about.is_catch_up
+    }
+
+    /// The run still is the only one, as far as this process can know without asking: its lease has not ended and nobody told
+    /// it to end. It costs nanoseconds; call it before each step.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is over, or the run was told to end ([`LostCause::Shutdown`]: the node drains or the
+    /// timeout is over).
+    pub fn check(&self) -> Result<(), Error> {
+        let lost = |cause| Error::Lost {
+            key: self.job().clone(),
+            cause,
+        };
+        if !self.is_held() {
+            return Err(lost(self.lease.over().unwrap_or(LostCause::Deadline)));
+        }
+        if self.end.token().is_cancelled() {
+            return Err(lost(self.lease.over().unwrap_or(LostCause::Shutdown)));
+        }
+        Ok(())
+    }
+
+    /// The same, as the store sees it: it is asked whether this run owns the tick.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and [`Error::Store`] when the store does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn verify(&self) -> Result<(), Error> {
+        self.ask(AboutRun::Verify).await.map(drop)
+    }
+
+    /// Leaves `cursor` for whoever runs this tick again, should this run be cut short: the latest takes the place of the one
+    /// before. The store keeps it if, in the same step, this run still owns the tick, and drops it when the tick is over. Of
+    /// several that are under way at once the one that was called last is kept.
+    ///
+    /// # Errors
+    /// [`Error::Options`] for more than [`LONGEST_CHECKPOINT`] bytes; [`Error::Lost`] when the run owns the tick no more, and
+    /// nothing was kept; [`Error::Store`] when the store does not answer, and it may be kept all the same.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped it may be kept or not.
+    pub async fn checkpoint(&self, cursor: &[u8]) -> Result<(), Error> {
+        if cursor.len() > LONGEST_CHECKPOINT {
+            return Err(Error::Options(OptionsError(format!(
+                "a checkpoint of `{}` has {LONGEST_CHECKPOINT} bytes at most, not {}: keep a cursor in it, and what is \
+                 large elsewhere",
+                self.job(),
+                cursor.len()
+            ))));
+        }
+        self.check()?;
+        let seq = self.about.saves.fetch_add(1, Ordering::Relaxed) + 1;
+        let about = AboutRun::Save(seq, Checkpoint(cursor.into()));
+        self.ask(about).await.map(drop)
+    }
+
+    /// The latest [`checkpoint`](Self::checkpoint) of this tick: of an earlier attempt, on whatever node, or of this one.
+    /// `None` for a tick that is run from its beginning.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn resume(&self) -> Result<Option<Vec<u8>>, Error> {
+        let report = self.ask(AboutRun::Recall).await?;
+        Ok(report.saved.map(|saved| saved.0.to_vec()))
+    }
+
+    /// The nominal time of the latest tick of this job that went well, on whatever node: the job returned, and no error. `None`
+    /// when the store knows of none.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn last_success(&self) -> Result<Option<SystemTime>, Error> {
+        let report = self.ask(AboutRun::Verify).await?;
+        Ok(report.well.map(|well| UNIX_EPOCH + Duration::from_millis(well.0)))
+    }
+
+    async fn ask(&self, about: AboutRun) -> Result<JobReport, Error> {
+        ask_about_run(&self.lease, self.about.lease, self.mark, about).await
     }
 
     /// The run still is the only one.

@@ -1,0 +1,63 @@
+//! Why jobs are refused, and why some do not end.
+
+use tokio_cron_scheduler::JobSchedulerError;
+use uuid::Uuid;
+
+use crate::error::OptionsError;
+use crate::key::Key;
+
+/// Jobs did not end when they were told to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{jobs} jobs were cancelled but have not come to an await: they keep their leases until they do")]
+#[non_exhaustive]
+pub struct StillRunning {
+    /// How many.
+    pub jobs: usize,
+}
+
+/// Why a job cannot be leased.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// This process has a job of that name. Each needs a name of its own, or they would run each other's ticks.
+    #[error("this process has a job called `{name}` already: give each job a name of its own")]
+    #[non_exhaustive]
+    Duplicate {
+        /// The name.
+        name: Key,
+    },
+    /// The name is empty or too long.
+    #[error("a job's name has 1 to {limit} bytes, this one has {length}: `{name}`")]
+    #[non_exhaustive]
+    Name {
+        /// The name.
+        name: Key,
+        /// Its length in bytes.
+        length: usize,
+        /// The longest that is allowed.
+        limit: usize,
+    },
+    /// The lease makes no sense.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The job has no ticks that all nodes agree on.
+    #[error("the job cannot be leased: {why}")]
+    #[non_exhaustive]
+    Unfit {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The scheduler's storage has jobs of other processes: it would fire theirs in vain, and they its own.
+    #[error(
+        "the scheduler's storage is shared with other processes: it has the job {foreign}, and this process has no code \
+         for it. Of several processes only one fires what all have: give each scheduler a storage of its own"
+    )]
+    #[non_exhaustive]
+    SharedStorage {
+        /// A job of another process.
+        foreign: Uuid,
+    },
+    /// The scheduler did not take the job.
+    #[error("tokio-cron-scheduler did not take the job: {0}")]
+    Scheduler(#[source] JobSchedulerError),
+}

@@ -1,0 +1,264 @@
+//! What becomes of a job's ticks on the days on which a zone's clocks change, told before it happens.
+//!
+//! The rule is croner's. A fixed time runs at the first instant after a gap, and in the first pass of an overlap; times
+//! with wildcards or steps skip the gap, and run in both passes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::SystemTime;
+
+use chrono::{DateTime, Days, NaiveDate, NaiveDateTime, NaiveTime, Offset, TimeZone, Timelike, Utc};
+use chrono_tz::Tz;
+use croner::Cron;
+
+use crate::driver::clock::Clock;
+use crate::scheduler::error::JobError;
+use crate::scheduler::schedule::parser;
+use crate::scheduler::zone::IntoZone;
+
+/// So far ahead it is looked.
+const DAYS: u64 = 731;
+
+/// No zone is further from UTC, in hours.
+const AROUND: i64 = 15;
+
+/// A job with more ticks in a day is told nothing when it is made: that some of them come twice is no news.
+const FREQUENT: usize = 1_440;
+
+/// What a change of the clocks does to ticks of one local date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Oddity {
+    /// They come twice: in both passes of an overlap.
+    Twice,
+    /// They do not come: their time is not shown on that day.
+    NotAtAll,
+    /// They come at another time than the expression says, as that is not shown on that day.
+    Shifted {
+        /// The time of day at which the first of them comes.
+        to: NaiveTime,
+    },
+}
+
+/// A local date on which ticks come otherwise than the expression reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OddDay {
+    /// The date in the job's zone.
+    pub date: NaiveDate,
+    /// What becomes of them.
+    pub oddity: Oddity,
+    /// The time of day of the first of them, as the expression has it.
+    pub first: NaiveTime,
+    /// How many of them.
+    pub count: usize,
+}
+
+impl fmt::Display for OddDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OddDay {
+            date, first, count, ..
+        } = self;
+        match self.oddity {
+            Oddity::Twice => write!(f, "{date}: {count} from {first} on come twice"),
+            Oddity::NotAtAll => write!(f, "{date}: {count} from {first} on do not come"),
+            Oddity::Shifted { to } => write!(f, "{date}: {first} comes at {to}"),
+        }
+    }
+}
+
+/// The days of the next two years on which ticks of the expression come twice, not at all, or at another time, as the
+/// clocks of the zone change.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for day in tenure::scheduler::explain("0 30 2 * * *", "Europe/Berlin")? {
+///     println!("{day}"); // 2027-03-28: 02:30:00 comes at 03:00:00
+/// }
+/// assert!(tenure::scheduler::explain("0 30 2 * * *", "UTC")?.is_empty());
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`JobError::Unfit`] when the expression or the zone is none.
+pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, JobError> {
+    let zone = zone.into_zone().map_err(|why| JobError::Unfit { why })?;
+    odd_days_of(expression, zone, DateTime::<Utc>::from(Clock::new().wall()))
+}
+
+fn odd_days_of(expression: &str, zone: Tz, from: DateTime<Utc>) -> Result<Vec<OddDay>, JobError> {
+    let cron = parser().parse(expression).map_err(|error| JobError::Unfit {
+        why: format!("`{expression}` is no cron expression: {error}"),
+    })?;
+    Ok(odd_days(&cron, zone, from))
+}
+
+/// What is to be told when a job is made.
+///
+/// # Errors
+/// As [`explain`].
+pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, JobError> {
+    let from = DateTime::<Utc>::from(now);
+    if let Ok(cron) = parser().parse(expression) {
+        let next = std::iter::successors(Some(from), |at| cron.find_next_occurrence(at, false).ok());
+        let frequent = next.take(FREQUENT + 2).last();
+        if frequent.is_some_and(|at| at < from + chrono::Duration::days(1)) {
+            return Ok(Vec::new());
+        }
+    }
+    odd_days_of(expression, zone, from)
+}
+
+pub(crate) fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
+    let first = from.with_timezone(&zone).date_naive();
+    let dates = (0..DAYS).filter_map(|n| first.checked_add_days(Days::new(n)));
+    dates
+        .filter(|date| has_change(*date, zone))
+        .flat_map(|date| of_day(cron, zone, date))
+        .collect()
+}
+
+/// The clocks change on that local date: it does not last a day, or is none.
+fn has_change(date: NaiveDate, zone: Tz) -> bool {
+    let midnight = |date: NaiveDate| date.and_time(NaiveTime::MIN);
+    let Some(next) = date.succ_opt() else { return false };
+    // By what the zone's clocks show around both midnights, whichever of them it shows.
+    let offset = |at: NaiveDateTime| zone.offset_from_utc_datetime(&at).fix();
+    let around = chrono::Duration::hours(AROUND);
+    offset(midnight(date) - around) != offset(midnight(next) + around)
+}
+
+fn of_day(cron: &Cron, zone: Tz, date: NaiveDate) -> Vec<OddDay> {
+    let (start, end) = (
+        date.and_time(NaiveTime::MIN),
+        date.checked_add_days(Days::new(1))
+            .map(|next| next.and_time(NaiveTime::MIN)),
+    );
+    let Some(end) = end else { return Vec::new() };
+    // What the expression says, by clocks that do not change.
+    let said = ticks(cron, start.and_utc(), end.and_utc());
+    let said: Vec<NaiveDateTime> = said.into_iter().map(|tick| tick.naive_utc()).collect();
+    // And what comes, a little beyond the date, as what is shifted may come on the next.
+    let instant = |local: NaiveDateTime| {
+        let shown = zone.from_local_datetime(&local).earliest();
+        shown.or_else(|| zone.from_local_datetime(&shifted(zone, local)?).earliest())
+    };
+    let beyond = end + chrono::Duration::hours(2);
+    let (Some(from), Some(until)) = (instant(start), instant(beyond)) else {
+        return Vec::new();
+    };
+    let mut come = BTreeMap::<NaiveDateTime, usize>::new();
+    for tick in ticks(cron, from, until) {
+        *come.entry(tick.naive_local()).or_default() += 1;
+    }
+    let mut found = Vec::<OddDay>::new();
+    for local in said.iter().copied() {
+        let oddity = match come.get(&local) {
+            Some(1) => continue,
+            Some(_) => Oddity::Twice,
+            None => match shifted(zone, local).filter(|to| come.contains_key(to) && !said.contains(to)) {
+                Some(to) => Oddity::Shifted { to: to.time() },
+                None => Oddity::NotAtAll,
+            },
+        };
+        match found.iter_mut().find(|day| day.oddity == oddity) {
+            Some(day) => day.count += 1,
+            None => found.push(OddDay {
+                date,
+                oddity,
+                first: local.time(),
+                count: 1,
+            }),
+        }
+    }
+    found
+}
+
+/// What the clocks show first after a time that they do not show.
+fn shifted(zone: Tz, local: NaiveDateTime) -> Option<NaiveDateTime> {
+    let mut later = local;
+    // No gap is longer than a day, and each ends at a full minute.
+    for _ in 0..=24 * 60 {
+        later += chrono::Duration::seconds(60 - i64::from(later.second()));
+        if zone.from_local_datetime(&later).earliest().is_some() {
+            return Some(later);
+        }
+    }
+    None
+}
+
+fn ticks<T: TimeZone>(cron: &Cron, from: DateTime<T>, until: DateTime<T>) -> Vec<DateTime<T>> {
+    let mut found = Vec::new();
+    let mut next = cron.find_next_occurrence(&from, true);
+    while let Ok(tick) = next {
+        if tick >= until {
+            break;
+        }
+        next = cron.find_next_occurrence(&tick, false);
+        found.push(tick);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(expression: &str, zone: &str) -> Vec<String> {
+        let cron = parser().parse(expression).unwrap();
+        let from = "2026-01-01T12:00:00Z".parse().unwrap();
+        let days = odd_days(&cron, zone.parse().unwrap(), from);
+        days.iter()
+            .filter(|day| day.date < "2027-01-01".parse().unwrap())
+            .map(OddDay::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn fixed_times_are_shifted_out_of_a_gap_and_come_once_in_an_overlap() {
+        assert_eq!(
+            told("0 30 2 * * *", "Europe/Berlin"),
+            ["2026-03-29: 02:30:00 comes at 03:00:00"]
+        );
+        assert_eq!(
+            told("0 30 2 * * *", "America/New_York"),
+            ["2026-03-08: 02:30:00 comes at 03:00:00"]
+        );
+        assert_eq!(
+            told("0 0 2 * * *", "Australia/Lord_Howe"),
+            ["2026-10-04: 02:00:00 comes at 02:30:00"]
+        );
+        for (expression, zone) in [
+            ("0 0 0 * * *", "Europe/Berlin"),
+            ("0 30 2 * * *", "UTC"),
+            ("0 30 2 * * *", "Asia/Kolkata"),
+            ("0 30 2 * * SAT", "Europe/Berlin"),
+        ] {
+            assert_eq!(
+                told(expression, zone),
+                Vec::<String>::new(),
+                "{expression} {zone}"
+            );
+        }
+    }
+
+    #[test]
+    fn wildcards_do_not_come_in_a_gap_and_come_twice_in_an_overlap() {
+        assert_eq!(
+            told("0 */15 * * * *", "Europe/Berlin"),
+            [
+                "2026-03-29: 4 from 02:00:00 on do not come",
+                "2026-10-25: 4 from 02:00:00 on come twice"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_day_that_is_not_is_told() {
+        let cron = parser().parse("0 0 12 * * *").unwrap();
+        let from = "2011-12-01T12:00:00Z".parse().unwrap();
+        let days = odd_days(&cron, chrono_tz::Pacific::Apia, from);
+        let days: Vec<String> = days.iter().take(1).map(OddDay::to_string).collect();
+        assert_eq!(days, ["2011-12-30: 1 from 12:00:00 on do not come"]);
+    }
+}

@@ -1,0 +1,302 @@
+//! What a node does for its jobs beside firing: it looks for ticks that somebody began and nobody finished, and for
+//! those that its engine did not fire.
+//!
+//! Who runs a tick and who stands by for it fired for it. When all of them are gone, as after a deploy that replaced
+//! one replica after the other during a run, nobody who comes later fires for it again: only the store knows of it. So
+//! each node asks, soon after a job was made and from then on once in a lease, or in five seconds if that is longer.
+//!
+//! An engine may lose a tick, come too late for it, or sleep until a time that its clock no longer shows. So each node
+//! looks by its own clock a second after each tick of a job that has an engine and a schedule: one that it has seen fire,
+//! or whose schedule came with it.
+
+use std::collections::BTreeSet;
+#[cfg(feature = "testing")]
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::runtime::Handle as Runtime;
+use tokio::time::{Instant, sleep};
+
+#[cfg(feature = "testing")]
+use crate::driver::jobs::Fire;
+use crate::driver::waiter::lock;
+use crate::observe;
+use crate::protocol::message::{JobReport, TickTime, Turn};
+use crate::scheduler::catch_up::{Runner, Walk};
+use crate::scheduler::gate::{Gate, How};
+use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
+use crate::scheduler::schedule::Schedule;
+use crate::scheduler::work::Work;
+
+/// How soon after a job was made the store is asked for the first time: later than the job could be found unfit.
+const FIRST: Duration = Duration::from_millis(500);
+/// How often at most.
+const SHORTEST: Duration = Duration::from_secs(5);
+/// So late an engine may be that looks every half a second.
+const ENGINE: Duration = Duration::from_secs(1);
+/// How long to sleep at most: this node's clock may be set meanwhile.
+const NAP: Duration = Duration::from_secs(5);
+/// So many ticks are remembered, of which the engine fires few at a time.
+const REMEMBERED: usize = 128;
+
+/// A job and what it does, shared by its closure, its lookouts and its runs.
+pub(crate) struct Job<F> {
+    pub(crate) gate: Gate,
+    work: F,
+    schedule: OnceLock<Schedule>,
+    /// The schedule came with the job, and the engine may know another.
+    has_own_schedule: bool,
+    made: Instant,
+    engine: OnceLock<Arc<AtomicBool>>,
+    looks_out: AtomicBool,
+    looked_at: AtomicBool,
+    /// The ticks that this node has pursued.
+    seen: Mutex<BTreeSet<TickTime>>,
+    walk: Walk,
+}
+
+impl<F> Job<F> {
+    pub(crate) fn new(gate: Gate, schedule: Option<Schedule>, work: F) -> Arc<Job<F>> {
+        let job = Job {
+            gate,
+            work,
+            schedule: OnceLock::new(),
+            has_own_schedule: schedule.is_some(),
+            made: Instant::now(),
+            engine: OnceLock::new(),
+            looks_out: AtomicBool::new(false),
+            looked_at: AtomicBool::new(false),
+            seen: Mutex::default(),
+            walk: Walk::default(),
+        };
+        if let Some(schedule) = schedule {
+            job.set_schedule(schedule);
+        }
+        Arc::new(job)
+    }
+
+    pub(crate) fn schedule(&self) -> Option<&Schedule> {
+        self.schedule.get()
+    }
+
+    pub(crate) fn set_schedule(&self, schedule: Schedule) {
+        self.gate.is_scheduled(&schedule);
+        let _ = self.schedule.set(schedule);
+    }
+
+    /// An engine fires it, until that flag is set.
+    pub(crate) fn set_engine(&self, ended: Arc<AtomicBool>) {
+        let _ = self.engine.set(ended);
+    }
+
+    pub(crate) fn has_engine(&self) -> bool {
+        self.engine.get().is_some()
+    }
+
+    /// The engine that fired it, or to which this node's jobs were attached.
+    fn engine(&self) -> Option<&Arc<AtomicBool>> {
+        self.engine.get().or_else(|| self.gate.jobs.engine.get())
+    }
+
+    /// When its schedule came with it, the engine's firing says nothing: a tick may have been pursued long ago, or come
+    /// before the job was made.
+    pub(crate) fn is_due(&self, mark: TickTime) -> bool {
+        let age = self.gate.now().duration_since(time(mark)).unwrap_or_default();
+        !self.has_own_schedule || age <= self.made.elapsed() + ENGINE && !lock(&self.seen).contains(&mark)
+    }
+
+    /// Its engine's storage was looked at, or is now.
+    pub(crate) fn was_looked_at(&self) -> bool {
+        self.looked_at.swap(true, Ordering::Relaxed)
+    }
+
+    fn is_engine_ended(&self) -> bool {
+        self.engine().is_some_and(|ended| ended.load(Ordering::Relaxed))
+    }
+
+    fn notice(&self, mark: TickTime) {
+        let mut seen = lock(&self.seen);
+        seen.insert(mark);
+        if seen.len() > REMEMBERED {
+            seen.pop_first();
+        }
+    }
+
+    /// What this node should run and nobody is after: a tick that somebody began and nobody has finished, or the newest that
+    /// nobody began, if such are made up for.
+    fn left_over(&self, report: &JobReport) -> Option<(TickTime, bool)> {
+        let settings = &self.gate.settings;
+        let open = report.open.filter(|open| !self.gate.pursues(*open));
+        let missed = self.missed(report);
+        // Where all are run one after the other, the newest is where that leads, whatever comes before it.
+        if open.is_none() || settings.runs_all() && missed.is_some() {
+            missed.map(|missed| (missed, true))
+        } else {
+            open.map(|open| (open, false))
+        }
+    }
+
+    /// The newest tick that came and that nobody began, if it is made up for.
+    fn missed(&self, report: &JobReport) -> Option<TickTime> {
+        let misfire = self.gate.settings.misfire?;
+        let (schedule, known) = (self.schedule()?, report.mark?);
+        // By then any engine would have fired it.
+        let past = self.gate.now().checked_sub(ENGINE)?;
+        let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
+        let is_new = !self.gate.pursues(missed) && !lock(&self.seen).contains(&missed);
+        (misfire != Misfire::Skip && is_new && !self.gate.is_too_old(missed, None)).then_some(missed)
+    }
+
+    /// So that all jobs of a node ask in the same moments, and their questions travel together.
+    fn until_next_look(&self, period: Duration) -> Duration {
+        let node = self.gate.handle.node();
+        let period = period.as_nanos() as u64;
+        let since = (node.clock.now().as_nanos() + node.id.phase(period)) % period;
+        Duration::from_nanos(period - since)
+    }
+
+    /// The newest tick, when one that came since then was not fired in time; or how long until there may be one.
+    fn overdue(&self, since: Instant) -> Result<TickTime, Duration> {
+        // Nobody may have added it to a scheduler.
+        let (Some(schedule), Some(_)) = (self.schedule(), self.engine()) else {
+            return Err(ENGINE);
+        };
+        let now = self.gate.now();
+        let past = now.checked_sub(ENGINE).unwrap_or(UNIX_EPOCH);
+        let next = || schedule.until_next(past).unwrap_or(NAP);
+        let due = schedule.latest(past).map_err(|_| NAP)?;
+        let age = now.duration_since(time(due)).unwrap_or_default();
+        if age > since.elapsed() || lock(&self.seen).contains(&due) {
+            return Err(next());
+        }
+        // What came since is newer, and the engine would have fired that alone.
+        schedule.latest(now).map_err(|_| NAP)
+    }
+}
+
+/// A lookout that goes on.
+struct Looking<F>(Weak<Job<F>>);
+
+impl<F> Drop for Looking<F> {
+    fn drop(&mut self) {
+        if let Some(job) = self.0.upgrade() {
+            job.looks_out.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+fn time(mark: TickTime) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(mark.0)
+}
+
+impl<F: Work> Job<F> {
+    pub(crate) async fn pursue(self: &Arc<Self>, mark: TickTime, is_catch_up: bool) -> TickOutcome {
+        self.notice(mark);
+        if self.gate.settings.runs_all() {
+            let runner = Runner {
+                gate: &self.gate,
+                walk: &self.walk,
+                schedule: &self.schedule,
+                work: &self.work,
+            };
+            return runner.run_all(mark, is_catch_up).await;
+        }
+        let turn = match self.gate.settings.overlap {
+            Overlap::Skip => Turn::Skip,
+            Overlap::QueueOne => Turn::Queue,
+        };
+        let how = How::new(turn, is_catch_up);
+        let outcome = self.gate.pursue(mark, how, &self.work).await;
+        // Nothing is behind another tick in these turns.
+        outcome.unwrap_or(TickOutcome::Elsewhere)
+    }
+
+    /// So that a test can fire it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn register(self: &Arc<Self>) {
+        let job: Arc<dyn Fire> = self.clone();
+        let (name, job) = (self.gate.name().clone(), Arc::downgrade(&job));
+        lock(&self.gate.jobs.fired.0).insert(name, job);
+    }
+
+    /// Once, and as soon as there is a runtime to look out on: that of whoever makes the job, or fires it first.
+    pub(crate) fn look_out(self: &Arc<Self>) {
+        if let Ok(runtime) = Runtime::try_current()
+            && !self.looks_out.swap(true, Ordering::Relaxed)
+        {
+            // Made here: a runtime may end before it polls what it was given.
+            let looking = Looking(Arc::downgrade(self));
+            let clock = self.gate.clock();
+            runtime.spawn(clock.task(Job::look(looking)));
+            runtime.spawn(clock.task(Job::watch(Arc::downgrade(self))));
+        }
+    }
+
+    fn start(self: Arc<Self>, mark: TickTime, is_catch_up: bool) {
+        let clock = self.gate.clock();
+        tokio::spawn(clock.task(async move {
+            self.pursue(mark, is_catch_up).await;
+        }));
+    }
+
+    /// Asks for open ticks. Ends with the job's closure, of which this keeps nothing while it sleeps.
+    async fn look(looking: Looking<F>) {
+        // With a runtime that is no more it ends, too: on the next it begins again.
+        let this = &looking.0;
+        let Some(mut news) = this.upgrade().map(|job| job.gate.clock().news()) else {
+            return;
+        };
+        let mut pause = FIRST + this.upgrade().map_or(FIRST, |job| job.until_next_look(FIRST));
+        loop {
+            sleep(pause).await;
+            news.heard();
+            let Some(job) = this.upgrade() else { return };
+            if !job.is_engine_ended() {
+                let found = tokio::select! {
+                    biased;
+                    _ = job.gate.ended() => return,
+                    found = job.gate.asked() => found,
+                };
+                if let Some((mark, is_catch_up)) = found.and_then(|report| job.left_over(&report)) {
+                    job.clone().start(mark, is_catch_up);
+                }
+            }
+            drop(job);
+            news.come().await;
+            let Some(job) = this.upgrade() else { return };
+            pause = job.until_next_look(job.gate.settings.lease.max(SHORTEST));
+        }
+    }
+
+    /// Starts what its engine has not.
+    async fn watch(this: Weak<Self>) {
+        let since = Instant::now();
+        loop {
+            let Some(job) = this.upgrade() else { return };
+            if job.gate.is_ended() || job.is_engine_ended() {
+                return;
+            }
+            job.gate.look_at_steps();
+            let pause = match job.overdue(since) {
+                Ok(mark) => {
+                    observe::engine_missed(job.gate.label(), job.gate.name(), mark);
+                    job.clone().start(mark, false);
+                    ENGINE
+                }
+                Err(pause) => pause,
+            };
+            let clock = job.gate.clock();
+            drop(job);
+            clock.nap(pause, NAP).await;
+        }
+    }
+}
+
+#[cfg(feature = "testing")]
+impl<F: Work> Fire for Job<F> {
+    fn fire(self: Arc<Self>, mark: TickTime) -> Pin<Box<dyn Future<Output = &'static str> + Send>> {
+        Box::pin(async move { self.pursue(mark, false).await.word() })
+    }
+}

@@ -1,0 +1,252 @@
+//! One run of a tick: from its lease to what the store is told of its end.
+
+use std::future::{Future, pending, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::task::Poll;
+
+use tokio::time::sleep;
+
+use crate::driver::jobs::{Jobs, RunEnd};
+use crate::driver::waiter::lock;
+use crate::observe;
+use crate::primitives::guard::Guard;
+use crate::protocol::message::TickTime;
+use crate::scheduler::gate::{Gate, How, Step};
+use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
+use crate::scheduler::tick::{AboutTick, Tick};
+use crate::scheduler::work::Work;
+
+/// A run that a drain can cancel.
+struct Running<'a>(&'a Jobs, u64);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.running).remove(&self.1);
+    }
+}
+
+/// What all tries of one run have in common.
+struct Trial<'a> {
+    guard: &'a Guard,
+    mark: TickTime,
+    attempt: u32,
+    is_catch_up: bool,
+    saves: Arc<AtomicU64>,
+}
+
+impl Gate {
+    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Run {
+        let attempt = guard.attempt();
+        if attempt > self.settings.attempts {
+            observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
+            return self.finish(guard, mark, TickOutcome::GivenUp).await;
+        }
+        // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
+        if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
+            return self.finish(guard, mark, TickOutcome::Missed).await;
+        }
+        if let Some(overtaken) = guard.overtook() {
+            observe::tick_overtaken(self.label(), &self.name, overtaken);
+        }
+        let trial = Trial {
+            guard: &guard,
+            mark,
+            attempt,
+            is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+            saves: Arc::default(),
+        };
+        match self.run_and_retry(&trial, work).await {
+            // Whoever has the lease now runs the tick, whatever became of it here.
+            None => {
+                drop(guard);
+                Run::Lost
+            }
+            Some(TickOutcome::Drained) => {
+                if let Err(error) = guard.release().await {
+                    observe::tick_untold(self.label(), &self.name, mark, &error);
+                }
+                Run::Over(TickOutcome::Drained)
+            }
+            Some(outcome) => self.finish(guard, mark, outcome).await,
+        }
+    }
+
+    /// Tells the store that the tick is over.
+    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> Run {
+        match guard.finish(outcome == TickOutcome::Done).await {
+            Ok(()) => self.note_over(mark),
+            // What was run was run; but the store may not know, and have it run again.
+            Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
+        }
+        Run::Over(outcome)
+    }
+
+    /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
+    async fn run_and_retry(&self, trial: &Trial<'_>, work: &impl Work) -> Option<TickOutcome> {
+        let mut pauses = self.settings.retry.build();
+        for retry in 0.. {
+            let outcome = self.try_once(trial, retry, work).await?;
+            let failed = matches!(
+                outcome,
+                TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::TimedOut
+            );
+            let Some(pause) = pauses.next().filter(|_| failed) else {
+                return Some(outcome);
+            };
+            tokio::select! {
+                biased;
+                slept = trial.guard.run(sleep(pause)) => slept.ok()?,
+                () = self.jobs.cancelling.cancelled() => return Some(TickOutcome::Drained),
+            }
+        }
+        None
+    }
+
+    /// Runs the job once.
+    async fn try_once(&self, trial: &Trial<'_>, retry: u32, work: &impl Work) -> Option<TickOutcome> {
+        let (guard, mark) = (trial.guard, trial.mark);
+        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
+        let end = RunEnd::new(guard.lease().end_token().child_token());
+        // Also when this very future is dropped.
+        let _cancel = end.token().clone().drop_guard();
+        let fence = guard.fence().get();
+        lock(&self.jobs.running).insert(fence, end.clone());
+        let _running = Running(&self.jobs, fence);
+        if self.jobs.cancelling.is_cancelled() {
+            // It was won in that very moment.
+            end.drain();
+        }
+        let tick = Tick {
+            lease: guard.lease(),
+            mark,
+            attempt: trial.attempt,
+            end: end.clone(),
+            about: Arc::new(AboutTick {
+                lease: self.settings.lease,
+                is_catch_up: trial.is_catch_up,
+                retry,
+                saves: trial.saves.clone(),
+            }),
+        };
+        observe::tick_starts(self.label(), &self.name, mark, trial.attempt);
+        // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
+        // error that it returns.
+        let mut job = Box::pin(async { work(tick).await.failure() });
+        let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
+        // From here on the job's future is gone: only now may somebody else begin.
+        self.outcome(mark, ended, dropped.is_err())
+    }
+
+    /// What a run came to, whose future is gone by now. `None` when its lease was lost.
+    fn outcome(&self, mark: TickTime, ended: Ended, panicked: bool) -> Option<TickOutcome> {
+        let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why);
+        if panicked {
+            failed("it panicked when it was cancelled");
+        }
+        Some(match ended {
+            Ended::Itself(None) => TickOutcome::Done,
+            Ended::Itself(Some(text)) => {
+                failed(&text);
+                TickOutcome::Failed
+            }
+            Ended::Panicked => {
+                failed("it panicked");
+                TickOutcome::Panicked
+            }
+            Ended::LeaseLost => return None,
+            Ended::Drained | Ended::TimedOut if panicked => TickOutcome::Panicked,
+            Ended::TimedOut => {
+                let limit = self.settings.timeout.unwrap_or_default();
+                failed(&format!(
+                    "it was cancelled, as it ran for longer than its timeout of {limit:?}"
+                ));
+                TickOutcome::TimedOut
+            }
+            Ended::Drained => TickOutcome::Drained,
+        })
+    }
+
+    /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
+    /// told so, and run until it ends by itself whatever happens.
+    async fn run_to_its_end<J>(
+        &self,
+        (guard, mark): (&Guard, TickTime),
+        end: &RunEnd,
+        mut job: Pin<&mut J>,
+    ) -> Ended
+    where
+        J: Future<Output = Option<String>>,
+    {
+        let fence = guard.fence().get();
+        let mut is_over = false;
+        let mut job = pin!(poll_fn(|cx| {
+            // Its end was seen with the loss of its lease, and it is waited for once more.
+            if is_over {
+                return Poll::Ready(None);
+            }
+            let step = Step {
+                mark,
+                since: self.handle.node().clock.now(),
+                told: false,
+            };
+            lock(&self.steps).insert(fence, step);
+            let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
+            lock(&self.steps).remove(&fence);
+            is_over = !matches!(polled, Ok(Poll::Pending));
+            match polled {
+                Ok(Poll::Pending) => Poll::Pending,
+                Ok(Poll::Ready(output)) => Poll::Ready(Some(output)),
+                Err(_) => Poll::Ready(None),
+            }
+        }));
+        let timeout = async {
+            match self.settings.timeout {
+                Some(limit) => sleep(limit).await,
+                None => pending().await,
+            }
+        };
+        let told = tokio::select! {
+            biased;
+            ended = guard.run(job.as_mut()) => match ended {
+                Ok(ended) => return Ended::by_itself(ended),
+                Err(_) => Ended::LeaseLost,
+            },
+            () = self.jobs.cancelling.cancelled() => {
+                // Whatever the job has spawned must hear of it before somebody else begins.
+                end.drain();
+                Ended::Drained
+            }
+            () = timeout => {
+                end.token().cancel();
+                Ended::TimedOut
+            }
+        };
+        if !self.settings.blocks {
+            return told;
+        }
+        match (self.until_its_thread_ends(guard, job).await, told) {
+            (Ended::LeaseLost, _) | (_, Ended::LeaseLost) => Ended::LeaseLost,
+            // It was told to end, and says so; or did its work all the same.
+            (Ended::Itself(Some(_)), told) => told,
+            (ended, _) => ended,
+        }
+    }
+
+    /// A thread cannot be cancelled: its lease is kept until it has ended, and nothing else is begun here before.
+    async fn until_its_thread_ends<J>(&self, guard: &Guard, mut job: Pin<&mut J>) -> Ended
+    where
+        J: Future<Output = Option<Option<String>>>,
+    {
+        match guard.run(job.as_mut()).await {
+            Ok(ended) => Ended::by_itself(ended),
+            Err(_) => {
+                job.await;
+                Ended::LeaseLost
+            }
+        }
+    }
+}

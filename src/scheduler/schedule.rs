@@ -1,0 +1,193 @@
+//! When a job is due. Knows croner, and no scheduler.
+
+use std::fmt::Debug;
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use chrono::{DateTime, TimeZone, Utc};
+use chrono_tz::Tz;
+use croner::Cron;
+use croner::errors::CronError;
+use croner::parser::{CronParser, Seconds};
+use siphasher::sip::SipHasher24;
+
+use crate::protocol::message::TickTime;
+
+/// When a job is due, which all nodes read alike.
+#[derive(Debug, Clone)]
+pub(crate) struct Schedule {
+    rule: Rule,
+    /// As people wrote it, with its zone.
+    text: String,
+}
+
+#[derive(Debug, Clone)]
+enum Rule {
+    Cron(Box<Cron>, Arc<dyn Zone>),
+    /// So many milliseconds apart, counted from the Unix epoch.
+    Every(u64),
+}
+
+impl Schedule {
+    /// An expression that is read in UTC.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn parse(text: &str) -> Result<Schedule, String> {
+        Schedule::in_zone(text, Tz::UTC)
+    }
+
+    /// An expression that is read in a zone, whose offset is asked for at each tick.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn in_zone<T>(text: &str, zone: T) -> Result<Schedule, String>
+    where
+        T: TimeZone + Debug + Send + Sync + 'static,
+    {
+        let parsed = parser().parse(text);
+        let cron = parsed.map_err(|error| format!("`{text}` is no cron expression: {error}"))?;
+        Ok(Schedule {
+            text: format!("{} {zone:?}", cron.as_str()),
+            rule: Rule::Cron(Box::new(cron), Arc::new(In(zone))),
+        })
+    }
+
+    /// Ticks that are so far apart, counted from the Unix epoch: the same on every node, whenever it was started.
+    ///
+    /// # Errors
+    /// Why it cannot be so.
+    pub(crate) fn every(period: Duration) -> Result<Schedule, String> {
+        if period < Duration::from_secs(1) || period.subsec_nanos() > 0 {
+            return Err(format!("ticks are whole seconds apart, not {period:?}"));
+        }
+        if period > LONGEST_PERIOD {
+            return Err(format!("ticks are ten years apart at most, not {period:?}"));
+        }
+        Ok(Schedule {
+            rule: Rule::Every(u64::try_from(period.as_millis()).map_err(|_| "that is too long")?),
+            text: format!("every {period:?}"),
+        })
+    }
+
+    /// The latest tick that is not in the future of this node's clock, in whole seconds: all nodes agree on it whatever
+    /// their phase, and what their clocks disagree on is judged by the store.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn latest(&self, now: SystemTime) -> Result<TickTime, String> {
+        let now = date(now)?;
+        let tick = match &self.rule {
+            Rule::Cron(cron, zone) => zone
+                .previous(cron, now)
+                .map_err(|error| format!("`{}` has no tick before {now}: {error}", self.text))?
+                .timestamp_millis(),
+            Rule::Every(period) => now.timestamp_millis() - now.timestamp_millis() % period.cast_signed(),
+        };
+        u64::try_from(tick)
+            .map(TickTime)
+            .map_err(|_| format!("a tick at {tick} lies before 1970"))
+    }
+
+    /// How long it is to the next tick, by this node's clock.
+    pub(crate) fn until_next(&self, now: SystemTime) -> Option<Duration> {
+        let from = date(now).ok()?;
+        let next = match &self.rule {
+            Rule::Cron(cron, zone) => u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?,
+            Rule::Every(period) => self.latest(now).ok()?.0 + period,
+        };
+        let next = UNIX_EPOCH + Duration::from_millis(next);
+        Some(next.duration_since(now).unwrap_or_default())
+    }
+
+    /// An expression may be of a day that no year has, or of years that are past.
+    ///
+    /// # Errors
+    /// That no tick is to come.
+    pub(crate) fn comes_again(&self, now: SystemTime) -> Result<(), String> {
+        match self.until_next(now) {
+            Some(_) => Ok(()),
+            None => Err(format!("`{}` has no tick to come: it would never run", self.text)),
+        }
+    }
+
+    /// The same on every node that means the same by the job. Never 0, which says that it is not known.
+    pub(crate) fn fingerprint(&self, service: &str) -> u64 {
+        let mut hasher = SipHasher24::new();
+        hasher.write(service.as_bytes());
+        hasher.write_u8(0);
+        hasher.write(self.text.as_bytes());
+        hasher.finish().max(1)
+    }
+}
+
+/// Ten years. Who wants more wants no scheduler.
+const LONGEST_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// In seconds: longer than what any zone ever left out.
+const TWO_DAYS: i64 = 48 * 3_600;
+
+/// Where an expression is read. Its types are of croner and chrono, which know zones as type parameters.
+trait Zone: Debug + Send + Sync {
+    fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
+    fn next(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
+}
+
+#[derive(Debug)]
+struct In<T>(T);
+
+impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
+    fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
+        let found = cron.find_previous_occurrence(&now.with_timezone(&self.0), true)?;
+        Ok(found.with_timezone(&Utc))
+    }
+
+    fn next(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
+        let next = |from: DateTime<Utc>, inclusive| {
+            let found = cron.find_next_occurrence(&from.with_timezone(&self.0), inclusive)?;
+            Ok(found.with_timezone(&Utc))
+        };
+        let found = next(now, false);
+        if found.is_ok() {
+            return found;
+        }
+        // croner 4.0.3 does not get over a day that was left out, as Samoa did in 2011: from its end on it does.
+        let (mut before, mut after) = (0, TWO_DAYS);
+        if next(now + chrono::Duration::seconds(after), true).is_err() {
+            return found;
+        }
+        while after - before > 1 {
+            let middle = before.midpoint(after);
+            let is_after = next(now + chrono::Duration::seconds(middle), true).is_ok();
+            (before, after) = if is_after {
+                (before, middle)
+            } else {
+                (middle, after)
+            };
+        }
+        next(now + chrono::Duration::seconds(after), true)
+    }
+}
+
+/// In whole seconds.
+fn date(at: SystemTime) -> Result<DateTime<Utc>, String> {
+    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let date = i64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0));
+    date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is no date"))
+}
+
+/// Set as tokio-cron-scheduler sets its own, which is an older croner: seconds are required, day of month and day of
+/// week must both match, and `1/10` is a range.
+pub(crate) fn parser() -> CronParser {
+    CronParser::builder()
+        .seconds(Seconds::Required)
+        .dom_and_dow(true)
+        .sloppy_ranges(true)
+        .build()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! Expressions are read as the scheduler reads them, and zones as Python's zoneinfo knows them.
+
+use tokio_cron_scheduler::Job as CronJob;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{Datelike, NaiveDate};
+
+use super::*;
+use crate::protocol::ledger::Ledger;
+use crate::protocol::message::{
+    Batch, ClaimNumber, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
+};
+
+/// What people write, and what reads differently in other crons.
+const PATTERNS: &[&str] = &[
+    "* * * * * *",
+    "*/5 * * * * *",
+    "1/10 * * * * *",
+    "0 0 0 * * *",
+    "0 30 1 * * *",
+    "0 0 0 13 * FRI",
+    "0 0 12 * * MON-FRI",
+    "0 0,30 8-18 * * *",
+    "0 0 0 L * *",
+    "0 0 0 29 2 *",
+    "0 0 9 * * 1#1",
+    "0 0 0 1 1 *",
+    "59 59 23 31 12 *",
+    "0 0 0 * * 7",
+    "0 0 0 15W * *",
+];
+
+#[test]
+fn the_scheduler_and_we_read_an_expression_alike() {
+    let mut read = 0;
+    for pattern in PATTERNS {
+        let job = CronJob::new_async(*pattern, |_, _| Box::pin(async {}));
+        let Ok(mut job) = job else {
+            panic!("`{pattern}` is refused by tokio-cron-scheduler")
+        };
+        let theirs = job.job_data().unwrap().schedule().unwrap();
+        let ours = parser().parse(theirs.pattern.as_str()).unwrap();
+        let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
+        for _ in 0..20 {
+            let next = theirs.find_next_occurrence(&at, false).unwrap();
+            assert_eq!(
+                ours.find_next_occurrence(&at, false).unwrap(),
+                next,
+                "`{pattern}` after {at}"
+            );
+            // What fires is the tick that fired, up to the next.
+            for later in [0, 1] {
+                let seen = next + chrono::Duration::seconds(later);
+                let found = ours.find_previous_occurrence(&seen, true).unwrap();
+                let exact = ours.is_time_matching(&seen).unwrap();
+                assert_eq!(found, if exact { seen } else { next }, "`{pattern}` at {seen}");
+            }
+            at = next;
+        }
+        read += 1;
+    }
+    assert!(read >= 10, "{read}");
+}
+
+/// Made by `tests/zones/expected.py`.
+const EXPECTED: &str = include_str!("../zones.csv");
+
+/// For each zone and local time: the instants of a year, in seconds, by local date.
+fn expected() -> BTreeMap<(&'static str, &'static str), BTreeMap<NaiveDate, i64>> {
+    let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
+    for line in EXPECTED.lines() {
+        let words: Vec<&str> = line.split(',').collect();
+        let [zone, time, first, last, offset] = words[..] else {
+            panic!("{line}");
+        };
+        let days = all.entry((zone, time)).or_default();
+        let (mut day, last): (NaiveDate, NaiveDate) = (first.parse().unwrap(), last.parse().unwrap());
+        while day <= last {
+            if let Ok(offset) = offset.parse::<i64>() {
+                let midnight = day.and_hms_opt(0, 0, 0).unwrap().and_utc().timestamp();
+                days.insert(day, midnight + offset);
+            }
+            day = day.succ_opt().unwrap();
+        }
+    }
+    all
+}
+
+fn daily(zone: &str, time: &str) -> Schedule {
+    let (hour, minute) = time.split_once(':').unwrap();
+    let (hour, minute): (u32, u32) = (hour.parse().unwrap(), minute.parse().unwrap());
+    Schedule::in_zone(&format!("0 {minute} {hour} * * *"), zone.parse::<Tz>().unwrap()).unwrap()
+}
+
+fn at(seconds: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds.try_into().unwrap())
+}
+
+#[test]
+fn daily_jobs_run_once_on_each_local_date_of_a_year() {
+    let all = expected();
+    assert_eq!(all.len(), 20);
+    for ((zone, time), days) in all {
+        let schedule = daily(zone, time);
+        let (first, last) = (*days.values().next().unwrap(), *days.values().last().unwrap());
+        let (mut now, mut found) = (at(first - 1), Vec::new());
+        while now < at(last) {
+            now += schedule.until_next(now).unwrap();
+            found.push(now.duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed());
+            assert_eq!(
+                schedule.latest(now).unwrap(),
+                TickTime(found.last().unwrap().cast_unsigned() * 1000)
+            );
+        }
+        let wanted: Vec<i64> = days.values().copied().collect();
+        assert_eq!(found, wanted, "{zone} at {time}");
+    }
+}
+
+/// A node that looks at its clock once a minute.
+struct Node {
+    holder: Holder,
+    from: i64,
+    seen: Option<TickTime>,
+}
+
+impl Node {
+    fn new(n: u128, from: i64) -> Node {
+        let holder = Holder {
+            node: NodeId::numbered(n),
+            claim: ClaimNumber(1),
+            nonce: 1,
+        };
+        Node {
+            holder,
+            from,
+            seen: None,
+        }
+    }
+
+    /// Claims the latest tick, and runs it to its end if it wins. A node has seen those that came before it.
+    fn look(&mut self, schedule: &Schedule, now: i64, ledger: &mut Ledger) -> Option<TickTime> {
+        let tick = (now >= self.from).then(|| schedule.latest(at(now)).unwrap())?;
+        let before = self.seen.replace(tick);
+        if before.is_none() || before == Some(tick) {
+            return None;
+        }
+        self.holder.claim.0 += 1;
+        let mut ask = |verb| {
+            let request = Request {
+                name: Name::job("daily".into()),
+                holder: self.holder,
+                term: LeaseTimes {
+                    lease_ms: 30_000,
+                    margin_ms: 3_000,
+                },
+                mode: Mode::Exclusive,
+                turn: Default::default(),
+                data: None,
+                mark: Some(tick),
+                verb,
+            };
+            let batch = Batch {
+                poll_gap_ms: 0,
+                rule: Rule::Each,
+                highest: GrantNumber(0),
+                not_after: u64::MAX,
+                requests: vec![request],
+            };
+            ledger
+                .apply(now.cast_unsigned() * 1_000_000, &batch, &mut Vec::new())
+                .replies
+                .remove(0)
+        };
+        let won = matches!(ask(Verb::Claim { wait: true }), Reply::Won(_, 1));
+        won.then(|| assert_eq!(ask(Verb::Finish { well: true }), Reply::Done));
+        won.then_some(tick)
+    }
+}
+
+/// At steps of a minute, on nodes that were started before and after each change of the clocks.
+#[test]
+fn a_year_of_midnights_is_run_once_each_by_nodes_of_any_age() {
+    for ((zone, time), days) in expected().into_iter().filter(|((_, time), _)| *time == "00:00") {
+        let schedule = daily(zone, time);
+        let (first, last) = (*days.values().next().unwrap(), *days.values().last().unwrap());
+        let late = first + (last - first) / 5 * 3;
+        let mut nodes = [Node::new(1, first - 3_600), Node::new(2, late)];
+        let (mut ledger, mut run) = (Ledger::new(), Vec::new());
+        for now in (first - 3_600..=last + 3_600).step_by(60) {
+            run.extend(
+                nodes
+                    .iter_mut()
+                    .filter_map(|node| node.look(&schedule, now, &mut ledger)),
+            );
+        }
+        let run: Vec<i64> = run.iter().map(|tick| (tick.0 / 1000).cast_signed()).collect();
+        let wanted: Vec<i64> = days.values().copied().collect();
+        assert_eq!(run, wanted, "{zone}");
+        let tz: Tz = zone.parse().unwrap();
+        let local = run
+            .iter()
+            .map(|at| DateTime::from_timestamp(*at, 0).unwrap().with_timezone(&tz));
+        let dates: BTreeSet<NaiveDate> = local.map(|at| at.date_naive()).collect();
+        assert_eq!(dates.len(), run.len(), "one for each local date");
+        assert!(
+            dates
+                .iter()
+                .all(|date| date.year() == dates.first().unwrap().year())
+        );
+    }
+}
+
+#[test]
+fn wildcards_skip_a_gap_and_run_in_both_passes() {
+    let schedule = Schedule::in_zone("0 */30 * * * *", chrono_tz::Europe::London).unwrap();
+    let count = |from: &str, hours: u64| {
+        let mut now = SystemTime::from(from.parse::<DateTime<Utc>>().unwrap());
+        let (end, mut count) = (now + Duration::from_secs(hours * 3_600), 0);
+        loop {
+            now += schedule.until_next(now).unwrap();
+            if now > end {
+                return count;
+            }
+            count += 1;
+        }
+    };
+    // Days of 23 and of 25 hours.
+    assert_eq!(count("2026-03-28T23:59:59Z", 23), 46);
+    assert_eq!(count("2026-10-24T22:59:59Z", 25), 50);
+}
+
+#[test]
+fn ticks_of_a_period_are_counted_from_the_epoch() {
+    let schedule = Schedule::every(Duration::from_secs(7)).unwrap();
+    assert_eq!(schedule.latest(at(700)).unwrap(), TickTime(700_000));
+    assert_eq!(schedule.latest(at(706)).unwrap(), TickTime(700_000));
+    assert_eq!(schedule.until_next(at(706)), Some(Duration::from_secs(1)));
+    for bad in [
+        Duration::ZERO,
+        Duration::from_millis(999),
+        Duration::from_millis(1_500),
+    ] {
+        assert!(Schedule::every(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_fingerprint_tells_service_expression_and_zone() {
+    let schedule = Schedule::parse("0 0 0 * * *").unwrap();
+    let again = Schedule::parse("0 0 0 * * *").unwrap();
+    assert_eq!(schedule.fingerprint("books"), again.fingerprint("books"));
+    // Whichever way the job was made.
+    let in_zone = Schedule::in_zone("0 0 0 * * *", Tz::UTC).unwrap();
+    assert_eq!(schedule.fingerprint("books"), in_zone.fingerprint("books"));
+    let others = [
+        schedule.fingerprint("stock"),
+        schedule.fingerprint(""),
+        Schedule::parse("0 0 1 * * *").unwrap().fingerprint("books"),
+        daily("Europe/London", "00:00").fingerprint("books"),
+    ];
+    assert!(!others.contains(&schedule.fingerprint("books")));
+}
