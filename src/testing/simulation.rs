@@ -1,0 +1,401 @@
+//! Replicas of a service, the Redis that they share and all their clocks, in one test that takes no time.
+//!
+//! The jobs, the scheduler's data and channels, the leases and the protocol are those that ship. What is simulated is the
+//! store behind its connections, the clocks, and the loop in which the scheduler looks at its clock
+//! ([`EngineModel`](crate::testing::EngineModel)).
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Debug};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use chrono::{DateTime, FixedOffset, Offset, TimeZone, Utc};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant as Timer, sleep_until};
+use tokio_cron_scheduler::JobScheduler;
+use uuid::Uuid;
+
+use crate::driver::clock::Clock;
+use crate::driver::handle::Handle;
+use crate::driver::process::{Process, Run, World};
+use crate::driver::waiter::lock;
+use crate::locks::{Builder, Locks};
+use crate::scheduler::StillRunning;
+use crate::testing::engine::{After, EngineModel, LOOKS_EVERY};
+use crate::testing::fire::fire_tick;
+use crate::testing::store::SimulatedStore;
+
+/// A world with a clock that the test owns: replicas of your service, and the store that they share. A week of it takes
+/// milliseconds, or a second if jobs run for long, as their leases are renewed all the time.
+///
+/// tokio's clock must be paused, which needs its feature `test-util`: it stands still while anything can be done, and else
+/// goes on to the next timer. All clocks of the simulation follow it, and `tokio::time::sleep` in your jobs does. What
+/// waits for something outside, as a socket, is not waited for; and `SystemTime::now` and `Utc::now` show the
+/// machine's clock, so jobs should go by [`Tick::nominal`](crate::Tick::nominal).
+///
+/// ```
+/// # use std::sync::{Arc, Mutex};
+/// use tenure::scheduler::JobError;
+/// use tenure::testing::Simulation;
+/// use tenure::{Locks, Tick};
+/// use tokio_cron_scheduler::JobScheduler;
+///
+/// // As in your service: what it does when it starts.
+/// async fn schedule(locks: Locks, scheduler: JobScheduler, ledger: Ledger) -> Result<(), JobError> {
+///     let reconcile = move |tick: Tick| {
+///         let ledger = ledger.clone();
+///         async move { ledger.lock().unwrap().push(tick.nominal_unix()) }
+///     };
+///     let job = locks.cron("reconcile", "0 0 0 * * *").timezone("Europe/Berlin").run(reconcile)?;
+///     locks.add_job(&scheduler, job).await?;
+///     Ok(())
+/// }
+/// # type Ledger = Arc<Mutex<Vec<u64>>>;
+///
+/// # /*
+/// #[tokio::test(start_paused = true)]
+/// # */
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() { three_replicas_run_each_midnight_once().await }
+/// async fn three_replicas_run_each_midnight_once() {
+///     let ledger = Ledger::default();
+///     let sim = Simulation::at("2026-10-22T12:00:00Z"); // the clocks change on the 25th
+///     let mut replicas = Vec::new();
+///     for (name, ahead_ms) in [("a", 0), ("b", 40_000), ("c", -3_000)] {
+///         let replica = sim.replica(name).clock_ahead_ms(ahead_ms);
+///         replicas.push(replica.start(|locks, scheduler| schedule(locks, scheduler, ledger.clone())).await);
+///     }
+///     sim.run_until("2026-10-26T23:00:00Z").await;
+///     replicas.remove(0).crash(); // at midnight
+///     sim.run_until("2026-10-29T12:00:00Z").await;
+///     assert_eq!(ledger.lock().unwrap().len(), 7);
+/// }
+/// ```
+pub struct Simulation {
+    world: Arc<World>,
+    store: SimulatedStore,
+    processes: AtomicU64,
+}
+
+impl Simulation {
+    /// Begins at that time, an RFC 3339 one: `2026-10-22T12:00:00Z`.
+    ///
+    /// # Panics
+    /// When it is none, and where tokio's clock is not paused.
+    pub fn at(time: &str) -> Simulation {
+        assert!(
+            is_paused(),
+            "a simulation goes by tokio's clock, which is not paused here: write \
+             `#[tokio::test(start_paused = true)]`, with tokio's feature `test-util`",
+        );
+        let world = World::new(parse(time));
+        Simulation {
+            store: SimulatedStore::new(world.clone()),
+            world,
+            processes: AtomicU64::new(0),
+        }
+    }
+
+    /// The true time. A replica's clock may show another.
+    pub fn now(&self) -> SystemTime {
+        self.world.date()
+    }
+
+    /// What plays Redis.
+    pub fn store(&self) -> &SimulatedStore {
+        &self.store
+    }
+
+    /// Lets so much time pass.
+    pub async fn run_for(&self, span: Duration) {
+        tokio::time::sleep(span).await;
+    }
+
+    /// Lets time pass until then, an RFC 3339 time.
+    ///
+    /// # Panics
+    /// When it is none, or is past.
+    pub async fn run_until(&self, time: &str) {
+        let left = parse(time).duration_since(self.now());
+        self.run_for(left.unwrap_or_else(|_| panic!("{time} is past in this simulation")))
+            .await;
+    }
+
+    /// A replica, to be started.
+    pub fn replica(&self, name: impl Into<String>) -> ReplicaBuilder<'_> {
+        ReplicaBuilder {
+            simulation: self,
+            name: name.into(),
+            ahead_ms: 0,
+            phase: None,
+            options: Locks::builder(),
+        }
+    }
+}
+
+impl Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation")
+            .field("now", &DateTime::<Utc>::from(self.now()))
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+fn parse(time: &str) -> SystemTime {
+    match DateTime::parse_from_rfc3339(time) {
+        Ok(time) => time.into(),
+        Err(error) => panic!("`{time}` is no RFC 3339 time, as 2026-10-22T12:00:00Z: {error}"),
+    }
+}
+
+/// There is no way to ask. A clock that runs shows another time while the machine's goes on.
+fn is_paused() -> bool {
+    let (machine, began) = (Clock::new(), Timer::now());
+    let until = machine.now() + Duration::from_micros(50);
+    while machine.now() < until {
+        std::hint::spin_loop();
+    }
+    Timer::now() == began
+}
+
+/// A replica that is being set up.
+#[derive(Debug)]
+#[must_use = "a replica does nothing until it is started"]
+pub struct ReplicaBuilder<'a> {
+    simulation: &'a Simulation,
+    name: String,
+    ahead_ms: i64,
+    phase: Option<Duration>,
+    options: Builder,
+}
+
+impl ReplicaBuilder<'_> {
+    /// Its wall clock shows so many milliseconds more than the true time, or less; default 0.
+    pub fn clock_ahead_ms(mut self, ahead_ms: i64) -> Self {
+        self.ahead_ms = ahead_ms;
+        self
+    }
+
+    /// So long after its start its scheduler looks for the first time, and each half a second from then on. By default
+    /// every replica has a phase of its own.
+    pub fn phase(mut self, phase: Duration) -> Self {
+        self.phase = Some(phase);
+        self
+    }
+
+    /// Its options, as those of [`Locks::builder`].
+    pub fn options(mut self, options: impl FnOnce(Builder) -> Builder) -> Self {
+        self.options = options(self.options);
+        self
+    }
+
+    /// Starts it: `setup` does what your service does when it starts, with the locks and the scheduler of this replica.
+    ///
+    /// # Panics
+    /// When `setup` fails, or an option makes no sense.
+    pub async fn start<F, Fut, E>(self, setup: F) -> Replica
+    where
+        F: FnOnce(Locks, JobScheduler) -> Fut,
+        Fut: Future<Output = Result<(), E>>,
+        E: Debug,
+    {
+        let (world, name) = (self.simulation.world.clone(), self.name);
+        let number = self.simulation.processes.fetch_add(1, Ordering::Relaxed) + 1;
+        let process = Process::new(world, number, self.ahead_ms);
+        let options = self
+            .options
+            .node_name(name.clone())
+            .clock(Clock::of(process.clone()));
+        let made = options.on(Arc::new(self.simulation.store.for_process(&process)));
+        let locks = made.unwrap_or_else(|error| panic!("the options of {name}: {error}"));
+        let scheduler = JobScheduler::new().await;
+        let scheduler = scheduler.unwrap_or_else(|error| panic!("the scheduler of {name}: {error}"));
+        // Its own loop would read the machine's clock.
+        scheduler.scheduler.write().await.inited = true;
+        let engine = Engine {
+            looks: Timer::now() + self.phase.unwrap_or(Duration::from_millis(number * 173 % 500)),
+            scheduler: scheduler.clone(),
+            handle: locks.handle().clone(),
+            model: EngineModel::default(),
+        };
+        tokio::spawn(process.task(engine.run(process.clone())));
+        if let Err(error) = setup(locks.clone(), scheduler.clone()).await {
+            panic!("{name} does not start: {error:?}");
+        }
+        // A setup that starts it has done so.
+        let _ = scheduler.start().await;
+        Replica {
+            name,
+            process,
+            locks,
+            scheduler,
+        }
+    }
+}
+
+/// A replica that was started. Dropping it leaves it running.
+pub struct Replica {
+    name: String,
+    process: Arc<Process>,
+    locks: Locks,
+    scheduler: JobScheduler,
+}
+
+impl Replica {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its locks.
+    pub fn locks(&self) -> &Locks {
+        &self.locks
+    }
+
+    /// Its scheduler.
+    pub fn scheduler(&self) -> &JobScheduler {
+        &self.scheduler
+    }
+
+    /// It is killed: nothing of it goes on, and nobody is told. The futures of its jobs are dropped; what these have spawned
+    /// as tasks of their own goes on, as no simulation knows of it.
+    pub fn crash(self) {
+        self.process.set_run(Run::Dead);
+    }
+
+    /// It stands still, as a process that gets a SIGSTOP, or a machine that is suspended.
+    pub fn stop(&self) {
+        self.process.set_run(Run::Stopped);
+    }
+
+    /// It goes on after a [`stop`](Self::stop).
+    pub fn go_on(&self) {
+        self.process.set_run(Run::Goes);
+    }
+
+    /// Its wall clock is set: it shows so many milliseconds more than the true time, or less.
+    pub fn set_clock_ahead_ms(&self, ahead_ms: i64) {
+        self.process.set_ahead_ms(ahead_ms);
+    }
+
+    /// It gets a SIGTERM and does what a service should: [`Locks::drain`], the scheduler's shutdown, and [`Locks::shutdown`].
+    ///
+    /// # Errors
+    /// What the drain says. It is killed then.
+    pub async fn shut_down(mut self, timeout: Duration) -> Result<(), StillRunning> {
+        let drained = self.locks.drain(timeout).await;
+        let _ = self.scheduler.shutdown().await;
+        if drained.is_ok() {
+            self.locks.shutdown().await;
+        }
+        self.crash();
+        drained
+    }
+
+    /// Fires one job for one tick, as [`fire_tick`] does.
+    ///
+    /// # Panics
+    /// As that.
+    pub async fn fire_tick(&self, job: &str, nominal: SystemTime) -> &'static str {
+        fire_tick(&self.locks, job, nominal).await
+    }
+}
+
+impl Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica")
+            .field("name", &self.name)
+            .field("process", &self.process)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What takes the place of a scheduler's loop.
+struct Engine {
+    scheduler: JobScheduler,
+    handle: Handle,
+    model: EngineModel,
+    /// When it looks next.
+    looks: Timer,
+}
+
+impl Engine {
+    async fn run(mut self, process: Arc<Process>) {
+        let context = self.scheduler.context.clone();
+        let (mut created, mut deleted) = (
+            context.job_created_tx.subscribe(),
+            context.job_deleted_tx.subscribe(),
+        );
+        loop {
+            let wall = DateTime::<Utc>::from(process.wall());
+            self.read_jobs(wall).await;
+            let due = self.model.next().map(|next| self.look_at(wall, next));
+            let look = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Ok(_) | Err(RecvError::Lagged(_)) = created.recv() => {}
+                Ok(_) | Err(RecvError::Lagged(_)) = deleted.recv() => {}
+                () = process.clock_set() => {}
+                () = look => {
+                    self.looks = Timer::now() + LOOKS_EVERY;
+                    let scheduler = self.scheduler.scheduler.read().await;
+                    if scheduler.shutdown.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let is_started = scheduler.ticking.load(Ordering::Relaxed);
+                    drop(scheduler);
+                    let now = DateTime::<Utc>::from(process.wall());
+                    for id in self.model.look(now).into_iter().filter(|_| is_started) {
+                        let _ = context.job_activation_tx.send(id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The first of its looks when its clock shows that time.
+    fn look_at(&self, wall: DateTime<Utc>, next: DateTime<Utc>) -> Timer {
+        let left = (next - wall).to_std().unwrap_or_default();
+        let until = (Timer::now() + left).saturating_duration_since(self.looks);
+        let looks = until.as_nanos().div_ceil(LOOKS_EVERY.as_nanos());
+        self.looks + LOOKS_EVERY * u32::try_from(looks).unwrap_or(u32::MAX)
+    }
+
+    /// Takes up what was added to the scheduler and lets go of what was removed.
+    async fn read_jobs(&mut self, now: DateTime<Utc>) {
+        let storage = self.scheduler.context.metadata_storage.clone();
+        let listing = storage.write().await.list_next_ticks();
+        let ticks = listing.await.unwrap_or_default();
+        let ids: BTreeSet<Uuid> = ticks
+            .iter()
+            .filter_map(|tick| tick.id.as_ref().map(Uuid::from))
+            .collect();
+        self.model.retain(|id| ids.contains(&id));
+        for id in ids {
+            if self.model.has(id) {
+                continue;
+            }
+            let asked = storage.write().await.get(id);
+            let Ok(Some(data)) = asked.await else { continue };
+            let Some(cron) = data.schedule() else { continue };
+            // The crate asks the zone once, and our own jobs' zones are asked by the clock of the simulation.
+            let zone = lock(&self.handle.jobs().zones).get(&id).copied();
+            let offset = match zone {
+                Some(zone) => Some(zone.offset_from_utc_datetime(&now.naive_utc()).fix()),
+                None => FixedOffset::east_opt(data.time_offset_seconds),
+            };
+            let Some(offset) = offset else { continue };
+            let after: After = Arc::new(move |at| {
+                let next = cron.iter_after(at.with_timezone(&offset)).next();
+                next.map(|next| next.with_timezone(&Utc))
+            });
+            self.model.add(id, now, after);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The store of a simulation: the ledger behind connections that a test breaks.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::driver::process::{Process, World};
+use crate::driver::waiter::lock;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::ledger::{Forgotten, Ledger};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, InboxEvent, Kind, Name, NodeId, Verb};
+use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Store, sealed};
+
+/// What plays the Redis of a [`Simulation`](crate::testing::Simulation). It answers at once, and does what a test says:
+/// it is away, comes back empty or with an older copy of its data, and has a wall clock of its own.
+#[derive(Clone)]
+pub struct SimulatedStore {
+    world: Arc<World>,
+    server: Arc<Mutex<Server>>,
+    /// Grows with each start of it.
+    state: watch::Sender<State>,
+}
+
+/// What [`SimulatedStore::copy`] made.
+#[derive(Debug, Clone)]
+pub struct StoreCopy(Ledger);
+
+#[derive(Debug, Default)]
+struct Server {
+    ledger: Ledger,
+    inboxes: HashMap<NodeId, mpsc::UnboundedSender<InboxEvent>>,
+    ahead_ms: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct State {
+    /// How often it was started.
+    life: u64,
+    away: bool,
+}
+
+impl SimulatedStore {
+    pub(crate) fn new(world: Arc<World>) -> SimulatedStore {
+        SimulatedStore {
+            world,
+            server: Arc::default(),
+            state: watch::Sender::new(State { life: 1, away: false }),
+        }
+    }
+
+    /// It cannot be reached until [`come_back`](Self::come_back). What it knows it keeps.
+    pub fn go_away(&self) {
+        self.set(|state| state.away = true);
+    }
+
+    /// It can be reached again.
+    pub fn come_back(&self) {
+        self.set(|state| state.away = false);
+    }
+
+    /// It is restarted, and knows nothing any more.
+    pub fn restart_empty(&self) {
+        self.restart_from(&StoreCopy(Ledger::new()));
+    }
+
+    /// What it knows now, as a backup or a replica has it.
+    pub fn copy(&self) -> StoreCopy {
+        StoreCopy(lock(&self.server).ledger.clone())
+    }
+
+    /// It is restarted with what it knew then: whatever it has acknowledged since is lost.
+    pub fn restart_from(&self, copy: &StoreCopy) {
+        let mut server = lock(&self.server);
+        server.ledger = copy.0.clone();
+        server.inboxes.clear();
+        drop(server);
+        self.set(|_| {});
+    }
+
+    /// Its wall clock shows so many milliseconds more than the simulation's, or less.
+    pub fn set_clock_ahead_ms(&self, ahead_ms: i64) {
+        lock(&self.server).ahead_ms = ahead_ms;
+        self.world.has_news();
+    }
+
+    /// Every connection breaks.
+    fn set(&self, change: impl FnOnce(&mut State)) {
+        self.state.send_modify(|state| {
+            state.life += 1;
+            change(state);
+        });
+        self.world.has_news();
+    }
+
+    /// This store as a process knows it.
+    pub(crate) fn for_process(&self, process: &Arc<Process>) -> impl Store {
+        Reached {
+            store: self.clone(),
+            process: process.clone(),
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.world.monotonic().as_micros() as u64
+    }
+
+    fn apply(&self, batch: &Batch) -> BatchReply {
+        let mut pushes = Vec::new();
+        let mut server = lock(&self.server);
+        if batch
+            .requests
+            .iter()
+            .any(|request| request.name.kind == Kind::Job)
+        {
+            let date = self.world.date().duration_since(std::time::UNIX_EPOCH);
+            let date_ms = date.unwrap_or_default().as_millis() as u64;
+            let date_ms = date_ms.saturating_add_signed(server.ahead_ms);
+            server.ledger.set_date(date_ms);
+        }
+        let reply = server.ledger.apply(self.now_us(), batch, &mut pushes);
+        for grant in pushes {
+            if let Some(inbox) = server.inboxes.get(&grant.holder.node) {
+                let _ = inbox.send(InboxEvent::Granted(grant));
+            }
+        }
+        drop(server);
+        let asks = |verb| matches!(verb, Verb::Ask(_) | Verb::Renew);
+        if !batch.requests.iter().all(|request| asks(request.verb)) {
+            self.world.has_news();
+        }
+        reply
+    }
+}
+
+impl fmt::Debug for SimulatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedStore")
+            .field("state", &*self.state.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+fn away() -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, "the simulated store is away")
+}
+
+/// The store, as one process reaches it.
+#[derive(Debug, Clone)]
+struct Reached {
+    store: SimulatedStore,
+    process: Arc<Process>,
+}
+
+impl Reached {
+    /// A connection of now, if there is one to be had.
+    fn open(self) -> Result<Open, StoreError> {
+        let state = *self.store.state.borrow();
+        if state.away {
+            return Err(away());
+        }
+        Ok(Open { to: self, state })
+    }
+}
+
+impl sealed::Sealed for Reached {}
+
+impl Store for Reached {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            queues: true,
+            final_push: true,
+            remote: false,
+        }
+    }
+
+    fn server(&self, _: &Name) -> ServerId {
+        ServerId(0)
+    }
+
+    fn describe(&self, _: ServerId) -> String {
+        "simulated".into()
+    }
+
+    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.goes().await;
+            let link: Arc<dyn Link> = Arc::new(reached.open()?);
+            Ok(link)
+        })
+    }
+
+    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
+        let forgotten = match self.clone().open() {
+            Ok(_) => Ok(lock(&self.store.server)
+                .ledger
+                .forget_job(name, self.store.now_us())),
+            Err(error) => Err(error),
+        };
+        Box::pin(ready(forgotten))
+    }
+
+    fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.goes().await;
+            let open = reached.open()?;
+            let (sender, mut pushed) = mpsc::unbounded_channel();
+            let mut server = lock(&open.to.store.server);
+            server.inboxes.insert(node, sender);
+            server.ledger.listens(node, true);
+            drop(server);
+            let (pings, served) = (open.clone(), open);
+            let serve = async move {
+                let closing = Closing(served.to.store.clone(), node);
+                let broken = served.broken();
+                tokio::pin!(broken);
+                loop {
+                    tokio::select! {
+                        () = &mut broken => break,
+                        event = pushed.recv() => {
+                            let Some(event) = event else { break };
+                            // A process that is stopped reads nothing.
+                            served.to.process.goes().await;
+                            sink(event);
+                        }
+                    }
+                }
+                drop(closing);
+                away()
+            };
+            Ok(Inbox {
+                pings: Box::new(pings),
+                ended: Box::pin(serve),
+            })
+        })
+    }
+}
+
+/// An inbox that is open.
+struct Closing(SimulatedStore, NodeId);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let mut server = lock(&self.0.server);
+        // One that was opened since has a channel of its own.
+        if server
+            .inboxes
+            .get(&self.1)
+            .is_none_or(mpsc::UnboundedSender::is_closed)
+        {
+            server.inboxes.remove(&self.1);
+            server.ledger.listens(self.1, false);
+        }
+    }
+}
+
+/// A connection.
+#[derive(Debug, Clone)]
+struct Open {
+    to: Reached,
+    state: State,
+}
+
+impl Open {
+    async fn broken(&self) {
+        let mut state = self.to.store.state.subscribe();
+        let _ = state.wait_for(|state| *state != self.state).await;
+    }
+
+    fn is_broken(&self) -> bool {
+        *self.to.store.state.borrow() != self.state
+    }
+}
+
+impl Link for Open {
+    fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
+        let open = self.clone();
+        Box::pin(async move {
+            // What a dead process has not sent it never sends, and a stopped one later.
+            open.to.process.goes().await;
+            if open.is_broken() {
+                return Err(Failure {
+                    executed: Executed::No,
+                    error: away(),
+                });
+            }
+            Ok(open.to.store.apply(&batch))
+        })
+    }
+
+    fn time(&self) -> u64 {
+        self.to.store.now_us()
+    }
+}
+
+impl Ping for Open {
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let broken = self.is_broken();
+        Box::pin(async move {
+            self.to.process.goes().await;
+            if broken { Err(away()) } else { Ok(()) }
+        })
+    }
+}
