@@ -3,10 +3,19 @@
 use crate::Wrong;
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
+use std::time::Duration;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Fence, Holder};
+use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
 use tenure::protocol::session_step::{Probe, SessionInput};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
+use tenure::protocol::time::Instant;
+
+/// How many permits there are of each key, in worlds of permits.
+pub(crate) const PERMITS: u32 = 3;
+
+fn is_of_job(question: Question) -> bool {
+    question != Question::InUse
+}
 
 /// One caller, from its call to its last word.
 #[derive(Debug)]
@@ -20,6 +29,8 @@ pub(crate) struct Caller {
     pub(crate) dark: bool,
     /// The claim that it holds or held by.
     pub(crate) claim: Option<Holder>,
+    /// When it was granted, by its node's clock.
+    pub(crate) since: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +70,9 @@ pub(crate) enum Act {
     Release,
     Drop,
     Finish,
+    Downgrade,
+    /// Leaves something for whoever runs its tick again, whether it holds or not.
+    Save,
 }
 
 impl World {
@@ -73,7 +87,7 @@ impl World {
         if !node.alive || node.paused.is_some() || node.live.len() >= self.profile.callers {
             return;
         }
-        let (life, key) = (node.life, self.rng.usize(0..self.locks));
+        let key = self.rng.usize(0..self.locks);
         if self.chance(1) {
             self.probe(slot);
         }
@@ -82,28 +96,42 @@ impl World {
         let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
         let want = AcquireOptions {
             term,
+            mode: self.mode_of_next(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
+            together: false,
+            solo: !crowd && self.nodes[slot].callers.len() % 16 == 6,
+            // Not drawn: the same seed is the same world as before.
+            max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)
+                .then(|| Duration::from_millis(term.lease_ms / 2)),
             mark: None,
+            turn: Default::default(),
+            question: self.question_of_next(slot),
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
         };
-        let node = &mut self.nodes[slot];
-        let ticket = node.shard.issue();
-        let caller = node.callers.len();
-        debug_assert_eq!(ticket.0 as usize, caller + 1);
-        node.callers.push(Caller {
-            key,
-            want,
-            state: State::Waiting,
-            fetches: Fetches::Later,
-            dark: false,
-            claim: None,
-        });
-        node.live.push(caller);
-        node.asked += 1;
+        let free = |key: &Name| self.nodes[slot].shard.is_free(key);
+        // Not drawn, as above.
+        let is_together = !crowd && !self.profile.permits && self.nodes[slot].callers.len() % 8 == 1;
+        if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
+            return self.arrive_together(
+                slot,
+                AcquireOptions {
+                    mode: Mode::Exclusive,
+                    ..want
+                },
+            );
+        }
+        let ticket = self.enter(slot, key, want);
+        self.feed(slot, key, Input::Lock(ticket, want));
+    }
+
+    /// Somebody wants a key, and may lose patience.
+    pub(crate) fn enter(&mut self, slot: usize, key: usize, want: AcquireOptions) -> Ticket {
+        let (crowd, life) = (self.profile.crowd, self.nodes[slot].life);
+        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
         if !crowd && self.chance(25) {
-            let patience = self.rng.u64(0..term.lease_ms * MS);
+            let patience = self.rng.u64(0..want.term.lease_ms * MS);
             self.after(
                 patience,
                 Event::Caller {
@@ -114,7 +142,86 @@ impl World {
                 },
             );
         }
-        self.feed(slot, key, Input::Lock(ticket, want));
+        ticket
+    }
+
+    /// Somebody wants something of a node. What it wants must still be fed to the node, with this ticket.
+    pub(crate) fn new_caller(
+        &mut self,
+        slot: usize,
+        key: usize,
+        want: AcquireOptions,
+        fetches: Fetches,
+    ) -> (Ticket, usize) {
+        let node = &mut self.nodes[slot];
+        let ticket = node.shard.issue();
+        let caller = node.callers.len();
+        debug_assert_eq!(ticket.0 as usize, caller + 1);
+        node.callers.push(Caller {
+            key,
+            want,
+            state: State::Waiting,
+            fetches,
+            dark: false,
+            claim: None,
+            since: None,
+        });
+        node.live.push(caller);
+        node.asked += 1;
+        (ticket, caller)
+    }
+
+    /// Not drawn: the same seed is the same world as before. In some worlds nearly all read, in others nearly nobody does.
+    fn mode_of_next(&self, slot: usize) -> Mode {
+        let next = (self.nodes[slot].callers.len() * 7 + slot * 3) as u64 % 10;
+        if self.profile.permits {
+            // Now and then somebody of before a deploy, which gave one more.
+            let capacity = PERMITS - u32::from(next == 9);
+            let weight = [1, 1, 2, 1, 3, 1, 1, 2, 1, 1][next as usize].min(capacity);
+            return Mode::Permits(Permits { weight, capacity });
+        }
+        if self.profile.readers && next < 3 + 5 * (self.setup.seed % 2) {
+            Mode::Read
+        } else {
+            Mode::Exclusive
+        }
+    }
+
+    /// Now and then somebody asks how many permits are held.
+    fn question_of_next(&self, slot: usize) -> Option<Question> {
+        let asks = self.profile.permits && self.nodes[slot].callers.len() % 32 == 9;
+        asks.then_some(Question::InUse)
+    }
+
+    /// A writer goes on as a reader.
+    fn downgrade(&mut self, slot: usize, caller: usize) {
+        let held = self.look(slot, caller);
+        let node = &mut self.nodes[slot];
+        let Caller { key, want, .. } = node.callers[caller];
+        node.callers[caller].state = State::Releasing {
+            held,
+            finished: false,
+        };
+        let to = node.shard.issue();
+        let next = node.callers.len();
+        node.callers.push(Caller {
+            key,
+            want: AcquireOptions {
+                mode: Mode::Read,
+                wait: true,
+                limit: usize::MAX,
+                node_is_full: false,
+                ..want
+            },
+            state: State::Waiting,
+            fetches: Fetches::Later,
+            dark: false,
+            claim: None,
+            since: None,
+        });
+        node.live.push(next);
+        node.asked += 1;
+        self.feed(slot, key, Input::Downgrade(Ticket(caller as u64 + 1), to));
     }
 
     /// Somebody asks whether the server answers.
@@ -160,8 +267,11 @@ impl World {
             (Act::Finish, State::Holding) => {
                 let held = self.look(slot, caller);
                 self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
-                self.feed(slot, key, Input::Finish(ticket));
+                let well = !caller.is_multiple_of(4);
+                self.feed(slot, key, Input::Finish(ticket, well));
             }
+            (Act::Downgrade, State::Holding) => self.downgrade(slot, caller),
+            (Act::Save, _) => self.save(slot, caller),
             // The future is dropped, not the guard.
             (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
             (Act::Drop, State::Holding) => {
@@ -235,15 +345,17 @@ impl World {
         let caller = self.expect(slot, ticket, &told, State::may_be_told);
         let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
         if state == State::GivingUp {
-            return self.watch_fence(slot, key, fence);
+            return self.watch_fence(slot, key, want.mode, fence);
         }
         self.nodes[slot].callers[caller].state = State::Holding;
+        self.nodes[slot].callers[caller].since = Some(self.local(slot));
         self.nodes[slot].callers[caller].claim = self.nodes[slot].shard.claim(&self.keys[key], ticket);
         self.saw(Seen::Granted);
         if want.fixed {
             self.saw(Seen::GrantedFixed);
         }
-        self.watch_fence(slot, key, fence);
+        self.watch_fence(slot, key, want.mode, fence);
+        self.watch_own(slot, caller, fence);
         let life = self.nodes[slot].life;
         let lease = want.term.lease_ms * MS;
         let delay = match self.rng.u8(0..100) {
@@ -294,12 +406,20 @@ impl World {
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             _ if self.profile.crowd => 1_800 * MS,
+            _ if want.max_hold.is_some() => {
+                let longest = self.profile.longest().as_nanos() as u64;
+                self.rng.u64(0..4 * longest)
+            }
             0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
             4..30 => 0,
             _ => self.rng.u64(0..self.profile.hold),
         };
         let life = self.nodes[slot].life;
         let act = if self.chance(60) { Act::Release } else { Act::Drop };
+        let act = match want.mode {
+            Mode::Exclusive if self.profile.readers && caller % 4 == 1 => Act::Downgrade,
+            _ => act,
+        };
         self.after(
             hold,
             Event::Caller {
@@ -336,8 +456,13 @@ impl World {
             AcquireError::NodeFull => Seen::DeniedNodeFull,
             AcquireError::Store(_) => Seen::DeniedStore,
             AcquireError::Over => Seen::DeniedOver,
+            AcquireError::Skipped => Seen::DeniedNeverBegun,
             AcquireError::Early(_) => Seen::DeniedEarly,
+            AcquireError::Behind { .. } => Seen::DeniedBehind,
+            AcquireError::Report(_) => Seen::Reported,
+            AcquireError::InUse(_) => Seen::InUseTold,
             AcquireError::Closed => Seen::DeniedClosed,
+            AcquireError::Lost(_) => Seen::DeniedLost,
         });
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let may_be_busy = want.mark.is_some() && self.profile.rules.queues;
@@ -352,9 +477,23 @@ impl World {
             });
         }
         self.over(slot, caller);
-        if want.mark.is_some() {
+        if let AcquireError::InUse(permits) = denial
+            && *permits > u64::from(PERMITS)
+        {
+            self.wrong(Wrong::TooMany, Some(key), || {
+                format!("told that {permits} are held")
+            });
+        }
+        if want.mark.is_some() && want.question.is_some() || want.question.is_some_and(is_of_job) {
+            self.question_answered(slot, key, want, denial);
+        } else if want.mark.is_some() {
             self.tick_denied(slot, caller, denial);
         }
+    }
+
+    /// It is told before it is lost, while it holds.
+    pub(crate) fn overdue(&mut self, slot: usize, ticket: Ticket) {
+        self.expect(slot, ticket, "overdue", |state| state == State::Holding);
     }
 
     pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
@@ -372,6 +511,7 @@ impl World {
             LostCause::Gone => Seen::LostGone,
             LostCause::Ended => Seen::LostEnded,
             LostCause::Unfetched => Seen::LostUnfetched,
+            LostCause::Overdue => Seen::LostOverdue,
             _ => Seen::LostShutdown,
         });
         self.nodes[slot].callers[caller].dark = true;

@@ -20,6 +20,9 @@ impl World {
         }
         let pause = self.rng.u64(0..2 * self.profile.fault_pause);
         self.after(pause, Event::Fault);
+        if (self.now / MS).is_multiple_of(8) {
+            self.copy_jobs();
+        }
         let slot = self.rng.usize(0..self.nodes.len());
         self.unrest(self.now);
         self.log.mix(0xfa);
@@ -83,6 +86,7 @@ impl World {
         node.backlog = Default::default();
         node.live.clear();
         node.requests.clear();
+        node.unsent.clear();
         node.probes.clear();
         let (life, sub) = (node.life, node.inbox.sub);
         for (_, conn) in std::mem::take(&mut node.conns) {
@@ -337,6 +341,10 @@ impl World {
             self.watch_number(true);
             self.server.ledger.forget();
             self.ticks_forgotten();
+            // By the time, so that no other choice of the world is another for it.
+            if (self.now / MS).is_multiple_of(2) {
+                self.restore_jobs();
+            }
         } else {
             self.saw(Seen::ServerRestart);
         }
@@ -428,6 +436,7 @@ impl World {
         self.note(None, Some(key), || format!("stranger: {record:?}"));
         self.unrest(self.now + 2_000 * MS);
         self.server.ledger.overwrite(&self.keys[key], record);
+        self.watch.handed_on[key] = None;
     }
 
     /// All faults end.

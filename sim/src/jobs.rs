@@ -6,9 +6,14 @@ use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
-use tenure::protocol::ledger::{Job, RecordOwner};
-use tenure::protocol::message::{Fence, Holder, Kind, Reply, Request, TickTime, Verb};
+use tenure::protocol::ledger::{Job, RecordOwner, Saved};
+use tenure::protocol::message::{
+    Fence, GrantNumber, Holder, Kind, Mode, Question, Reply, Request, TickTime, Turn, Verb,
+};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
+
+/// So long before the last tick jobs that skip are changed into such as pass over none, where they are.
+const CHANGED: u64 = 1_500 * MS;
 
 /// What the watchers remember of jobs.
 #[derive(Debug, Default)]
@@ -24,7 +29,21 @@ pub(crate) struct Ticks {
     untold: HashMap<(usize, u32, usize), u64>,
     /// The tick whose winner was killed in a calm, and when the next may be killed.
     killed: Option<(usize, Option<TickTime>)>,
-    next_kill: u64,
+    pub(crate) next_kill: u64,
+    /// What is kept of each job's runs.
+    pub(crate) kept: HashMap<usize, Option<Saved>>,
+    /// Each tick of which some run was told that what it left is kept.
+    /// And when.
+    pub(crate) saved: HashMap<(usize, Option<TickTime>), u64>,
+    /// When each run asked first what was left of its tick.
+    pub(crate) recalls: HashMap<Holder, u64>,
+    /// The tick that was begun and that nobody is after, since when.
+    pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
+    /// Marks were brought back.
+    reset: bool,
+    /// The last number that was granted before the server was told that a tick is over which it had forgotten. Whoever was
+    /// granted that tick meanwhile runs it.
+    pub(crate) mended: HashMap<usize, GrantNumber>,
 }
 
 /// One tick, as it was granted. Claims are compared, not nodes: one node may win a tick twice.
@@ -39,8 +58,41 @@ struct Tick {
     ended: bool,
 }
 
+impl Ticks {
+    /// This is what the server knows from now on.
+    pub(crate) fn restored(&mut self, key: usize, job: &Job) {
+        let tick = Tick {
+            attempt: job.attempt,
+            winner: job.winner,
+            winners: job.winner.into_iter().collect(),
+            ended: job.done,
+        };
+        self.ticks.insert((key, job.mark), tick);
+        self.latest.insert(key, job.mark);
+        self.skipped.insert(key, job.skipped);
+        self.kept.insert(key, job.saved.clone());
+        self.saved.retain(|(of, _), _| *of != key);
+    }
+
+    /// The job's mark was brought back.
+    pub(crate) fn reset(&mut self, key: usize, job: &Job) {
+        self.reset = true;
+        self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
+        self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
+        let over = Tick {
+            attempt: job.attempt,
+            winner: job.winner,
+            winners: Vec::new(),
+            ended: true,
+        };
+        self.ticks.insert((key, job.mark), over);
+        self.latest.insert(key, job.mark);
+        self.skipped.insert(key, job.skipped);
+    }
+}
+
 /// The store will never grant it, or not again.
-fn is_over(job: &Job, mark: Option<TickTime>) -> bool {
+pub(crate) fn is_over(job: &Job, mark: Option<TickTime>) -> bool {
     mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
 }
 
@@ -50,6 +102,9 @@ impl World {
     /// A node's clock comes to a tick: now and then late, twice, or not at all.
     pub(crate) fn tick(&mut self, slot: usize, key: usize) {
         if self.draining {
+            return;
+        }
+        if self.profile.quiet_from.is_some_and(|from| self.now > from) {
             return;
         }
         let period = self.profile.period;
@@ -80,7 +135,7 @@ impl World {
         }
     }
 
-    fn fire(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
+    pub(crate) fn fire(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
         self.nodes[slot].pursuits.push((key, mark));
         self.chase(slot, key, mark, true);
     }
@@ -88,39 +143,36 @@ impl World {
     /// Claims a tick, for the first time or again: whatever came meanwhile, if `patient`.
     pub(crate) fn chase(&mut self, slot: usize, key: usize, mark: Option<TickTime>, patient: bool) {
         let node = &self.nodes[slot];
-        let missed = !patient && node.newest > mark;
+        let turn = self.turn(slot, key, mark);
+        let runs_all = matches!(turn, Turn::After(_));
+        let missed = !patient && node.newest > mark && !runs_all;
         if missed {
             self.saw(Seen::TickMissed);
         }
         if self.draining || self.nodes[slot].retired || missed {
             return self.pursuit_ends(slot, key, mark);
         }
-        let node = &mut self.nodes[slot];
         let want = AcquireOptions {
             term: self.profile.terms[0],
+            mode: Mode::Exclusive,
             wait: true,
             fixed: false,
+            solo: false,
+            together: false,
+            max_hold: None,
             mark,
+            turn,
+            question: None,
             limit: 64,
             node_is_full: false,
         };
-        let ticket = node.shard.issue();
-        let caller = node.callers.len();
-        node.callers.push(Caller {
-            key,
-            want,
-            state: State::Waiting,
-            fetches: Fetches::Later,
-            dark: false,
-            claim: None,
-        });
-        node.live.push(caller);
-        node.asked += 1;
+        let (ticket, _) = self.new_caller(slot, key, want, Fetches::Later);
         self.feed(slot, key, Input::Lock(ticket, want));
     }
 
     /// The scheduler is through with a tick: it was run here or elsewhere, or will not be.
     pub(crate) fn pursuit_ends(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
+        self.nodes[slot].after.remove(&(key, mark));
         let pursuits = &mut self.nodes[slot].pursuits;
         if let Some(at) = pursuits.iter().position(|pursuit| *pursuit == (key, mark)) {
             pursuits.swap_remove(at);
@@ -167,7 +219,9 @@ impl World {
             });
         }
         let tick = self.watch.ticks.ticks.get(&(key, want.mark));
-        if tick.is_some_and(|tick| tick.ended) && !self.is_tainted(fence.number()) {
+        let mended = self.watch.ticks.mended.get(&key);
+        let is_older = mended.is_some_and(|mended| fence.number() <= *mended);
+        if tick.is_some_and(|tick| tick.ended) && !self.is_tainted(fence.number()) && !is_older {
             self.wrong(Wrong::TickAgain, Some(key), || {
                 format!("{:?} had ended well and is run again by node {slot}", want.mark)
             });
@@ -181,6 +235,7 @@ impl World {
         let most = if self.draining { 5 } else { most };
         let span = self.rng.u64(0..most * MS);
         let life = self.nodes[slot].life;
+        self.works(slot, caller, span);
         let act = Act::Finish;
         self.after(
             span,
@@ -199,8 +254,26 @@ impl World {
         let (pause, patient) = match denial {
             AcquireError::Early(left) => (left.as_nanos() as u64, true),
             AcquireError::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
+            AcquireError::Behind { latest, is_open } => {
+                // Whoever is to be run first is pursued first, and this one asks again.
+                let period = self.profile.period;
+                let first = (key, Some(TickTime(latest.0 + if *is_open { 0 } else { period })));
+                if first.1 >= want.mark {
+                    // There is none between them.
+                    self.nodes[slot].after.insert((key, want.mark), *latest);
+                } else if !self.nodes[slot].pursuits.contains(&first) {
+                    self.fire(slot, key, first.1);
+                }
+                (self.rng.u64(20 * MS..100 * MS), true)
+            }
+            AcquireError::Busy if matches!(want.turn, Turn::After(_)) => {
+                (self.rng.u64(50 * MS..300 * MS), true)
+            }
             _ => {
-                self.watch_denial(slot, key, want.mark, denial);
+                if matches!(denial, AcquireError::Over | AcquireError::Skipped) {
+                    self.note_over(slot, key, want.mark);
+                }
+                self.watch_denial(slot, key, want, denial);
                 return self.pursuit_ends(slot, key, want.mark);
             }
         };
@@ -228,16 +301,53 @@ impl World {
         );
     }
 
+    /// A node was told that a tick is over.
+    fn note_over(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
+        let Some(mark) = mark else { return };
+        let latest = self.nodes[slot].over.entry(key).or_insert(mark);
+        *latest = mark.max(*latest);
+    }
+
+    /// Whether a tick waits for those before it in this world.
+    fn ticks_wait(&self) -> bool {
+        matches!(self.setup.seed / 3 % 4, 1 | 2)
+    }
+
+    /// How the jobs of this world overlap: the same on all nodes. In some they skip, and from a moment on pass over none.
+    fn turn(&self, slot: usize, key: usize, mark: Option<TickTime>) -> Turn {
+        let (period, node) = (self.profile.period, &self.nodes[slot]);
+        let is_before = |quiet: u64| self.now + CHANGED < quiet;
+        let skips =
+            (self.setup.seed / 12).is_multiple_of(2) && self.profile.quiet_from.is_some_and(is_before);
+        match self.setup.seed / 3 % 4 {
+            1 => Turn::Queue,
+            2 if skips => Turn::Skip,
+            // One that comes after none that can have been, until it is known which was.
+            2 => {
+                let before = || TickTime(mark.map_or(0, |mark| mark.0.saturating_sub(period)));
+                Turn::After(node.after.get(&(key, mark)).copied().unwrap_or_else(before))
+            }
+            _ => Turn::Skip,
+        }
+    }
+
     // What must never happen to ticks.
 
     /// Whoever is told that a tick is over, or skipped, gives it up for ever: so it must be.
-    fn watch_denial(&mut self, slot: usize, key: usize, mark: Option<TickTime>, denial: &AcquireError) {
+    fn watch_denial(&mut self, slot: usize, key: usize, want: AcquireOptions, denial: &AcquireError) {
+        let mark = want.mark;
         let job = self.job(key);
         let right = match denial {
             AcquireError::Over => is_over(&job, mark),
+            // Of what was granted before a reset nobody knows any more.
+            AcquireError::Skipped => {
+                let tick = self.watch.ticks.ticks.get(&(key, mark));
+                let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
+                is_over(&job, mark) && (!was_begun || self.watch.ticks.reset)
+            }
             AcquireError::Busy => {
                 self.saw(Seen::DeniedSkipped);
-                mark <= job.skipped
+                mark <= job.skipped && want.turn == Turn::Skip
             }
             _ => true,
         };
@@ -255,12 +365,14 @@ impl World {
             return;
         }
         self.saw(Seen::TickRun);
+        self.note_over(slot, key, want.mark);
         let forgot = self.watch.forgot;
         let Some(tick) = self.watch.ticks.ticks.get_mut(&(key, want.mark)) else {
             return;
         };
-        // Won and finished before the store forgot it, and told only now: of that tick nothing is promised.
-        if forgot && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
+        // Won and finished before the store forgot it or it was brought back, and told only now: of that tick nothing is
+        // promised.
+        if (forgot || self.watch.ticks.reset) && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
             return;
         }
         tick.ended = true;
@@ -283,12 +395,24 @@ impl World {
         let Some(job) = self.server.ledger.job(&request.name).cloned() else {
             return;
         };
+        self.watch_save(key, request, &job);
+        if let (Verb::Ask(Question::Reset), Reply::Report(report)) = (request.verb, reply) {
+            return self.watch_reset(key, report);
+        }
+        if let (Verb::Ask(Question::Open { over, .. }), Reply::Report(report)) = (request.verb, reply) {
+            self.watch_loss(key, over, report);
+        }
         let queues = self.profile.rules.queues;
         if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
             self.saw(Seen::StandbyBusy);
         }
         let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
-        if job.skipped != skipped && !(busy && request.mark == job.skipped && job.skipped > job.mark) {
+        let before = |mark: TickTime| TickTime(mark.0 - 1);
+        let may_skip = match request.turn {
+            Turn::Queue => request.mark.map(before),
+            _ => request.mark,
+        };
+        if job.skipped != skipped && !(busy && may_skip == job.skipped && request.mark > job.mark) {
             self.wrong(Wrong::TickOrder, Some(key), || {
                 format!("{:?} is skipped, and it is known that {job:?}", job.skipped)
             });
@@ -296,7 +420,7 @@ impl World {
         self.watch_grant(key, request, &job, queues);
         let tick = self.watch.ticks.ticks.entry((key, job.mark)).or_default();
         if job.done && !std::mem::replace(&mut tick.ended, job.done) {
-            let right = request.verb == Verb::Finish && job.winner == Some(request.holder);
+            let right = matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.holder);
             if !right {
                 self.wrong(Wrong::TickOrder, Some(key), || {
                     format!(
@@ -320,6 +444,7 @@ impl World {
             return;
         }
         let (ended, counted) = (tick.ended, tick.attempt);
+        let is_new = counted == 0;
         tick.attempt = attempt;
         let before = std::mem::replace(&mut tick.winner, job.winner);
         tick.winners.extend(job.winner);
@@ -332,8 +457,24 @@ impl World {
         if before.is_some_and(|before| job.winner.is_some_and(|winner| winner.node == before.node)) {
             self.saw(Seen::TickTakenOverAtHome);
         }
+        if attempt == 1 && mark > Some(TickTime(us / 1000)) {
+            self.wrong(Wrong::TickEarly, Some(key), || {
+                format!("{mark:?} is granted before its time")
+            });
+        }
         if attempt > 1 && !queues {
             self.saw(Seen::TickTakenOverUnqueued);
+        }
+        let passed = is_new && matches!(request.turn, Turn::After(_)) && latest.is_some() && latest < mark;
+        let is_passed_over = |latest: Option<TickTime>| {
+            let before = self.watch.ticks.ticks.get(&(key, latest));
+            let after = latest.max(job.skipped);
+            !before.is_some_and(|tick| tick.ended) || after.map(Turn::After) != Some(request.turn)
+        };
+        if passed && is_passed_over(latest) && !self.watch.forgot {
+            self.wrong(Wrong::TickPassedOver, Some(key), || {
+                format!("{mark:?} is granted, and {latest:?} had not ended")
+            });
         }
         if ended {
             self.wrong(Wrong::TickAgain, Some(key), || {
@@ -367,13 +508,27 @@ impl World {
                 let runs = matches!(state, State::Holding | State::Releasing { .. });
                 if of == key && runs {
                     pursued.insert(want.mark, true);
-                } else if of == key && state == State::Waiting && is_over(&job, want.mark) {
+                } else if of == key
+                    && state == State::Waiting
+                    && want.question.is_none()
+                    && is_over(&job, want.mark)
+                {
                     over.push((slot, node.life, at));
                 }
             }
         }
+        // Where ticks wait for others, only the first of them is to be run, and that when nobody runs any.
+        let waits = self.ticks_wait();
+        if waits && pursued.values().any(|runs| *runs) {
+            pursued.clear();
+        }
+        if waits {
+            pursued.retain(|mark, _| !is_over(&job, *mark));
+        }
+        let most = if waits { 1 } else { usize::MAX };
         let idle: Vec<Option<TickTime>> = pursued
             .into_iter()
+            .take(most)
             .filter_map(|(mark, runs)| (!runs && mark <= Some(TickTime(us / 1000))).then_some(mark))
             .collect();
         let ticks = &mut self.watch.ticks;
@@ -405,10 +560,11 @@ impl World {
         }
     }
 
-    /// How long a standby's timer may take, and how long a takeover, both with the ways there and back.
-    fn bounds_of_ticks(&self) -> (u64, u64) {
+    /// How long a standby's timer may take, and how long a takeover, both with the ways there and back, and the time for which
+    /// each of two batches gathers.
+    pub(crate) fn bounds_of_ticks(&self) -> (u64, u64) {
         let term = self.profile.terms[0];
-        let timer = (term.lease_ms / 3 + term.lease_ms / 50) * MS + 6 * self.profile.delay.1 + 60 * MS;
+        let timer = (term.lease_ms / 3 + term.lease_ms / 50) * MS + 6 * self.profile.delay.1 + 100 * MS;
         (timer, timer + (term.hold_ms() + term.lease_ms / 50) * MS)
     }
 
@@ -445,7 +601,7 @@ impl World {
         self.watch.ticks.next_kill = self.now + notice + 2 * takeover;
     }
 
-    fn job(&self, key: usize) -> Job {
+    pub(crate) fn job(&self, key: usize) -> Job {
         self.server
             .ledger
             .job(&self.keys[key])
@@ -456,5 +612,22 @@ impl World {
     /// The server forgot its marks.
     pub(crate) fn ticks_forgotten(&mut self) {
         self.watch.ticks = Ticks::default();
+    }
+
+    /// What is known of jobs now, as a backup has it.
+    pub(crate) fn copy_jobs(&mut self) {
+        self.server.copy = (self.locks..self.keys.len())
+            .map(|key| (key, self.job(key)))
+            .collect();
+    }
+
+    /// The server comes back with an older copy.
+    pub(crate) fn restore_jobs(&mut self) {
+        let known = self.server.copy.clone();
+        for (key, job) in known.into_iter().filter(|(_, job)| job.mark.is_some()) {
+            self.saw(Seen::ServerWentBack);
+            self.watch.ticks.restored(key, &job);
+            self.server.ledger.set_job(&self.keys[key], job);
+        }
     }
 }

@@ -14,17 +14,20 @@
 use tenure::protocol::flaw::Flaw;
 
 mod callers;
+mod checkpoints;
 pub mod coverage;
 pub mod explore;
 mod faults;
 mod inbox;
 mod jobs;
 mod log;
+mod lookout;
 mod network;
 mod node;
 pub mod planted;
 mod profile;
 mod server;
+mod together;
 mod watch;
 mod world;
 
@@ -79,8 +82,14 @@ pub struct Line {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Wrong {
-    /// Two guards of one key answer *held* at one instant.
+    /// Two guards of one key answer *held* at one instant, and not both of them read.
     TwoHolders,
+    /// More permits are held than there are.
+    TooMany,
+    /// A reader got in before a writer that came earlier, or a request for few permits before one for many.
+    Passed,
+    /// Somebody wrote between a writer and the reader that it became.
+    Between,
     /// A guard answers *held* and the server's record is not its own.
     Unbacked,
     /// Two runs of one job go on at once.
@@ -97,6 +106,18 @@ pub enum Wrong {
     TickUntold,
     /// A tick was given up that may still be run.
     TickDropped,
+    /// A tick was begun, has not ended, and nobody is after it.
+    TickAbandoned,
+    /// A tick was granted though an earlier one is to be run first.
+    TickPassedOver,
+    /// What a run left was kept though it did not own its tick.
+    CheckpointKept,
+    /// A run was shown what the runs of another tick left.
+    CheckpointOfAnother,
+    /// What was kept of a tick is not shown to who runs it again.
+    CheckpointForgotten,
+    /// A tick that a node knows to be over, and has said so, may be granted again.
+    LossBelieved,
     /// A fence does not exceed one that was granted before it.
     Fence,
     /// A record was changed by somebody who does not own it.
@@ -113,16 +134,26 @@ pub enum Wrong {
     DeadGranted,
     /// A lock is free and somebody waits for it.
     Asleep,
+    /// A lock is handed on and on and never left free for others.
+    NeverFree,
     /// Something is left when all is over.
     LeftOver,
     /// Requests without end.
     Storm,
     /// Something is sent on a connection that was given up, or beside its successor.
     Beside,
+    /// A claim is sent before an earlier leave of its key by the same node.
+    Overtaken,
     /// A request is neither answered nor reported, or told of twice.
     Unanswered,
     /// A lease is lost in a calm, although its owner is alive.
     LostInCalm,
+    /// A lease is held for longer than its holder may hold it.
+    HeldTooLong,
+    /// A lease of somebody's own is handed on to others of its process.
+    Shared,
+    /// Of claims that go together some were granted and some were not, or none though all are free.
+    Half,
     /// A caller is told of an error of a healthy store.
     DeniedInCalm,
     /// A connection that nothing comes through is used on and on.
@@ -131,8 +162,12 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 24] = [
+    pub const ALL: [Wrong; 34] = [
+        Wrong::HeldTooLong,
         Wrong::TwoHolders,
+        Wrong::TooMany,
+        Wrong::Passed,
+        Wrong::Between,
         Wrong::Unbacked,
         Wrong::TwoRuns,
         Wrong::TickAgain,
@@ -141,6 +176,8 @@ impl Wrong {
         Wrong::TickAsleep,
         Wrong::TickUntold,
         Wrong::TickDropped,
+        Wrong::TickAbandoned,
+        Wrong::LossBelieved,
         Wrong::Fence,
         Wrong::NotTheOwner,
         Wrong::NumberTwice,
@@ -149,11 +186,15 @@ impl Wrong {
         Wrong::Orphan,
         Wrong::DeadGranted,
         Wrong::Asleep,
+        Wrong::NeverFree,
         Wrong::LeftOver,
         Wrong::Storm,
         Wrong::Beside,
+        Wrong::Overtaken,
         Wrong::Unanswered,
         Wrong::LostInCalm,
+        Wrong::Shared,
+        Wrong::Half,
         Wrong::DeniedInCalm,
         Wrong::Unnoticed,
     ];

@@ -206,6 +206,9 @@ impl World {
             });
         }
         let Some(conn) = found else { return };
+        for request in &batch.requests {
+            self.sends(slot, request);
+        }
         if batch.requests.is_empty() {
             self.saw(Seen::Ping);
         }
@@ -257,7 +260,7 @@ impl World {
             return;
         }
         self.saw(Seen::Duplicate);
-        let yields = |verb| matches!(verb, Verb::Yield { .. });
+        let yields = |verb| matches!(verb, Verb::Yield { .. } | Verb::Downgrade { .. });
         if twin.requests.iter().any(|request| yields(request.verb)) {
             self.saw(Seen::DuplicateYield);
         }
@@ -328,8 +331,10 @@ impl World {
                     Verb::Claim { .. } => Seen::LostClaimAnswer,
                     Verb::Renew => Seen::LostRenewAnswer,
                     Verb::Leave => Seen::LostLeaveAnswer,
-                    Verb::Finish => Seen::LostFinishAnswer,
+                    Verb::Finish { .. } => Seen::LostFinishAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
+                    Verb::Downgrade { .. } => Seen::LostDowngradeAnswer,
+                    Verb::Ask(_) => Seen::LostAnswerToQuestion,
                 });
             }
             return;

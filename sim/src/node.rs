@@ -1,9 +1,10 @@
 //! A node: its shard and its session as they ship, and how their effects are carried out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use tenure::protocol::context::Seed;
-use tenure::protocol::message::{ClaimNumber, Name, NodeId, TickTime};
+use tenure::protocol::message::{ClaimNumber, Name, NodeId, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
@@ -45,6 +46,8 @@ pub(crate) struct Node {
     pub(crate) live: Vec<usize>,
     /// What was left with the session and not told of since: when, while the process runs.
     pub(crate) requests: BTreeMap<(ClaimNumber, u32), (u64, usize)>,
+    /// Claims, and what gives leases back, in the order in which they were left with the session, which has not sent them.
+    pub(crate) unsent: Vec<(Tag, Request)>,
     pub(crate) probes: BTreeMap<Probe, u64>,
     pub(crate) probed: u64,
     pub(crate) sends: u32,
@@ -57,6 +60,12 @@ pub(crate) struct Node {
     /// The ticks that its scheduler saw and is not through with: which job's, and which.
     pub(crate) pursuits: Vec<(usize, Option<TickTime>)>,
     pub(crate) retired: bool,
+    /// It was told that a job's mark lies ahead of the server's clock.
+    pub(crate) mark_ahead: bool,
+    /// The tick that a pursued one comes after, as the store says, where none is passed over.
+    pub(crate) after: HashMap<(usize, Option<TickTime>), TickTime>,
+    /// Of each job, the latest tick that it knows to be over.
+    pub(crate) over: HashMap<usize, TickTime>,
 }
 
 /// A node's own clock: started anywhere, at a rate of its own.
@@ -96,6 +105,7 @@ impl World {
             request_timeout: self.profile.request_timeout,
             server: "the server".into(),
             remote: true,
+            poll_gap: Duration::from_millis(self.profile.poll_gap),
             seed,
         };
         Node {
@@ -122,6 +132,7 @@ impl World {
             callers: Vec::new(),
             live: Vec::new(),
             requests: BTreeMap::new(),
+            unsent: Vec::new(),
             probes: BTreeMap::new(),
             probed: 0,
             sends: 0,
@@ -131,6 +142,9 @@ impl World {
             newest: None,
             pursuits: Vec::new(),
             retired: false,
+            mark_ahead: false,
+            after: HashMap::new(),
+            over: HashMap::new(),
         }
     }
 
@@ -228,6 +242,7 @@ impl World {
                     self.granted(slot, ticket, fence);
                 }
                 Effect::Denied(ticket, denial) => self.denied(slot, ticket, &denial),
+                Effect::Overdue(ticket) => self.overdue(slot, ticket),
                 Effect::Lost(ticket, cause) => self.lost(slot, ticket, cause),
                 Effect::Released(ticket, outcome) => self.released(slot, ticket, &outcome),
                 Effect::Event(notice) => {
@@ -244,6 +259,39 @@ impl World {
 
     /// Leaves a request with the session, which the driver steps soon.
     fn queue(&mut self, slot: usize, outgoing: Outgoing) {
+        self.watch_queued(slot, &outgoing);
+        self.nodes[slot].session.queue(&outgoing);
+        self.step_soon(slot);
+    }
+
+    /// Tells a node's shard of callers of several keys that go together, which were found free.
+    pub(crate) fn feed_together(&mut self, slot: usize, callers: &[(usize, Input)]) {
+        let mut claims = Vec::new();
+        for (key, input) in callers {
+            self.inputs += 1;
+            self.log.mix((slot as u64) << 8 | *key as u64);
+            self.note(Some(slot), Some(*key), || format!("<- together {input:?}"));
+            let local = self.local(slot);
+            let mut effects = Vec::new();
+            let name = self.keys[*key].clone();
+            let shard = &mut self.nodes[slot].shard;
+            shard.handle(local, &name, input.clone(), &mut effects);
+            match effects.pop() {
+                Some(Effect::Send(outgoing)) if effects.is_empty() => claims.push(outgoing),
+                other => self.wrong(Wrong::Outcome, Some(*key), || {
+                    format!("a free key answers with {effects:?} and {other:?}")
+                }),
+            }
+        }
+        for claim in &claims {
+            self.watch_queued(slot, claim);
+        }
+        self.nodes[slot].session.queue_together(claims);
+        self.step_soon(slot);
+        self.arm(slot);
+    }
+
+    fn watch_queued(&mut self, slot: usize, outgoing: &Outgoing) {
         let key = self.index(&outgoing.request.name);
         let Tag { claim, seq } = outgoing.tag;
         self.log.mix(claim.0 << 8 | u64::from(seq));
@@ -257,8 +305,9 @@ impl World {
         let node = &mut self.nodes[slot];
         node.sends += 1;
         node.requests.insert((claim, seq), (now, key));
-        node.session.queue(outgoing);
-        self.step_soon(slot);
+        if outgoing.request.verb != Verb::Renew {
+            node.unsent.push((outgoing.tag, outgoing.request.clone()));
+        }
     }
 
     // The session.
@@ -363,11 +412,33 @@ impl World {
         }
     }
 
+    /// A claim follows our own leave, so that it is judged after it.
+    pub(crate) fn sends(&mut self, slot: usize, request: &Request) {
+        let unsent = &mut self.nodes[slot].unsent;
+        let Some(at) = unsent.iter().position(|(_, of)| of == request) else {
+            return;
+        };
+        unsent.remove(at);
+        let is_before = |(_, earlier): &(Tag, Request)| {
+            earlier.name == request.name && !matches!(earlier.verb, Verb::Claim { .. })
+        };
+        if matches!(request.verb, Verb::Claim { .. }) && unsent[..at].iter().any(is_before) {
+            let key = self.index(&request.name);
+            self.wrong(Wrong::Overtaken, Some(key), || {
+                format!(
+                    "claim {} of node {slot} goes before a leave that it follows",
+                    request.holder
+                )
+            });
+        }
+    }
+
     /// Each request is told of once.
     fn told(&mut self, slot: usize, key: usize, input: &Input) {
         let (Input::Answered { tag, .. } | Input::Failed { tag, .. }) = input else {
             return;
         };
+        self.nodes[slot].unsent.retain(|(unsent, _)| unsent != tag);
         let known = self.nodes[slot].requests.remove(&(tag.claim, tag.seq));
         if known.is_none_or(|(_, of)| of != key) {
             self.wrong(Wrong::Unanswered, Some(key), || {

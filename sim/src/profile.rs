@@ -26,8 +26,14 @@ pub(crate) struct Profile {
     pub(crate) fault_pause: u64,
     pub(crate) rules: Rules,
     pub(crate) request_timeout: Duration,
+    /// A key that is handed on and on is left free for so long, in ms; 0 for never.
+    pub(crate) poll_gap: u64,
     /// The driver is woken so late at most, in ns; with 0 it steps its session after each input.
     pub(crate) lag: u64,
+    /// Some callers read.
+    pub(crate) readers: bool,
+    /// All of them want permits.
+    pub(crate) permits: bool,
     /// The server lets nobody subscribe.
     pub(crate) no_inbox: bool,
     /// Many callers that want a lease of their own: far more than the server can serve in time.
@@ -40,12 +46,20 @@ pub(crate) struct Profile {
     pub(crate) sleepy: bool,
     /// Its clock may step by more than the margin.
     pub(crate) wild_clock: bool,
+    /// From then on no tick fires, in ns: whatever becomes of the last one, no later one takes its place.
+    pub(crate) quiet_from: Option<u64>,
     /// When the storm begins, when it ends, and when the drain begins, in ns.
     pub(crate) storm: (u64, u64),
     pub(crate) drain: u64,
 }
 
 impl Profile {
+    /// The longest time that a record of a lease stands.
+    pub(crate) fn longest(&self) -> Duration {
+        let holds = self.terms.iter().map(|term| term.hold_ms());
+        Duration::from_millis(holds.max().unwrap_or_default())
+    }
+
     pub(crate) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
         let lengths: &[u64] = match rng.u8(0..5) {
             0 => &[400],
@@ -68,6 +82,7 @@ impl Profile {
         let rules = Rules {
             burst,
             burst_time,
+            long_hold: Duration::from_millis(700),
             queues: rng.u8(0..16) > 0,
             final_push: rng.u8(0..16) > 0,
         };
@@ -94,12 +109,19 @@ impl Profile {
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
             request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
+            poll_gap: [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
+            readers: setup.seed % 5 < 2,
+            permits: setup.seed % 10 == 4,
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
             probe: rng.u8(0..8) > 0,
             forgetful: rng.bool(),
             wild_clock: rng.u8(0..4) == 0,
+            quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
+                let calm = if storm.1 > 0 { storm.1 + SETTLE } else { 0 };
+                calm + 1_000 * MS
+            }),
             storm,
             drain,
         }
@@ -127,11 +149,15 @@ impl Profile {
                 ..rules
             },
             request_timeout: Duration::from_secs(2),
+            poll_gap: 0,
             lag: 0,
+            readers: false,
+            permits: false,
             no_inbox: false,
             probe: true,
             forgetful: false,
             wild_clock: false,
+            quiet_from: None,
             storm: (0, 0),
             drain: 2_500 * MS,
         }

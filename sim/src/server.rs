@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use tenure::error::StoreRefusal;
-use tenure::protocol::ledger::{Branch, Ledger};
-use tenure::protocol::message::{Batch, BatchReply, Grant, Reply, Verb};
+use tenure::protocol::ledger::{Branch, Job, Ledger};
+use tenure::protocol::message::{Batch, BatchReply, Grant, Reply, Rule, Verb};
 use tenure::protocol::session_step::Attempt;
 
 use crate::coverage::Seen;
@@ -31,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) knows_scripts: bool,
     /// Who listens: which life, by which subscription, and whether anything gets there.
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
+    /// What was known of each job a while ago.
+    pub(crate) copy: Vec<(usize, Job)>,
     pushes: Vec<Grant>,
     branches: Vec<Branch>,
 }
@@ -51,6 +53,7 @@ impl Server {
             kills: 0,
             knows_scripts: false,
             listening: HashMap::new(),
+            copy: Vec::new(),
             pushes: Vec::new(),
             branches: Vec::new(),
         }
@@ -94,6 +97,12 @@ impl World {
                 refused.push((at, refusal));
             }
         }
+        // The first write decides whether a script may write.
+        if let (Rule::All, Some((_, refusal))) = (effective.rule, refused.first().cloned()) {
+            refused = (0..effective.requests.len())
+                .map(|at| (at, refusal.clone()))
+                .collect();
+        }
         for (at, _) in refused.iter().rev() {
             effective.requests.remove(*at);
         }
@@ -110,7 +119,7 @@ impl World {
         self.server.branches = branches;
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match reply {
-                Reply::Granted(number) | Reply::Won(number, _) => number.0,
+                Reply::Granted(number) | Reply::Won(number, _) | Reply::Overtook(number, _) => number.0,
                 Reply::Queued(_) | Reply::QueuedBehindForeign(_) => 1,
                 Reply::Busy(_) => 2,
                 _ => 3,
@@ -125,6 +134,7 @@ impl World {
             });
         }
         self.watch_execution(effective, &answer.replies, &before, &pushes);
+        self.watch_together(effective, &answer.replies);
         for grant in pushes.drain(..) {
             self.push(grant);
         }

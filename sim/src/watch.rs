@@ -3,14 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::Wrong;
-use crate::callers::State;
+use crate::callers::{Caller, PERMITS, State};
 use crate::coverage::Seen;
 use crate::jobs::Ticks;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
-use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::ledger::{Record, RecordOwner, Share};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Reply, Request, Verb,
+    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, Reply, Request, Rule, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
 use tenure::protocol::step::Ticket;
@@ -27,15 +27,19 @@ pub(crate) struct Watch {
     pub(crate) twin: bool,
     pub(crate) ticks: Ticks,
     pub(crate) forgot: bool,
-    fences: Vec<Option<Fence>>,
+    highest_fences: Vec<Option<Fence>>,
+    /// Of writers alone.
+    written: Vec<Option<Fence>>,
     /// Grants that nothing is promised of any more.
     tainted: HashSet<GrantNumber>,
-    highest: GrantNumber,
+    pub(crate) highest: GrantNumber,
     /// Fences up to this number may come out of order: the server lost its number and its clock went back.
     amnesty: GrantNumber,
     granted: HashMap<Holder, GrantNumber>,
     heard: HashMap<Holder, (u64, LeaseTimes)>,
     free_since: Vec<Option<u64>>,
+    /// When it was handed on for the first time since it was free, by the server's clock in ms.
+    pub(crate) handed_on: Vec<Option<u64>>,
     orphans: HashMap<(usize, Holder), u64>,
     second: u64,
 }
@@ -49,17 +53,63 @@ impl Watch {
             twin: false,
             ticks: Ticks::default(),
             forgot: false,
-            fences: vec![None; keys],
+            highest_fences: vec![None; keys],
+            written: vec![None; keys],
             tainted: HashSet::new(),
             highest: GrantNumber(0),
             amnesty: GrantNumber(0),
             granted: HashMap::new(),
             heard: HashMap::new(),
             free_since: vec![None; keys],
+            handed_on: vec![None; keys],
             orphans: HashMap::new(),
             second: 0,
         }
     }
+}
+
+/// What the server knew of a key.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    record: Option<Record>,
+    shares: Vec<Share>,
+    waiters: Vec<Holder>,
+}
+
+impl Owned {
+    fn is_free(&self) -> bool {
+        self.record.is_none() && self.shares.is_empty()
+    }
+
+    /// How many permits are held.
+    fn in_use(&self) -> u32 {
+        self.shares.iter().map(|share| weight(share.mode)).sum()
+    }
+
+    /// Who has it, and by which grants.
+    fn grants(&self) -> impl Iterator<Item = (Holder, GrantNumber)> {
+        let alone = self.record.iter().filter_map(|record| match record.owner {
+            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            _ => None,
+        });
+        alone.chain(self.shares.iter().map(|share| (share.holder, share.number)))
+    }
+}
+
+/// So many permits are wanted.
+fn weight(mode: Mode) -> u32 {
+    match mode {
+        Mode::Permits(permits) => permits.weight,
+        _ => 0,
+    }
+}
+
+/// Both may hold at one instant.
+fn go_together(one: Mode, other: Mode) -> bool {
+    matches!(
+        (one, other),
+        (Mode::Read, Mode::Read) | (Mode::Permits(_), Mode::Permits(_))
+    )
 }
 
 impl World {
@@ -69,8 +119,12 @@ impl World {
     /// guards are asked as of now, by its own clock.
     pub(crate) fn check_key(&mut self, key: usize) {
         let us = self.server_us();
+        let longest = self.profile.longest();
         let record = self.server.ledger.record(&self.keys[key], us);
-        let mut first: Option<(usize, Fence)> = None;
+        let mut first: Option<(usize, Fence, Mode)> = None;
+        let mut several = false;
+        let mut in_use = 0;
+        let mut sharers = HashSet::new();
         let mut found = None;
         for (slot, node) in self.nodes.iter_mut().enumerate() {
             if !node.alive {
@@ -98,10 +152,26 @@ impl World {
                     );
                     found = Some((Wrong::Outcome, text));
                 }
+                // Its node may hold a longer lease than it asked for; a renewal may have been on its way when its time
+                // was over, and queued before it was sent.
+                let longest = asked.want.max_hold.map(|most| most + 2 * longest);
+                if let (Some(longest), Some(since)) = (longest, asked.since)
+                    && local > since + longest
+                {
+                    found = Some((
+                        Wrong::HeldTooLong,
+                        format!("ticket {} of node {slot} is held since {since:?}", ticket.0),
+                    ));
+                }
                 if self.watch.tainted.contains(&fence.number()) {
                     continue;
                 }
-                if let Some((other, before)) = first.replace((slot, fence)) {
+                let mode = asked.want.mode;
+                let earlier = first.replace((slot, fence, mode));
+                several |= earlier.is_some_and(|(_, before, _)| before.number() == fence.number());
+                if let Some((other, before, earlier)) = earlier
+                    && !go_together(mode, earlier)
+                {
                     let text = format!(
                         "node {other} holds it by grant {} and node {slot} by grant {}",
                         before.number(),
@@ -110,10 +180,21 @@ impl World {
                     found = Some((Wrong::TwoHolders, text));
                     break;
                 }
+                in_use += weight(mode);
+                sharers.insert(slot);
+                if in_use > PERMITS {
+                    let text = format!("{in_use} of {PERMITS} permits are held, the latest by node {slot}");
+                    found = Some((Wrong::TooMany, text));
+                    break;
+                }
                 let backed = record.is_some_and(|record| match record.owner {
                     RecordOwner::Claim(holder, number) => holder == claim && number == fence.number(),
                     _ => false,
                 });
+                let mut shares = self.server.ledger.shares(&self.keys[key], us);
+                let backed = backed
+                    || mode != Mode::Exclusive
+                        && shares.any(|share| share.holder == claim && share.number == fence.number());
                 if !backed && found.is_none() && self.setup.only != Some(Wrong::TwoHolders) {
                     let text = format!(
                         "node {slot} holds by grant {}, the record is {record:?}",
@@ -129,6 +210,12 @@ impl World {
                 }
             }
         }
+        if several {
+            self.saw(Seen::ReadersOfANode);
+        }
+        if in_use > 0 && sharers.len() > 1 {
+            self.saw(Seen::SharesOfNodes);
+        }
         if let Some((wrong, text)) = found {
             self.wrong(wrong, Some(key), || text);
         }
@@ -140,17 +227,46 @@ impl World {
         }
     }
 
-    pub(crate) fn watch_fence(&mut self, slot: usize, key: usize, fence: Fence) {
+    pub(crate) fn watch_fence(&mut self, slot: usize, key: usize, mode: Mode, fence: Fence) {
         let exempt = fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number());
-        if let (Some(before), false) = (self.watch.fences[key], exempt)
+        let before = match mode {
+            Mode::Read | Mode::Permits(_) => self.watch.written[key],
+            _ => self.watch.highest_fences[key],
+        };
+        if let (Some(before), false) = (before, exempt)
             && fence <= before
         {
             self.wrong(Wrong::Fence, Some(key), || {
                 format!("node {slot} got fence {fence} after {before}")
             });
         }
-        if !exempt {
-            self.watch.fences[key] = Some(fence);
+        if exempt {
+            return;
+        }
+        // The order of readers among themselves means nothing.
+        self.watch.highest_fences[key] = self.watch.highest_fences[key].max(Some(fence));
+        if mode == Mode::Exclusive {
+            self.watch.written[key] = Some(fence);
+        }
+    }
+
+    /// A lease of a caller's own is that of nobody before it, and of nobody after it.
+    pub(crate) fn watch_own(&mut self, slot: usize, caller: usize, fence: Fence) {
+        if fence.is_first() {
+            return;
+        }
+        let (before, rest) = self.nodes[slot].callers.split_at(caller);
+        let (of, others) = (&rest[0], before.iter().chain(&rest[1..]));
+        let mut sharers = others.filter(|other| other.claim.is_some() && other.claim == of.claim);
+        let is_own = |of: &Caller| of.want.fixed || of.want.solo;
+        if is_own(of) || sharers.any(is_own) {
+            let key = of.key;
+            self.wrong(Wrong::Shared, Some(key), || {
+                format!(
+                    "ticket {} of node {slot} got a lease that is somebody's own",
+                    caller + 1
+                )
+            });
         }
     }
 
@@ -164,6 +280,8 @@ impl World {
         {
             self.watch.tainted.insert(*number);
         }
+        let shares = self.server.ledger.shares(&self.keys[key], us);
+        self.watch.tainted.extend(shares.map(|share| share.number));
     }
 
     pub(crate) fn is_tainted(&self, number: GrantNumber) -> bool {
@@ -185,6 +303,7 @@ impl World {
     pub(crate) fn watch_number(&mut self, forgot: bool) {
         if forgot {
             self.watch.forgot = true;
+            self.watch.handed_on.fill(None);
         } else {
             self.watch.stepped_back = true;
         }
@@ -195,13 +314,19 @@ impl World {
 
     // At the server.
 
-    pub(crate) fn records(&self, batch: &Batch) -> Vec<Option<Record>> {
+    pub(crate) fn records(&self, batch: &Batch) -> Vec<Owned> {
+        let names = batch.requests.iter().map(|request| &request.name);
+        names.map(|name| self.owned(name)).collect()
+    }
+
+    fn owned(&self, name: &Name) -> Owned {
         let us = self.server_us();
-        batch
-            .requests
-            .iter()
-            .map(|request| self.server.ledger.record(&request.name, us).cloned())
-            .collect()
+        let ledger = &self.server.ledger;
+        Owned {
+            record: ledger.record(name, us).cloned(),
+            shares: ledger.shares(name, us).copied().collect(),
+            waiters: ledger.waiters(name),
+        }
     }
 
     /// Only the owner changed a record; each number was granted once; the grant went to one who is alive; and what
@@ -210,66 +335,147 @@ impl World {
         &mut self,
         batch: &Batch,
         replies: &[Reply],
-        before: &[Option<Record>],
+        before: &[Owned],
         pushes: &[Grant],
     ) {
         let us = self.server_us();
         let now = us / 1000;
         for ((request, reply), before) in batch.requests.iter().zip(replies).zip(before) {
             let key = self.index(&request.name);
-            let after = self.server.ledger.record(&request.name, us).cloned();
-            self.watch_owner(key, request, before.as_ref(), after.as_ref());
-            self.watch_tick(key, request, reply, before.is_some() || after.is_some());
-            if before.is_some() || after.is_some() {
+            let after = self.owned(&request.name);
+            self.watch_owner(key, request, before.record.as_ref(), after.record.as_ref());
+            self.watch_shares(key, request, before, &after);
+            self.watch_downgrade(key, request, reply, before);
+            self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
+            self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
+            if !before.is_free() || !after.is_free() {
                 self.watch.free_since[key] = None;
             }
             let to = match request.verb {
-                Verb::Yield { to } => to,
+                Verb::Yield { to } | Verb::Downgrade { to } => to,
                 _ => request.holder,
             };
-            if let Some(Record {
-                owner: RecordOwner::Claim(holder, number),
-                ..
-            }) = after
-                && before
-                    .as_ref()
-                    .is_none_or(|before| before.owner != RecordOwner::Claim(holder, number))
-            {
-                self.watch.highest = self.watch.highest.max(number);
-                if self
-                    .watch
-                    .granted
-                    .insert(holder, number)
-                    .is_some_and(|earlier| earlier != number)
-                {
-                    self.wrong(Wrong::NumberTwice, Some(key), || {
-                        format!("claim {holder} is granted again")
-                    });
-                }
-                if holder != to {
-                    let heard = self.watch.heard.get(&holder).copied();
-                    if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
-                        self.wrong(Wrong::DeadGranted, Some(key), || {
-                            format!("{holder} was last heard at {heard:?}")
-                        });
-                    }
-                    if !pushes
-                        .iter()
-                        .any(|grant| grant.holder == holder && grant.number == number)
-                    {
-                        self.wrong(Wrong::Outcome, Some(key), || {
-                            format!("{holder} is not told of its grant")
-                        });
-                    }
+            for (holder, number) in after.grants() {
+                if before.grants().all(|earlier| earlier != (holder, number)) {
+                    self.watch_new_owner(key, (holder, number), to, pushes);
+                    self.watch_passed(key, (holder, request), before, &after);
                 }
             }
             if matches!(
                 reply,
-                Reply::Granted(_) | Reply::Won(..) | Reply::Queued(_) | Reply::QueuedBehindForeign(_)
+                Reply::Granted(_)
+                    | Reply::Won(..)
+                    | Reply::Overtook(..)
+                    | Reply::Queued(_)
+                    | Reply::QueuedBehindForeign(_)
             ) {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }
+        }
+    }
+
+    /// Each number is granted once, to somebody who is alive and is told.
+    fn watch_new_owner(
+        &mut self,
+        key: usize,
+        (holder, number): (Holder, GrantNumber),
+        to: Holder,
+        pushes: &[Grant],
+    ) {
+        let now = self.server_us() / 1000;
+        self.watch.highest = self.watch.highest.max(number);
+        let earlier = self.watch.granted.insert(holder, number);
+        if earlier.is_some_and(|earlier| earlier != number) {
+            self.wrong(Wrong::NumberTwice, Some(key), || {
+                format!("claim {holder} is granted again")
+            });
+        }
+        if holder == to {
+            return;
+        }
+        let heard = self.watch.heard.get(&holder).copied();
+        if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
+            self.wrong(Wrong::DeadGranted, Some(key), || {
+                format!("{holder} was last heard at {heard:?}")
+            });
+        }
+        let is_told = |grant: &Grant| grant.holder == holder && grant.number == number;
+        if !pushes.iter().any(is_told) {
+            self.wrong(Wrong::Outcome, Some(key), || {
+                format!("{holder} is not told of its grant")
+            });
+        }
+    }
+
+    /// Nobody is granted a key that is shared before who came earlier and could be granted it.
+    fn watch_passed(
+        &mut self,
+        key: usize,
+        (holder, request): (Holder, &Request),
+        before: &Owned,
+        after: &Owned,
+    ) {
+        if matches!(request.verb, Verb::Downgrade { to } if to == holder) {
+            return;
+        }
+        let now = self.server_us() / 1000;
+        let earlier = before.waiters.iter().take_while(|waiter| **waiter != holder);
+        let is_left = |waiter: &&Holder| {
+            let heard = self.watch.heard.get(waiter);
+            let is_fresh = heard.is_some_and(|(at, term)| now < at + term.stale_ms());
+            is_fresh
+                && **waiter != request.holder
+                && after.waiters.contains(waiter)
+                && self.server.ledger.hears(waiter.node)
+        };
+        let passed = earlier.copied().find(|waiter| is_left(&waiter));
+        if let Some(waiter) = passed.filter(|_| !after.shares.is_empty()) {
+            self.wrong(Wrong::Passed, Some(key), || {
+                format!("{holder} is granted, and {waiter} came before it")
+            });
+        }
+    }
+
+    /// Shares end by their holders alone, and last for a lease.
+    fn watch_shares(&mut self, key: usize, request: &Request, before: &Owned, after: &Owned) {
+        let full = self.server_us() / 1000 + request.term.hold_ms();
+        let gives = matches!(
+            request.verb,
+            Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. }
+        );
+        for share in &before.shares {
+            let is_its = share.holder == request.holder;
+            let fair = match after.shares.iter().find(|after| after.holder == share.holder) {
+                Some(after) => *after == *share || is_its && after.expires == full,
+                None => is_its && gives,
+            };
+            if !fair {
+                self.wrong(Wrong::NotTheOwner, Some(key), || {
+                    format!("{:?} of {} ended {share:?}", request.verb, request.holder)
+                });
+            }
+        }
+        if after.in_use() > PERMITS {
+            self.wrong(Wrong::TooMany, Some(key), || {
+                format!("the server has {:?}", after.shares)
+            });
+        }
+        if after.record.is_some() && !after.shares.is_empty() {
+            self.wrong(Wrong::TwoHolders, Some(key), || {
+                format!("the server has {after:?}")
+            });
+        }
+    }
+
+    /// A writer that asks to go on as a reader does.
+    fn watch_downgrade(&mut self, key: usize, request: &Request, reply: &Reply, before: &Owned) {
+        let is_owner = before.record.is_some() && before.grants().any(|(holder, _)| holder == request.holder);
+        let is_done = matches!(reply, Reply::Granted(_) | Reply::Late);
+        if matches!(request.verb, Verb::Downgrade { .. }) && is_owner && !is_done {
+            self.wrong(Wrong::Between, Some(key), || {
+                format!("{} was the owner and was told {reply:?}", request.holder)
+            });
         }
     }
 
@@ -290,7 +496,10 @@ impl World {
             }
             RecordOwner::Claim(holder, _) => {
                 holder == request.holder
-                    && matches!(request.verb, Verb::Leave | Verb::Finish | Verb::Yield { .. })
+                    && matches!(
+                        request.verb,
+                        Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. } | Verb::Downgrade { .. }
+                    )
             }
             _ => after == Some(before),
         };
@@ -304,13 +513,37 @@ impl World {
         }
     }
 
+    /// Who only looks now and then gets in: a lock is not handed on for longer than eight gaps.
+    fn watch_pollers(
+        &mut self,
+        key: usize,
+        request: &Request,
+        before: Option<&Record>,
+        after: Option<&Record>,
+    ) {
+        let (now, gap) = (self.server_us() / 1000, self.profile.poll_gap);
+        let (Some(before), Some(after)) = (before, after) else {
+            self.watch.handed_on[key] = None;
+            return;
+        };
+        let gives = matches!(request.verb, Verb::Leave | Verb::Yield { .. });
+        if gap == 0 || key >= self.locks || !gives || before.owner == after.owner {
+            return;
+        }
+        let since = *self.watch.handed_on[key].get_or_insert(now);
+        if now >= since + 8 * gap {
+            self.wrong(Wrong::NeverFree, Some(key), || {
+                format!("handed on for {} ms, by gaps of {gap} ms", now - since)
+            });
+        }
+    }
+
     /// A claim that is executed after its node forgot it is nobody's.
     fn watch_ghost(&mut self, key: usize, request: &Request, to: Holder) {
         let Some(&(slot, life)) = self.slots.get(&to.node) else {
             return;
         };
-        let creates = matches!(request.verb, Verb::Claim { .. } | Verb::Yield { .. });
-        if creates
+        if request.verb.creates()
             && self.is(slot, life)
             && !self.watch.stepped_back
             && !self.watch.twin
@@ -386,9 +619,11 @@ impl World {
         }
         for key in self.locks..self.keys.len() {
             self.watch_pursuits(key, calm);
+            self.watch_abandoned(key, calm);
         }
         if calm && !self.draining {
             self.kill_a_winner();
+            self.kill_pursuers();
         }
         if self.now / (1_000 * MS) != self.watch.second {
             self.watch.second = self.now / (1_000 * MS);
@@ -401,13 +636,21 @@ impl World {
 
     /// In calm, no lock is free for longer than a third of a lease while somebody waits for it.
     fn watch_sleepers(&mut self, key: usize) {
-        let us = self.server_us();
         let waits = |node: &Node| {
             let of_key = |caller: &usize| node.callers[*caller].key == key;
             let waiting = |caller: &usize| node.callers[*caller].state == State::Waiting;
             node.alive && node.live.iter().any(|caller| of_key(caller) && waiting(caller))
         };
-        let free = self.server.ledger.record(&self.keys[key], us).is_none();
+        let owned = self.owned(&self.keys[key]);
+        let wanted = self.nodes.iter().filter(|node| node.alive).flat_map(|node| {
+            let live = node.live.iter().map(|caller| &node.callers[*caller]);
+            live.filter(|caller| caller.key == key && caller.state == State::Waiting)
+                .map(|caller| weight(caller.want.mode))
+        });
+        // With permits for each of them somebody gets some.
+        let room = PERMITS.checked_sub(owned.in_use() + wanted.max().unwrap_or_default());
+        let has_permits = self.profile.permits && key < self.locks && room.is_some_and(|room| room > 0);
+        let free = owned.is_free() || has_permits;
         if !free || !self.nodes.iter().any(waits) {
             self.watch.free_since[key] = None;
             return;
@@ -421,7 +664,8 @@ impl World {
             .max()
             .unwrap_or(0)
             * MS;
-        let bound = lease / 3 + lease / 100 + 6 * self.profile.delay.1 + 30 * MS;
+        let left_free = self.profile.poll_gap * MS;
+        let bound = left_free + lease / 3 + lease / 100 + 6 * self.profile.delay.1 + 30 * MS;
         if self.now - since > bound {
             let (slept, state) = ((self.now - since) / MS, self.describe(key));
             self.wrong(Wrong::Asleep, Some(key), || {
@@ -440,13 +684,8 @@ impl World {
             }
         }
         for key in 0..self.keys.len() {
-            if let Some(Record {
-                owner: RecordOwner::Claim(holder, _),
-                ..
-            }) = self.server.ledger.record(&self.keys[key], us)
-            {
-                known.push((key, *holder));
-            }
+            let owned = self.owned(&self.keys[key]);
+            known.extend(owned.grants().map(|(holder, _)| (key, holder)));
         }
         known.retain(|(key, holder)| match self.slots.get(&holder.node) {
             Some(&(slot, life)) if self.is(slot, life) => {
@@ -473,7 +712,10 @@ impl World {
             .map(|term| term.lease_ms)
             .min()
             .unwrap_or(1000);
-        let timers = self.keys.len() as u32 * (2 + self.profile.callers as u32) * (8_000 / lease as u32 + 8);
+        // Each waiter looks every 30 ms where a key may be left free.
+        let looks = if self.profile.poll_gap > 0 { 42 } else { 8 };
+        let timers =
+            self.keys.len() as u32 * (2 + self.profile.callers as u32) * (8_000 / lease as u32 + looks);
         for slot in 0..self.nodes.len() {
             let node = &mut self.nodes[slot];
             let (sends, asked) = (std::mem::take(&mut node.sends), std::mem::take(&mut node.asked));
@@ -501,10 +743,7 @@ impl World {
         let us = self.server_us();
         let callers = self.nodes.iter().any(|node| node.alive && !node.live.is_empty());
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
-        let records = self
-            .keys
-            .iter()
-            .any(|key| self.server.ledger.record(key, us).is_some());
+        let records = self.keys.iter().any(|key| !self.owned(key).is_free());
         let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
         if callers || engines || records || entries {
             if self.now > self.profile.drain + 40_000 * MS {
@@ -532,12 +771,16 @@ impl World {
                 holder,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
+                turn: Default::default(),
+                data: None,
                 mark: None,
                 verb: Verb::Renew,
             };
             let batch = Batch {
                 highest: GrantNumber(0),
                 not_after: u64::MAX,
+                poll_gap_ms: self.profile.poll_gap,
+                rule: Rule::Each,
                 requests: vec![request],
             };
             self.server.ledger.apply(us, &batch, &mut Vec::new());
@@ -549,8 +792,7 @@ impl World {
     }
 
     pub(crate) fn describe(&self, key: usize) -> String {
-        let us = self.server_us();
-        let mut text = format!("record {:?}\n", self.server.ledger.record(&self.keys[key], us));
+        let mut text = format!("{:?}\n", self.owned(&self.keys[key]));
         for holder in self.server.ledger.waiters(&self.keys[key]) {
             text += &format!("waits {holder}\n");
         }

@@ -104,6 +104,10 @@ pub(crate) enum Event {
         slot: usize,
         key: usize,
     },
+    LookOut {
+        slot: usize,
+        key: usize,
+    },
     Chase {
         slot: usize,
         life: u32,
@@ -229,6 +233,7 @@ impl World {
             if world.keys.len() > locks {
                 let first = world.rng.u64(0..500 * MS);
                 world.at(first, Event::Tick { slot, key: locks });
+                world.at(first, Event::LookOut { slot, key: locks });
             }
         }
         for (rare, seen) in [
@@ -316,6 +321,7 @@ impl World {
                 grant,
             } if self.is(slot, life) => self.push_arrives(slot, sub, *grant),
             Event::Tick { slot, key } => self.tick(slot, key),
+            Event::LookOut { slot, key } => self.look_out(slot, key),
             Event::Chase {
                 slot,
                 life,

@@ -153,6 +153,16 @@ fn finds_a_grant_for_an_unknown_claim_that_is_kept() {
 }
 
 #[test]
+fn finds_a_lease_that_is_renewed_for_longer_than_it_may_be_held() {
+    finds(with(Flaw::OverdueRenewed), Wrong::HeldTooLong, 1);
+}
+
+#[test]
+fn finds_a_lease_of_ones_own_that_is_handed_on() {
+    finds(with(Flaw::SoloHandedOn), Wrong::Shared, 1);
+}
+
+#[test]
 fn finds_a_cancelled_waiter_that_is_forgotten() {
     finds(with(Flaw::CancelledForgotten), Wrong::Orphan, 1);
 }
@@ -170,6 +180,26 @@ fn finds_a_dead_head_that_is_granted() {
 #[test]
 fn finds_a_free_key_with_a_queue_left_alone() {
     finds(with(Flaw::NeverSettled), Wrong::LeftOver, 1);
+}
+
+#[test]
+fn finds_a_lock_that_is_left_free_for_ever() {
+    finds(with(Flaw::LeftFreeForEver), Wrong::Asleep, 1);
+}
+
+#[test]
+fn finds_a_lock_that_is_never_left_free() {
+    finds(with(Flaw::NeverLeftFree), Wrong::NeverFree, 1);
+}
+
+#[test]
+fn finds_a_reader_that_joins_past_a_writer() {
+    finds(with(Flaw::ReaderJoinsPastWriter), Wrong::Passed, 1);
+}
+
+#[test]
+fn finds_a_downgrade_that_lets_a_writer_between() {
+    finds(with(Flaw::DowngradeLetsGo), Wrong::Between, 1);
 }
 
 #[test]
@@ -232,8 +262,38 @@ fn finds_a_standby_that_is_never_granted() {
 }
 
 #[test]
+fn finds_a_tick_that_was_run_and_is_called_skipped() {
+    finds(with(Flaw::RunTickCalledSkipped), Wrong::TickDropped, 1);
+}
+
+#[test]
 fn finds_a_standby_that_is_never_told() {
     finds(with(Flaw::StandbyNeverTold), Wrong::TickUntold, 1);
+}
+
+#[test]
+fn finds_an_open_tick_that_nobody_is_told_of() {
+    finds(with(Flaw::OpenTickUntold), Wrong::TickAbandoned, 1);
+}
+
+#[test]
+fn finds_a_store_that_lost_what_it_acknowledged_and_is_believed() {
+    finds(with(Flaw::LossBelieved), Wrong::LossBelieved, 1);
+}
+
+#[test]
+fn finds_a_permit_that_is_given_back_twice() {
+    finds(with(Flaw::PermitReleasedTwice), Wrong::TooMany, 1);
+}
+
+#[test]
+fn finds_a_permit_that_is_renewed_after_it_ended() {
+    finds(with(Flaw::EndedPermitRenewed), Wrong::TooMany, 1);
+}
+
+#[test]
+fn finds_a_permit_that_is_handed_on_to_who_wants_many() {
+    finds(with(Flaw::PermitHandedToMany), Wrong::TooMany, 1);
 }
 
 #[test]
@@ -244,6 +304,36 @@ fn finds_a_tick_run_twice_by_two_claims_of_one_node() {
 #[test]
 fn finds_two_claims_of_one_node_that_run_a_job_at_once() {
     finds(with(Flaw::JobByNode), Wrong::TwoHolders, 1);
+}
+
+#[test]
+fn finds_claims_that_go_together_and_are_half_granted() {
+    finds(with(Flaw::HalfGranted), Wrong::Half, 1);
+}
+
+#[test]
+fn finds_a_tick_that_is_skipped_instead_of_queued() {
+    finds(with(Flaw::QueuedTickSkipped), Wrong::TickDropped, 1);
+}
+
+#[test]
+fn finds_a_tick_that_is_passed_over() {
+    finds(with(Flaw::EarlierTickPassedOver), Wrong::TickPassedOver, 1);
+}
+
+#[test]
+fn finds_a_job_that_stands_still_behind_a_tick_that_was_skipped() {
+    finds(with(Flaw::SkippedTickAwaited), Wrong::TickAsleep, 1);
+}
+
+#[test]
+fn finds_a_checkpoint_of_a_run_that_was_lost() {
+    finds(with(Flaw::CheckpointOfLoser), Wrong::CheckpointKept, 1);
+}
+
+#[test]
+fn finds_a_checkpoint_that_outlives_its_tick() {
+    finds(with(Flaw::CheckpointOutlivesTick), Wrong::CheckpointOfAnother, 1);
 }
 
 // Of the session, and of the link under it.
@@ -271,6 +361,11 @@ fn finds_a_reply_credited_to_another_batch() {
 #[test]
 fn finds_a_renewal_behind_a_full_queue() {
     finds(with(Flaw::RenewalBehindQueue), Wrong::LostInCalm, 5);
+}
+
+#[test]
+fn finds_a_claim_that_overtakes_a_leave() {
+    finds(with(Flaw::ClaimBeforeLeave), Wrong::Overtaken, 1);
 }
 
 #[test]
