@@ -6,6 +6,7 @@ use std::convert::Infallible;
 
 use http::{Request, Response};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tenure::middleware::keys;
 use tenure::{LockLayer, Locks};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -13,10 +14,19 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const REQUESTS: usize = 1000;
-const MOST: f64 = 12.0;
+const MOST: f64 = 8.0;
 
-/// Per request, of all threads: the crate's own are part of it.
+/// Per request, of all threads: the crate's own are part of it. The least of some rounds, as a thread of the background may
+/// wake up in one of them.
 async fn allocations<F: Future>(mut request: impl FnMut() -> F) -> f64 {
+    let mut least = f64::INFINITY;
+    for _ in 0..5 {
+        least = least.min(allocations_of_a_round(&mut request).await);
+    }
+    least
+}
+
+async fn allocations_of_a_round<F: Future>(request: &mut impl FnMut() -> F) -> f64 {
     // The first ones fill caches.
     for _ in 0..100 {
         request().await;
@@ -38,12 +48,16 @@ where
 }
 
 #[tokio::test]
-async fn the_layer_over_memory_allocates_at_most_twelve_times_a_request() {
+async fn the_layer_over_memory_allocates_at_most_eight_times_a_request() {
     let locks = Locks::memory();
     let key = || "account:42".to_owned();
     let bare = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let passing = LockLayer::by(&locks, |_| None::<String>).layer(bare);
     let locking = LockLayer::by(&locks, move |_| key()).layer(bare);
+
+    // A router clones what it serves for each request.
+    let typed = LockLayer::new(&locks, keys::fixed("account")).layer(bare);
+    assert_eq!(allocations(async || (locking.clone(), typed.clone())).await, 0.0);
 
     let alone = allocations(|| call(&bare)).await;
     let passed = allocations(|| call(&passing)).await - alone;

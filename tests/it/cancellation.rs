@@ -97,6 +97,88 @@ async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
     }
 }
 
+/// The same for readers, writers that become readers, and several keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves_nothing() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    for times in (0..=6).cycle().take(70) {
+        for (held_by, reads) in [
+            (None, false),
+            (Some(&other), false),
+            (Some(&other), true),
+            (Some(&one), false),
+            (Some(&one), true),
+        ] {
+            let (lock, multi) = (one.rw_lock("b"), one.multi(["a", "b", "c"]));
+            let blocker: Option<Guard> = match held_by {
+                Some(node) if reads => Some(soon(node.rw_lock("b").read()).await.unwrap()),
+                Some(node) => Some(soon(node.mutex("b").lock()).await.unwrap()),
+                None => None,
+            };
+            drop(polled(lock.read(), times).await);
+            drop(polled(multi.lock(), times).await);
+            drop(polled(lock.write(), times).await);
+            drop(polled(lock.try_read(), times).await);
+            drop(polled(multi.try_lock(), times).await);
+            drop(polled(lock.read_timeout(ms(5000)), times).await);
+            drop(polled(multi.lock_timeout(ms(5000)), times).await);
+            drop(polled(lock.clone().fixed(Duration::from_secs(600)).read(), times).await);
+            drop(polled(multi.clone().fixed(Duration::from_secs(600)).lock(), times).await);
+            drop(polled(multi.with(|_| tokio::task::yield_now()), times).await);
+            if let Some(guard) = blocker {
+                assert!(guard.is_held());
+                drop(polled(guard.release(), times).await);
+            }
+            nothing_left(&store, &[&one, &other]).await;
+            let guard = one.multi(["a", "b", "c"]).try_lock().await.unwrap();
+            drop(polled(guard.expect("free again").release(), times).await);
+            soon(one.idle()).await;
+        }
+        // Whoever waits for what it is given up by gets it.
+        for reads in [false, true] {
+            let guard = soon(one.mutex("b").lock()).await.unwrap();
+            let lock = other.rw_lock("b");
+            let mut waits = pin!(if reads { lock.read() } else { lock.write() });
+            assert!(step(waits.as_mut()).await.is_none());
+            drop(polled(guard.downgrade(), times).await);
+            drop(soon(waits).await.unwrap());
+            nothing_left(&store, &[&one, &other]).await;
+        }
+    }
+}
+
+/// The same for permits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_permits_dropped_after_any_number_of_polls_leaves_nothing() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    for times in (0..=6).cycle().take(70) {
+        for (held_by, many) in [(None, 0), (Some(&other), 1), (Some(&other), 3), (Some(&one), 2)] {
+            let calls = one.semaphore("calls", 3);
+            let blocker: Option<Guard> = match held_by {
+                Some(node) => Some(soon(node.semaphore("calls", 3).acquire_many(many)).await.unwrap()),
+                None => None,
+            };
+            drop(polled(calls.acquire(), times).await);
+            drop(polled(calls.acquire_many(3), times).await);
+            drop(polled(calls.try_acquire(), times).await);
+            drop(polled(calls.try_acquire_many(2), times).await);
+            drop(polled(calls.acquire_timeout(ms(5000)), times).await);
+            drop(polled(calls.clone().fixed(Duration::from_secs(600)).acquire(), times).await);
+            drop(polled(calls.available_permits(), times).await);
+            if let Some(guard) = blocker {
+                assert!(guard.is_held());
+                drop(polled(guard.release(), times).await);
+            }
+            nothing_left(&store, &[&one, &other]).await;
+            let guard = one.semaphore("calls", 3).try_acquire_many(3).await.unwrap();
+            drop(polled(guard.expect("free again").release(), times).await);
+            soon(one.idle()).await;
+        }
+    }
+}
+
 /// What one caller of a crowd does.
 #[derive(Debug, Clone)]
 struct Caller {
@@ -110,7 +192,7 @@ struct Caller {
 }
 
 fn callers() -> impl Strategy<Value = Vec<Caller>> {
-    let caller = (any::<bool>(), 0..3u8, 0..6u8, 0..8u8, any::<u8>());
+    let caller = (any::<bool>(), 0..3u8, 0..11u8, 0..8u8, any::<u8>());
     let caller = caller.prop_map(|(node, key, kind, polls, turn)| Caller {
         node,
         key,
@@ -122,13 +204,22 @@ fn callers() -> impl Strategy<Value = Vec<Caller>> {
 }
 
 async fn play(locks: &Locks, caller: &Caller) {
-    let mutex = locks.mutex(format!("{}", caller.key));
+    let (mutex, lock) = (
+        locks.mutex(format!("{}", caller.key)),
+        locks.rw_lock(format!("{}", caller.key)),
+    );
+    let multi = locks.multi([0, caller.key]);
     match caller.kind {
         0 => drop(mutex.lock().await),
         1 => drop(mutex.lock().await.unwrap().release().await),
         2 => drop(mutex.try_lock().await),
         3 => drop(mutex.with(|_| tokio::task::yield_now()).await),
         4 => drop(mutex.lock_timeout(Duration::from_secs(60)).await),
+        5 => drop(lock.read().await),
+        6 => drop(lock.try_read().await),
+        7 => drop(lock.write().await.unwrap().downgrade().await),
+        8 => drop(multi.lock().await),
+        9 => drop(multi.lock().await.unwrap().release().await),
         _ => drop(mutex.fixed(Duration::from_secs(600)).lock().await),
     }
 }

@@ -10,6 +10,7 @@ use crate::help::ms;
 use crate::support::events::Watch;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
+const OF_JOBS: &str = include_str!("../../src/observe/jobs.rs");
 
 /// The names in the table at the top, in the list, and in the code are the same.
 #[test]
@@ -23,9 +24,9 @@ fn every_event_is_documented_listed_and_emitted() {
         .map(|(name, _)| name)
         .collect();
     assert_eq!(documented, listed);
-    let emitted: BTreeSet<&str> = OBSERVE
-        .split("event = \"")
-        .skip(1)
+    let of_file = |file: &'static str| file.split("event = \"").skip(1);
+    let emitted: BTreeSet<&str> = of_file(OBSERVE)
+        .chain(of_file(OF_JOBS))
         .filter_map(|rest| rest.split_once('"'))
         .map(|(name, _)| name)
         .collect();

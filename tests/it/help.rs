@@ -17,6 +17,18 @@ pub async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("did not happen in time")
 }
 
+/// Looks until it is so. Not every feature alone has something to look for.
+#[allow(dead_code)]
+pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let look = async {
+        while !so() {
+            tokio::time::sleep(ms(2)).await;
+        }
+    };
+    let seen = tokio::time::timeout(ms(20_000), look).await;
+    assert!(seen.is_ok(), "in vain: {what}");
+}
+
 /// One step of a future, whose answer it is if it has one.
 pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     std::future::poll_fn(|cx| {

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Grant, GrantNumber, Name, Reply, TickTime, Verb};
-use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
+use tenure::protocol::message::{
+    Grant, GrantNumber, JobReport, Name, Question, Reply, TickTime, Unanswered, Verb,
+};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Outgoing, Rules, Ticket};
+use tenure::testing::timed_out;
 
 use crate::help::ms;
 use crate::machine::{Machine as Engine, options};
@@ -82,6 +85,161 @@ fn a_claim_follows_our_own_leave_at_once() {
     assert_eq!(engine.sent().request.verb, Verb::Leave);
     engine.lock(false);
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
+}
+
+/// Held by `n`, which is being left while the next caller claims `n+1` behind it.
+fn leaving_and_claiming() -> (Engine, [Outgoing; 2], Ticket) {
+    let mut engine = Engine::new(Rules::default());
+    let holder = engine.holder(1000);
+    engine.tell(Input::Release(holder));
+    let leave = engine.sent();
+    let next = engine.lock(false);
+    let claim = engine.sent();
+    assert_eq!(leave.request.verb, Verb::Leave);
+    assert_eq!(claim.request.verb, Verb::Claim { wait: true });
+    assert!(claim.tag.claim > leave.tag.claim, "a number lives once");
+    (engine, [leave, claim], next)
+}
+
+#[test]
+fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
+    // Answered in order.
+    let (mut engine, [leave, claim], next) = leaving_and_claiming();
+    engine.answer_to(&leave, engine.now, Reply::Done);
+    engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
+    assert!(engine.holds(next));
+
+    // The leave was done and its answer got lost: it is repeated, and finds that somebody else owns, who is us.
+    let (mut engine, [leave, claim], next) = leaving_and_claiming();
+    let heard = Some(engine.now);
+    engine.fail_with(&leave, Unanswered::Unknown, heard, timed_out());
+    let again = engine.sent();
+    assert_eq!(
+        (again.request.verb, again.request.holder),
+        (Verb::Leave, leave.request.holder)
+    );
+    engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
+    engine.answer_to(&again, engine.now, Reply::NotThere);
+    assert!(engine.holds(next));
+
+    // The two changed places at the server, as when it had to be told the script again: the claim stands in the queue
+    // behind our own record, and the leave hands over to it.
+    let (mut engine, [leave, claim], next) = leaving_and_claiming();
+    engine.answer_to(&claim, engine.now, Reply::Queued(Some(1000)));
+    engine.answer_to(&leave, engine.now, Reply::Done);
+    assert!(!engine.is_granted(next));
+    engine.tell(Input::Pushed(Grant {
+        name: engine.name.clone(),
+        holder: claim.request.holder,
+        number: GrantNumber(8),
+        lease_ms: 1000,
+        attempt: 0,
+    }));
+    assert!(engine.holds(next));
+}
+
+#[test]
+fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_breaks() {
+    let (mut engine, [leave, claim], next) = leaving_and_claiming();
+    let heard = Some(engine.now);
+    engine.fail_with(&leave, Unanswered::Bystander, heard, timed_out());
+    let again = engine.sent();
+    assert_eq!(
+        (again.request.verb, again.request.holder),
+        (Verb::Leave, leave.request.holder)
+    );
+    engine.fail_with(&claim, Unanswered::Bystander, heard, timed_out());
+    let asked = engine.sent();
+    assert_eq!(
+        (asked.request.verb, asked.request.holder),
+        (Verb::Renew, claim.request.holder)
+    );
+    // Neither had reached the server: the number that nobody knows is over, and the next follows.
+    engine.answer_to(&again, engine.now, Reply::Done);
+    engine.answer_to(&asked, engine.now, Reply::Gone);
+    let next_claim = engine.sent_of(|verb| matches!(verb, Verb::Claim { .. }));
+    assert!(next_claim.tag.claim > claim.tag.claim);
+    engine.answer_to(&next_claim, engine.now, Reply::Granted(GrantNumber(8)));
+    assert!(engine.holds(next));
+}
+
+/// Renewals until the end of what it may hold, then none; told first, lost when the rest is over.
+#[test]
+fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
+    let mut engine = Engine::new(Rules {
+        burst_time: ms(60_000),
+        ..Rules::default()
+    });
+    let begin = engine.now;
+    let bounded = |most| AcquireOptions {
+        max_hold: Some(most),
+        ..options(900)
+    };
+    let first = engine.enter(bounded(ms(1_000)));
+    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.tell(Input::Fetched(first));
+    for _ in 0..3 {
+        assert_eq!(engine.passes(), ms(300));
+        assert_eq!(engine.sent().request.verb, Verb::Renew);
+        engine.answer(Reply::Granted(GrantNumber(7)));
+    }
+    let (sends, is_overdue) = (engine.sends(), |engine: &Engine, of| {
+        let mut effects = engine.effects.iter();
+        effects.any(|effect| matches!(effect, Effect::Overdue(ticket) if *ticket == of))
+    });
+    assert!(!is_overdue(&engine, first));
+    assert_eq!(engine.passes(), ms(100));
+    assert!(is_overdue(&engine, first) && engine.holds(first));
+
+    // Whoever is next holds for as long as it may itself, and its lease is renewed again.
+    let second = engine.enter(bounded(ms(5_000)));
+    engine.tell(Input::Release(first));
+    engine.tell(Input::Fetched(second));
+    assert!(engine.is_granted(second));
+    engine.passes();
+    assert_eq!(
+        (engine.sends(), engine.sent().request.verb),
+        (sends + 1, Verb::Renew)
+    );
+    engine.answer(Reply::Granted(GrantNumber(7)));
+    while !is_overdue(&engine, second) {
+        engine.passes();
+        if engine.sent().request.verb == Verb::Renew && !is_overdue(&engine, second) {
+            engine.answer(Reply::Granted(GrantNumber(7)));
+        }
+    }
+    let (sends, told) = (engine.sends(), engine.now);
+    assert_eq!(told.since(begin), ms(1_000 + 5_000));
+    while engine.holds(second) {
+        engine.passes();
+    }
+    assert!((ms(600)..=ms(900)).contains(&engine.now.since(told)));
+    let lost = |effect: &Effect| matches!(effect, Effect::Lost(_, LostCause::Overdue));
+    assert!(engine.effects.iter().any(lost));
+    assert_eq!(engine.sends(), sends + 1, "the leave");
+    assert_eq!(engine.sent().request.verb, Verb::Leave);
+}
+
+/// A renewal that was on its way tells its holder when it is answered.
+#[test]
+fn a_renewal_that_is_answered_too_late_tells_that_it_is_overdue() {
+    let mut engine = Engine::new(Rules::default());
+    let ticket = engine.enter(AcquireOptions {
+        max_hold: Some(ms(350)),
+        ..options(900)
+    });
+    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.tell(Input::Fetched(ticket));
+    engine.passes();
+    let (renewal, sent) = (engine.sent(), engine.now);
+    engine.later(ms(100));
+    engine.answer_to(&renewal, sent, Reply::Granted(GrantNumber(7)));
+    let overdue = |effect: &&Effect| matches!(effect, Effect::Overdue(_));
+    assert_eq!(engine.effects.iter().filter(overdue).count(), 1);
+    while engine.holds(ticket) {
+        engine.passes();
+    }
+    assert_eq!(engine.effects.iter().filter(overdue).count(), 1, "told twice");
 }
 
 #[test]
@@ -413,4 +571,98 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
             );
         }
     }
+}
+
+/// A question makes no claim, so there is nothing to withdraw.
+#[test]
+fn a_question_that_is_given_up_unanswered_is_not_left() {
+    let mut engine = a_job(true);
+    let ticket = engine.enter(AcquireOptions {
+        question: Some(Question::Open {
+            within_ms: 1000,
+            fingerprint: 0,
+            over: None,
+        }),
+        wait: false,
+        ..options(1000)
+    });
+    assert!(matches!(engine.sent().request.verb, Verb::Ask(_)));
+    let sends = engine.sends();
+    engine.tell(Input::Cancel(ticket));
+    assert!(engine.shard.is_empty(), "nothing is left to do");
+    engine.fail(Unanswered::Unknown, Some(engine.now));
+    assert_eq!(engine.sends(), sends, "left, and there was no claim");
+    // Nor does an answer say anything that comes all the same.
+    engine.answer(Reply::Report(JobReport::default()));
+    assert_eq!(engine.sends(), sends);
+    assert!(engine.shard.is_empty());
+}
+
+/// Whoever came for the one key alone while it was claimed with others is not told that it is busy: it is free.
+#[test]
+fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
+    let mut engine = Engine::new(Rules::default());
+    let impatient = AcquireOptions {
+        wait: false,
+        ..options(1000)
+    };
+    assert!(engine.shard.is_free(&engine.name));
+    let together = engine.enter(AcquireOptions {
+        together: true,
+        ..impatient
+    });
+    assert!(!engine.shard.is_free(&engine.name), "somebody asks for it");
+    let alone = engine.enter(impatient);
+    engine.answer(Reply::Apart);
+    assert!(matches!(engine.denial(together), Some(AcquireError::Busy)));
+    assert!(engine.denial(alone).is_none());
+    assert_eq!(engine.sent().request.verb, Verb::Claim { wait: false });
+    engine.answer(Reply::Granted(GrantNumber(7)));
+    assert!(engine.is_granted(alone));
+    engine.tell(Input::Release(alone));
+    assert!(
+        engine.shard.is_free(&engine.name),
+        "a claim follows the leave that is under way"
+    );
+}
+
+/// Each yield goes on with the count of requests of the one before, and there may have been many.
+#[test]
+fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
+    let mut engine = Engine::yielding();
+    let mut holder = engine.lock(false);
+    engine.answer(Reply::Granted(GrantNumber(7)));
+    let give_on = |engine: &mut Engine, holder: Ticket| {
+        // Handed on once, then yielded.
+        let second = engine.lock(false);
+        engine.tell(Input::Release(holder));
+        let third = engine.lock(false);
+        engine.tell(Input::Release(second));
+        assert!(matches!(engine.sent().request.verb, Verb::Yield { .. }));
+        third
+    };
+    loop {
+        holder = give_on(&mut engine, holder);
+        let Outgoing { tag, .. } = engine.sent();
+        engine.answer(Reply::Granted(GrantNumber(7 + tag.claim.0)));
+        assert!(engine.holds(holder));
+        engine.effects.clear();
+        if tag.seq >= 1 << 16 {
+            break;
+        }
+    }
+    engine.tell(Input::Fetched(holder));
+    engine.passes();
+    let renewal = engine.sent();
+    assert_eq!(renewal.request.verb, Verb::Renew);
+    give_on(&mut engine, holder);
+    engine.answer(Reply::Gone);
+    let leave = engine.sent_of(|verb| verb == Verb::Leave);
+    assert_eq!(leave.tag.claim, renewal.tag.claim);
+    assert!(
+        leave.tag.seq > renewal.tag.seq,
+        "{:?} and {:?}",
+        leave.tag,
+        renewal.tag
+    );
 }

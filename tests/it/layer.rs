@@ -1,7 +1,7 @@
 //! The tower door, on the memory store.
 
 use std::convert::Infallible;
-use std::future::{Ready, pending, ready};
+use std::future::{pending, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -616,18 +616,18 @@ async fn a_lost_lease_is_told() {
     };
     let app = Router::new()
         .route("/", get(handler))
-        .route_layer(by_path(&locks).lease(ms(3_000)));
+        .route_layer(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Tell));
     let response = soon(send(&app, to("/"))).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(text(response).await, "Gone false");
 }
 
 #[tokio::test]
-async fn a_lost_lease_cancels_if_told_to() {
+async fn a_lost_lease_cancels() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Cancel));
+    let app = handler.app(by_path(&locks).lease(ms(3_000)));
     let answer = send(&app, to("/o/secret"));
     seen.next().await;
     steal(&store, "/o/secret");
@@ -643,7 +643,7 @@ async fn a_lost_lease_cancels_if_told_to() {
 
 #[tokio::test]
 async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
-    for (on_lost, expected) in [(OnLost::Cancel, 500), (OnLost::Tell, 200)] {
+    for (on_lost, expected) in [(OnLost::Cancel, 500), (OnLost::Replace, 500), (OnLost::Tell, 200)] {
         let clock = Clock::new();
         let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
         // No timer has fired yet when it is done.
@@ -682,6 +682,31 @@ async fn no_handler_starts_with_a_lost_lease() {
     assert!(seen.nobody());
     handler.let_go(1);
     assert_eq!(soon(first).await.unwrap().status(), 200);
+}
+
+/// A handler that hangs is told and then stopped; so is a wait for a service that never becomes ready.
+#[tokio::test]
+async fn max_hold_bounds_handlers_and_services_that_hang() {
+    let locks = Locks::memory();
+    let (handler, mut seen) = GatedHandler::new();
+    let layer = by_path(&locks).lease(ms(450)).max_hold(ms(500));
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(handler.routes());
+    let send = |uri| {
+        let answer = service.clone().oneshot(to(uri));
+        tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
+    };
+    let hangs = send("/o/a");
+    seen.next().await;
+    let unready = send("/o/b");
+    refused(soon(hangs).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
+    // Its slot is free now, unless its own time was over first.
+    handler.let_go(1);
+    let answer = soon(unready).await.unwrap().status().as_u16();
+    assert!([200, 503].contains(&answer), "{answer}");
+    soon(locks.idle()).await;
 }
 
 // Ends that are no answers.
@@ -790,10 +815,56 @@ async fn the_lock_outlives_the_handlers_future() {
 
 // Tower.
 
-/// Ready for one call after `poll_ready`; a clone is not.
-struct Probe {
-    ready: bool,
+/// Is ready for one call when it was asked so often, and panics when it is called sooner. A clone was not asked yet.
+pub(crate) struct Probe<S> {
+    inner: S,
+    hesitates: u32,
+    asked: u32,
     calls: Arc<AtomicUsize>,
+}
+
+impl<S> Probe<S> {
+    pub(crate) fn around(inner: S, hesitates: u32) -> Probe<S> {
+        Probe {
+            inner,
+            hesitates,
+            asked: 0,
+            calls: Arc::default(),
+        }
+    }
+}
+
+impl<S: Clone> Clone for Probe<S> {
+    fn clone(&self) -> Self {
+        Probe {
+            inner: self.inner.clone(),
+            hesitates: self.hesitates,
+            asked: 0,
+            calls: self.calls.clone(),
+        }
+    }
+}
+
+impl<R, S: Service<R>> Service<R> for Probe<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.asked += 1;
+        if self.asked <= self.hesitates {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> S::Future {
+        let asked = std::mem::take(&mut self.asked);
+        assert!(asked > self.hesitates, "called without being made ready");
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.inner.call(request)
+    }
 }
 
 /// No `std::error::Error`, nothing that anybody could convert.
@@ -820,35 +891,6 @@ impl http_body::Body for Once {
     }
 }
 
-impl Clone for Probe {
-    fn clone(&self) -> Self {
-        Probe {
-            ready: false,
-            calls: self.calls.clone(),
-        }
-    }
-}
-
-impl Service<Request<&'static str>> for Probe {
-    type Response = Response<Once>;
-    type Error = Boom;
-    type Future = Ready<Result<Response<Once>, Boom>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Boom>> {
-        self.ready = true;
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<&'static str>) -> Self::Future {
-        assert!(std::mem::take(&mut self.ready), "called without being made ready");
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        ready(match *request.body() {
-            "boom" => Err(Boom),
-            body => Ok(Response::new(Once(Some(body.into())))),
-        })
-    }
-}
-
 /// Compiles only if the layer leaves the error as it is, and asks nothing of the bodies.
 fn error_of<S: Service<Request<&'static str>, Error = Boom> + Clone + Send>(service: S) -> S
 where
@@ -860,10 +902,13 @@ where
 #[tokio::test]
 async fn a_service_keeps_its_body_and_its_error_type() {
     let locks = Locks::memory();
-    let probe = Probe {
-        ready: false,
-        calls: Arc::default(),
-    };
+    let probe = Probe::around(
+        service_fn(async |request: Request<&'static str>| match *request.body() {
+            "boom" => Err(Boom),
+            body => Ok(Response::new(Once(Some(body.into())))),
+        }),
+        1,
+    );
     let calls = probe.calls.clone();
     let layer = LockLayer::by(&locks, |parts| parts.uri.path().to_owned()).wait(ms(20));
     let mut service = error_of(layer.layer(probe));

@@ -9,26 +9,26 @@ use axum::routing::any;
 use http::header::HOST;
 use http::{HeaderValue, Method, Request, Response};
 use tenure::middleware::{KeySource, Refused, keys};
-use tenure::{Lease, LockLayer, Locks};
+use tenure::{Key, Lease, LockLayer, Locks};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-use crate::help::soon;
+use crate::help::{ms, soon};
 use crate::layer::{request, send, text, to};
 use crate::support::events::Watch;
 
 /// Answers with the key that is locked, or `none`.
-async fn key_of(lease: Option<Lease>) -> Vec<u8> {
+pub(crate) async fn key_of(lease: Option<Lease>) -> Vec<u8> {
     lease.map_or(b"none".to_vec(), |lease| lease.key().as_bytes().to_vec())
 }
 
-fn routes(paths: &[&str], locks: &Locks, keys: impl KeySource) -> Router {
+pub(crate) fn routes(paths: &[&str], locks: &Locks, keys: impl KeySource) -> Router {
     paths
         .iter()
         .fold(Router::new(), |router, path| router.route(path, any(key_of)))
         .route_layer(LockLayer::new(locks, keys))
 }
 
-fn app(keys: impl KeySource) -> Router {
+pub(crate) fn app(keys: impl KeySource) -> Router {
     routes(
         &["/", "/a/{id}", "/b/{id}", "/a/{id}/c/{other}", "/all/{*rest}"],
         &Locks::memory(),
@@ -36,7 +36,7 @@ fn app(keys: impl KeySource) -> Router {
     )
 }
 
-fn with(headers: &[(&'static str, &[u8])]) -> Request<Body> {
+pub(crate) fn with(headers: &[(&'static str, &[u8])]) -> Request<Body> {
     let mut request = to("/");
     for &(name, value) in headers {
         let value = HeaderValue::from_bytes(value).unwrap();
@@ -46,7 +46,7 @@ fn with(headers: &[(&'static str, &[u8])]) -> Request<Body> {
 }
 
 /// The key that this request locks, `Err` if it is refused.
-async fn key(app: &Router, request: Request<Body>) -> Result<String, (u16, Option<Refused>)> {
+pub(crate) async fn key(app: &Router, request: Request<Body>) -> Result<String, (u16, Option<Refused>)> {
     let response = soon(send(app, request)).await.unwrap();
     match response.status().as_u16() {
         200 => Ok(text(response).await),
@@ -54,13 +54,14 @@ async fn key(app: &Router, request: Request<Body>) -> Result<String, (u16, Optio
     }
 }
 
-fn ok(key: &str) -> Result<String, (u16, Option<Refused>)> {
+pub(crate) fn ok(key: &str) -> Result<String, (u16, Option<Refused>)> {
     Ok(key.to_owned())
 }
 
-const NO_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::NoKey)));
-const BAD_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::BadKey)));
-const MISCONFIGURED: Result<String, (u16, Option<Refused>)> = Err((500, Some(Refused::BadOptions)));
+pub(crate) const NO_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::NoKey)));
+pub(crate) const BAD_KEY: Result<String, (u16, Option<Refused>)> = Err((400, Some(Refused::BadKey)));
+pub(crate) const MISCONFIGURED: Result<String, (u16, Option<Refused>)> =
+    Err((500, Some(Refused::BadOptions)));
 
 #[tokio::test]
 async fn a_fixed_key_is_that_of_the_core() {
@@ -78,8 +79,58 @@ async fn a_fixed_key_is_that_of_the_core() {
 // Path parameters.
 
 #[tokio::test]
+async fn a_path_parameter_is_of_its_type() {
+    let app = app(keys::path_param::<u64>("id").named("account"));
+    for uri in ["/a/7", "/b/007", "/a/+7/c/x"] {
+        assert_eq!(key(&app, to(uri)).await, ok("account:7"), "{uri}");
+    }
+    for uri in [
+        "/a/x",
+        "/a/-7",
+        "/a/7.0",
+        "/a/7%20",
+        "/a/18446744073709551616",
+        "/a/%ff",
+    ] {
+        assert_eq!(key(&app, to(uri)).await, BAD_KEY, "{uri}");
+    }
+    let app = self::app(keys::path_param::<u64>("id"));
+    assert_eq!(key(&app, to("/a/007/c/8")).await, ok("/a/<id>/c/<other> id=7"));
+    assert_eq!(key(&app, to("/a/x")).await, BAD_KEY);
+}
+
+#[tokio::test]
+async fn a_path_parameter_that_a_route_has_twice_is_refused() {
+    let locks = Locks::memory();
+    let watch = Watch::of("path=/teams/1/members/2");
+    for source in [
+        keys::path_param::<u64>("id"),
+        keys::path_param::<u64>("id").named("member"),
+    ] {
+        let members = routes(&["/members/{id}"], &locks, source);
+        let app = Router::new().nest("/teams/{id}", members);
+        assert_eq!(key(&app, to("/teams/1/members/2")).await, MISCONFIGURED);
+        assert_eq!(key(&app, to("/teams/2/members/2")).await, MISCONFIGURED);
+    }
+    let told = watch.until("parameter_twice").await;
+    assert_eq!(told.level, tracing::Level::ERROR);
+    assert!(told.text.contains("parameter=id"), "{told:?}");
+}
+
+#[tokio::test]
+async fn what_a_client_writes_reaches_no_other_key() {
+    // As a job may lock one of the account's orders.
+    let order = Key::from(("account", 7, "order")).to_string();
+    let app = app(keys::path_text("id").named("account"));
+    assert_eq!(key(&app, to("/a/7")).await, ok("account:7"));
+    assert_eq!(order, "account:7:order");
+    assert_eq!(key(&app, to("/a/7:order")).await, ok("account:7%3Aorder"));
+    assert_eq!(key(&app, to("/a/7%253Aorder")).await, ok("account:7%253Aorder"));
+}
+
+#[tokio::test]
 async fn a_path_parameter_is_decoded_and_of_its_route() {
-    let app = app(keys::path_param("id"));
+    let app = app(keys::path_text("id"));
     assert_eq!(key(&app, to("/a/7")).await, ok("/a/<id> id=7"));
     assert_eq!(key(&app, to("/b/7")).await, ok("/b/<id> id=7"));
     assert_eq!(key(&app, to("/a/7/c/8")).await, ok("/a/<id>/c/<other> id=7"));
@@ -97,7 +148,7 @@ async fn a_path_parameter_is_decoded_and_of_its_route() {
 
 #[tokio::test]
 async fn a_named_path_parameter_is_one_key_on_all_routes() {
-    let app = app(keys::path_param("id").named("account"));
+    let app = app(keys::path_text("id").named("account"));
     for uri in ["/a/7", "/b/7", "/a/7/c/8", "/b/%37"] {
         assert_eq!(key(&app, to(uri)).await, ok("account:7"), "{uri}");
     }
@@ -106,7 +157,7 @@ async fn a_named_path_parameter_is_one_key_on_all_routes() {
 
 #[tokio::test]
 async fn wildcards_are_path_parameters() {
-    let app = app(keys::path_param("rest"));
+    let app = app(keys::path_text("rest"));
     assert_eq!(
         key(&app, to("/all/x/%79%2Fz")).await,
         ok("/all/<*rest> rest=x/y/z")
@@ -118,15 +169,15 @@ async fn the_same_route_in_two_nests_is_two_routes() {
     let locks = Locks::memory();
     let inner = |keys| routes(&["/o/{id}"], &locks, keys);
     let app = Router::new()
-        .nest("/v1", inner(keys::path_param("id")))
-        .nest("/v2/{tenant}", inner(keys::path_param("id")));
+        .nest("/v1", inner(keys::path_text("id")))
+        .nest("/v2/{tenant}", inner(keys::path_text("id")));
     assert_eq!(key(&app, to("/v1/o/7")).await, ok("/v1/o/<id> id=7"));
     assert_eq!(key(&app, to("/v2/t/o/7")).await, ok("/v2/<tenant>/o/<id> id=7"));
 }
 
 #[tokio::test]
 async fn a_route_without_the_parameter_is_misconfigured() {
-    for source in [keys::path_param("id"), keys::path_param("id").named("a")] {
+    for source in [keys::path_text("id"), keys::path_text("id").named("a")] {
         let app = app(source.clone());
         assert_eq!(key(&app, to("/")).await, MISCONFIGURED);
         assert_eq!(key(&app, to("/all/x")).await, MISCONFIGURED);
@@ -144,36 +195,61 @@ async fn a_route_without_the_parameter_is_misconfigured() {
 #[tokio::test]
 async fn a_parameter_that_is_missing_is_told() {
     let watch = Watch::of("parameter=nope");
-    let app = app(keys::path_param("nope"));
+    let app = app(keys::path_text("nope"));
     assert_eq!(key(&app, to("/a/7")).await, MISCONFIGURED);
     let told = watch.until("parameter_missing").await;
     assert_eq!(told.level, tracing::Level::ERROR);
     assert!(told.text.contains("path=/a/7"), "{told:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_fault_of_the_program_is_an_error_once_a_minute_for_each_route() {
+    let watch = Watch::of("parameter=seldom");
+    let routes = Router::new()
+        .route("/seldom/{a}", any(key_of))
+        .route("/seldom/{a}/{b}", any(key_of));
+    let app = routes.route_layer(LockLayer::new(&Locks::memory(), keys::path_text("seldom")));
+    let errors = || {
+        let mut told = watch.told();
+        told.retain(|told| told.level == tracing::Level::ERROR);
+        told.len()
+    };
+    for minute in 1..=2 {
+        for n in 0..3 {
+            assert_eq!(key(&app, to(&format!("/seldom/{n}"))).await, MISCONFIGURED);
+            assert_eq!(key(&app, to(&format!("/seldom/{n}/x"))).await, MISCONFIGURED);
+            tokio::time::advance(ms(19_000)).await;
+        }
+        assert_eq!(errors(), 2 * minute);
+        tokio::time::advance(ms(3_000)).await;
+    }
+    assert_eq!(watch.count("parameter_missing"), 12);
+}
+
 // Headers.
 
 #[tokio::test]
 async fn a_header_is_bytes() {
-    let app = app(keys::header("X-Account"));
+    let app = app(keys::header_text("X-Account"));
     assert_eq!(key(&app, with(&[("x-account", b"7")])).await, ok("x-account:7"));
     let response = send(&app, with(&[("x-account", b"\xff:\xc3")])).await.unwrap();
     let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
-    assert_eq!(&body[..], b"x-account:\xff:\xc3");
+    assert_eq!(&body[..], b"x-account:\xff%3A\xc3");
     let long = "7".repeat(600);
     assert_eq!(key(&app, with(&[("x-account", long.as_bytes())])).await, BAD_KEY);
 }
 
 #[tokio::test]
 async fn a_header_that_is_missing_or_doubtful_is_refused() {
-    let strict = app(keys::header("x-account"));
-    let optional = app(keys::header("x-account").optional());
+    let strict = app(keys::header_text("x-account"));
+    let optional = app(keys::header_text("x-account").optional());
     assert_eq!(key(&strict, to("/")).await, NO_KEY);
     assert_eq!(key(&strict, with(&[("account", b"7")])).await, NO_KEY);
     assert_eq!(key(&optional, to("/")).await, ok("none"));
     for app in [strict, optional] {
         assert_eq!(key(&app, with(&[("x-account", b"7")])).await, ok("x-account:7"));
         assert_eq!(key(&app, with(&[("x-account", b"")])).await, BAD_KEY);
+        assert_eq!(key(&app, with(&[("x-account", b" ")])).await, BAD_KEY);
         let twice = [("x-account", &b"7"[..]), ("x-account", b"8")];
         assert_eq!(key(&app, with(&twice)).await, BAD_KEY);
         let same = [("x-account", &b"7"[..]), ("x-account", b"7")];
@@ -182,9 +258,25 @@ async fn a_header_that_is_missing_or_doubtful_is_refused() {
 }
 
 #[tokio::test]
+async fn a_header_is_of_its_type() {
+    let app = app(keys::header::<u64>("x-account").named("account").optional());
+    assert_eq!(key(&app, to("/")).await, ok("none"));
+    assert_eq!(key(&app, with(&[("x-account", b" 007")])).await, ok("account:7"));
+    for value in [&b""[..], b" ", b"x", b"-7", b"7, 8", b"\xff"] {
+        assert_eq!(
+            key(&app, with(&[("x-account", value)])).await,
+            BAD_KEY,
+            "{value:?}"
+        );
+    }
+    let twice = [("x-account", &b"7"[..]), ("x-account", b"07")];
+    assert_eq!(key(&app, with(&twice)).await, BAD_KEY);
+}
+
+#[tokio::test]
 async fn headers_and_parameters_meet_if_they_are_named_alike() {
-    let one = app(keys::header(HOST).named("account"));
-    let other = app(keys::path_param("id").named("account"));
+    let one = app(keys::header_text(HOST).named("account"));
+    let other = app(keys::path_text("id").named("account"));
     assert_eq!(key(&one, with(&[("host", b"7")])).await, ok("account:7"));
     assert_eq!(key(&other, to("/a/7")).await, ok("account:7"));
 }
@@ -192,7 +284,7 @@ async fn headers_and_parameters_meet_if_they_are_named_alike() {
 #[test]
 #[should_panic(expected = "it is the name of a header")]
 fn a_name_that_no_header_can_have_panics() {
-    keys::header("x account");
+    keys::header_text("x account");
 }
 
 // Idempotency-Key.
@@ -320,7 +412,7 @@ async fn extractors_have_the_routers_state() {
         &Locks::memory(),
         state.clone(),
         |State(app): State<App>, State(Depot(depot)): State<Depot>, Path(id): Path<u64>| {
-            format!("{}:{depot}:{id}", app.region)
+            (app.region, depot, id)
         },
     );
     let handler =

@@ -1,8 +1,11 @@
 //! How long a lease is: as long as its caller asked for, and not too short to be kept.
 
+use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
+use tracing::Level;
 
-use crate::help::{ms, poll_once, soon};
+use crate::help::{ms, poll_once, soon, two};
+use crate::support::events::Watch;
 
 /// Somebody who asks for a minute gets a minute, also when a caller of the same process held for a second before.
 #[tokio::test]
@@ -54,4 +57,47 @@ async fn leases_below_400_ms_are_refused() {
     }
     let locks = Locks::builder().lease(ms(400)).memory().unwrap();
     drop(soon(locks.mutex("a").lock()).await.unwrap());
+}
+
+/// Work that hangs does not keep a lock for ever: told, then lost, and somebody else gets it.
+#[tokio::test]
+async fn a_lease_is_renewed_for_no_longer_than_max_hold() {
+    let watch = Watch::of("key=hangs");
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let mutex = locks.mutex("hangs").lease(ms(600)).max_hold(ms(700));
+    let guard = soon(mutex.lock()).await.unwrap();
+    let lease = guard.lease();
+    soon(lease.overdue()).await;
+    // Still its own, on a machine that did not stand still meanwhile.
+    assert!(guard.is_held() || lease.lost().await == LostCause::Overdue);
+    let next = tokio::spawn(async move { other.mutex("hangs").lock().await.unwrap().release().await });
+    assert_eq!(soon(guard.lost()).await, LostCause::Overdue);
+    soon(next).await.unwrap().unwrap();
+    assert_eq!(watch.until("overdue").await.level, Level::WARN);
+    assert_eq!(watch.until("lost").await.level, Level::WARN);
+    drop(guard);
+
+    // Who ends in time is not told, and whoever waits to be told is not left waiting.
+    let guard = soon(mutex.lock()).await.unwrap();
+    let overdue = guard.lease().overdue();
+    guard.release().await.unwrap();
+    soon(overdue).await;
+    assert_eq!(watch.count("overdue"), 1);
+}
+
+#[tokio::test]
+async fn who_holds_for_long_is_told_of_once() {
+    let watch = Watch::of("key=lingers");
+    let locks = Locks::builder()
+        .lease(ms(400))
+        .long_hold(ms(300))
+        .memory()
+        .unwrap();
+    let guard = soon(locks.mutex("lingers").lock()).await.unwrap();
+    assert_eq!(watch.until("held_long").await.level, Level::WARN);
+    // Long enough for another one, which would come with the next renewal.
+    tokio::time::sleep(ms(500)).await;
+    assert!(guard.is_held());
+    assert_eq!(watch.count("held_long"), 1);
 }

@@ -80,6 +80,7 @@ async fn a_lease_is_renewed_while_it_is_held() {
     let store = MemoryStore::new();
     let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
+    // One and a half times as long as it would be held without.
     tokio::time::sleep(ms(4_500)).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();

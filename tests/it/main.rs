@@ -9,11 +9,17 @@
 mod support;
 
 mod architecture;
+mod blocking;
 mod bounds;
 mod cancellation;
+#[cfg(feature = "scheduler")]
+mod checkpoints;
 mod debug;
 mod errors;
+#[cfg(feature = "scheduler")]
+mod event_table;
 mod events;
+mod guards;
 mod help;
 mod interop;
 mod key_machine;
@@ -22,7 +28,23 @@ mod layer;
 #[cfg(feature = "axum")]
 mod layer_keys;
 #[cfg(feature = "axum")]
+mod layer_nested;
+#[cfg(feature = "axum")]
+mod layer_notes;
+#[cfg(feature = "axum")]
+mod layer_options;
+#[cfg(feature = "axum")]
+mod layer_order;
+#[cfg(feature = "axum")]
 mod layer_refusals;
+#[cfg(feature = "axum")]
+mod layer_retries;
+#[cfg(feature = "axum")]
+mod layer_servers;
+#[cfg(feature = "axum")]
+mod layer_sources;
+#[cfg(feature = "axum")]
+mod layer_spellings;
 mod leases;
 mod locking;
 mod loss;
@@ -30,12 +52,25 @@ mod machine;
 mod map;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod multi;
 mod nonce;
 mod outages;
 mod paused_clock;
+#[cfg(feature = "scheduler")]
+mod policies;
 mod proxy;
+#[cfg(feature = "scheduler")]
+mod run_all;
+mod rw_locks;
 mod scenarios;
+#[cfg(feature = "scheduler")]
+mod schedules;
+mod semaphores;
 mod session;
+#[cfg(all(feature = "scheduler", feature = "axum"))]
+mod shutdown;
+#[cfg(feature = "scheduler")]
+mod simulations;
 mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;

@@ -8,7 +8,7 @@ use tenure::error::LostCause;
 use tenure::observe::{METRICS, MetricKind};
 use tenure::{Clock, Locks, MemoryStore};
 
-use crate::help::{ms, soon};
+use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
 use crate::support::meter::Meter;
 
@@ -16,7 +16,7 @@ const OBSERVE: &str = include_str!("../../src/observe.rs");
 
 type Labels = [(&'static str, &'static [&'static str])];
 
-const KINDS: (&str, &[&str]) = ("kind", &["lock", "job"]);
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore"]);
 
 /// Every name with its kind, unit and labels, once more: whoever changes one breaks somebody's dashboard, and meets
 /// this.
@@ -28,7 +28,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
     ])]),
     ("tenure_hold_seconds", "histogram", "seconds", &[KINDS, ("outcome", &["released", "lost"])]),
     ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote"])]),
-    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "unfetched", "ended", "shutdown"])]),
+    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "overdue", "unfetched", "ended", "shutdown"])]),
     ("tenure_renewal_slack_seconds", "histogram", "seconds", &[]),
     ("tenure_batch_requests", "histogram", "requests", &[]),
     ("tenure_store_errors_total", "counter", "errors", &[
@@ -39,8 +39,19 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         ]),
     ]),
     ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[
-        "done", "failed", "panicked", "elsewhere", "skipped", "missed", "drained", "refused",
+        "done", "failed", "panicked", "timed_out", "given_up", "elsewhere", "skipped", "missed", "drained", "removed",
+        "refused",
     ])]),
+    ("tenure_job_alarms_total", "counter", "alarms", &[("alarm", &[
+        "early", "skewed", "overtaken", "given_up", "mark_ahead", "went_back", "differs", "skips", "blocks", "engine_missed", "storage_shared",
+        "passed_over",
+    ])]),
+    ("tenure_refused_total", "counter", "requests", &[("why", &[
+        "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "closed", "lost", "outcome_unknown",
+        "bad_key", "no_key", "bad_options",
+    ])]),
+    // Routes are the service's own.
+    ("tenure_observed_total", "counter", "requests", &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])]),
 ];
 
 fn word(kind: MetricKind) -> &'static str {
@@ -56,6 +67,28 @@ async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
+}
+
+/// Requests that a layer refuses, and that it only observes.
+#[cfg(feature = "tower")]
+async fn layers(locks: &Locks, meter: &Meter) {
+    use tower::{Layer, ServiceExt};
+    let done = tower::service_fn(async |_: http::Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+    });
+    let layer = tenure::LockLayer::by(locks, |_| "metered route");
+    let observed = layer.clone().observe().layer(done);
+    observed.oneshot(http::Request::default()).await.unwrap();
+    meter.until("tenure_observed_total{outcome=alone,route=}").await;
+    let held = locks.mutex("metered route").lock().await.unwrap();
+    layer
+        .skip()
+        .layer(done)
+        .oneshot(http::Request::default())
+        .await
+        .unwrap();
+    meter.until("tenure_refused_total{why=busy}").await;
+    held.release().await.unwrap();
 }
 
 /// The list, the table in the documentation, what a recorder is told and what it is fed with are the same.
@@ -130,6 +163,8 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     meter.until("tenure_losses_total{kind=lock,cause=gone}").await;
     meter.until("tenure_hold_seconds{kind=lock,outcome=lost}").await;
     soon(handed_on(&locks)).await;
+    #[cfg(feature = "tower")]
+    layers(&locks, &meter).await;
     #[cfg(feature = "redis")]
     {
         // Patient, so that nothing takes too long before it is refused.
@@ -160,6 +195,18 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         meter
             .until("tenure_hold_seconds{kind=job,outcome=released}")
             .await;
+        // Its mark is far ahead.
+        let name = tenure::protocol::message::Name::job("ahead".into());
+        let far = tenure::protocol::message::TickTime(1 << 50);
+        store.with_ledger(|ledger, _| {
+            let job = tenure::protocol::ledger::Job {
+                mark: Some(far),
+                ..Default::default()
+            };
+            ledger.set_job(&name, job);
+        });
+        let _ahead = locks.job("ahead", |_: tenure::Tick| async {}).unwrap();
+        meter.until("tenure_job_alarms_total{alarm=mark_ahead}").await;
         scheduler.shutdown().await.unwrap();
     }
 
@@ -177,7 +224,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         // So neither a key nor a node is ever among them.
         for ((label, value), (listed, values)) in labels.iter().zip(*allowed) {
             assert_eq!(label, listed, "{series}");
-            assert!(values.contains(value), "{series}");
+            assert!(values.is_empty() || values.contains(value), "{series}");
         }
         fed.insert(name.to_owned());
     }
@@ -188,7 +235,9 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     assert_eq!(places.len(), keys.len(), "{keys:?}");
     let expected = ALL.iter().map(|(name, ..)| *name);
     let expected: BTreeSet<_> = expected
-        .filter(|name| cfg!(feature = "scheduler") || *name != "tenure_ticks_total")
+        .filter(|name| {
+            cfg!(feature = "scheduler") || !["tenure_ticks_total", "tenure_job_alarms_total"].contains(name)
+        })
         .filter(|name| cfg!(feature = "redis") || *name != "tenure_store_errors_total")
         .map(str::to_owned)
         .collect();
@@ -223,12 +272,10 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         .memory_shared(&store)
         .unwrap();
     let other = Locks::builder().lease(ms(60_000)).memory_shared(&store).unwrap();
-    soon(async {
-        // So that it is handed over by a push, on the thread of whoever releases.
-        let id = other.node().to_string();
-        while !opened.told().iter().any(|told| told.text.contains(&id)) {
-            tokio::time::sleep(ms(1)).await;
-        }
+    // So that it is handed over by a push, on the thread of whoever releases.
+    let id = other.node().to_string();
+    until("it is pushed to", || {
+        opened.told().iter().any(|told| told.text.contains(&id))
     })
     .await;
     let granted = |meter: &Meter| {
@@ -439,6 +486,25 @@ mod ticks {
         let mut fire = one.job("panicked", |_| async { as_planned() }).unwrap();
         soon(fire(old, scheduler.clone())).await;
         counts!("panicked");
+        let timed = one.job_builder("timed out").timeout(ms(10));
+        let mut fire = timed.run(|_| std::future::pending::<()>()).unwrap();
+        soon(fire(old, scheduler.clone())).await;
+        counts!("timed_out");
+        let name = tenure::protocol::message::Name::job("given up".into());
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap();
+        let begun = tenure::protocol::ledger::Job {
+            mark: Some(tenure::protocol::message::TickTime(
+                now.as_millis() as u64 / 1000 * 1000,
+            )),
+            attempt: 10,
+            ..Default::default()
+        };
+        store.with_ledger(|ledger, _| ledger.set_job(&name, begun));
+        let _fire = one.job("given up", |_| async {}).unwrap();
+        meter.until("tenure_ticks_total{outcome=given_up}").await;
+        counts!("given_up");
         let mut fire = one.job("refused", |_| async {}).unwrap();
         soon(fire(uuid::Uuid::new_v4(), scheduler.clone())).await;
         counts!("refused");
@@ -464,6 +530,8 @@ mod ticks {
         let mut next = other.job("skipped", |_| async {}).unwrap();
         soon(next(young, scheduler.clone())).await;
         counts!("skipped");
+        // Or it would stand by.
+        drop(next);
         let name = tenure::protocol::message::Name::job("skipped".into());
         store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
         soon(started.notified()).await;
@@ -492,9 +560,7 @@ mod ticks {
                 .await;
             let second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
             let fired = second();
-            while second() == fired {
-                tokio::time::sleep(ms(20)).await;
-            }
+            until("the next tick has come", || second() != fired).await;
             let second = tokio::spawn(fire(young, scheduler.clone()));
             soon(first).await.unwrap();
             counts!("missed");
@@ -502,6 +568,36 @@ mod ticks {
             soon(second).await.unwrap();
             counts!("drained");
         }
+        // Removed while another node runs its tick.
+        let (runs, goes_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let work = {
+            let (runs, goes_on) = (runs.clone(), goes_on.clone());
+            move |_: tenure::Tick| {
+                let (runs, goes_on) = (runs.clone(), goes_on.clone());
+                async move {
+                    runs.notify_one();
+                    goes_on.notified().await;
+                }
+            }
+        };
+        let mut fire = one.job("removed", work).unwrap();
+        let run = tokio::spawn(fire(old, scheduler.clone()));
+        soon(runs.notified()).await;
+        let mut standby = other.job("removed", |_| async {}).unwrap();
+        let stands_by = tokio::spawn(standby(old, scheduler.clone()));
+        let name = tenure::protocol::message::Name::job("removed".into());
+        until("it stands by", || {
+            store.with_ledger(|ledger, _| !ledger.waiters(&name).is_empty())
+        })
+        .await;
+        drop(standby);
+        soon(stands_by).await.unwrap();
+        counts!("removed");
+        goes_on.notify_one();
+        soon(run).await.unwrap();
+        counts!("done");
+
+        let mut next = other.job("drained", |_| async {}).unwrap();
         soon(other.drain(ms(0))).await.unwrap();
         soon(next(young, scheduler)).await;
         counts!("drained");

@@ -315,7 +315,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     let tick = machine.tick(100);
     machine.answer(Reply::Won(GrantNumber(7), 1));
     machine.tell(Input::Fetched(tick));
-    machine.tell(Input::Finish(tick));
+    machine.tell(Input::Finish(tick, true));
     let begin = machine.now;
     // For eight leases, if the program stays.
     while machine.now.since(begin) < ms(3_000) {

@@ -220,6 +220,7 @@ async fn delivers_even_if_the_client_was_reset() {
         .unwrap();
     stream.set_zero_linger().unwrap();
     drop(stream);
+    // For the reset to arrive, of which nobody tells us.
     tokio::time::sleep(Duration::from_millis(30)).await;
     proxy.release();
     echo.until_seen("late").await;

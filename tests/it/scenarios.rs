@@ -11,7 +11,7 @@ use tenure::protocol::context::Seed;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request,
-    Unanswered, Verb,
+    Rule, Unanswered, Verb,
 };
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
@@ -56,9 +56,15 @@ fn term(lease_ms: u64) -> LeaseTimes {
 fn want(lease_ms: u64) -> AcquireOptions {
     AcquireOptions {
         term: term(lease_ms),
+        mode: Mode::Exclusive,
         wait: true,
         fixed: false,
+        solo: false,
+        together: false,
+        max_hold: None,
         mark: None,
+        turn: Default::default(),
+        question: None,
         limit: 100,
         node_is_full: false,
     }
@@ -135,6 +141,8 @@ impl Stage {
         let batch = Batch {
             highest: GrantNumber(0),
             not_after,
+            poll_gap_ms: 0,
+            rule: Rule::Each,
             requests: vec![request],
         };
         let mut pushes = Vec::new();
@@ -489,12 +497,16 @@ fn fences_grow_after_the_server_forgot_everything() {
                 holder,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
+                turn: Default::default(),
+                data: None,
                 mark: None,
                 verb,
             };
             let batch = Batch {
                 highest: GrantNumber(0),
                 not_after: u64::MAX,
+                poll_gap_ms: 0,
+                rule: Rule::Each,
                 requests: vec![request],
             };
             ledger.apply(us, &batch, &mut Vec::new()).replies.remove(0)

@@ -32,6 +32,7 @@ impl Bench {
             request_timeout: TIMEOUT,
             server: "here".into(),
             remote: true,
+            poll_gap: Duration::ZERO,
             seed: 7,
         });
         Bench {
@@ -73,14 +74,22 @@ impl Bench {
     }
 
     fn ask(&mut self, key: &str, claim: u64, lease_ms: u64, class: Class) {
+        self.ask_about(Name::lock(Key::from(key)), claim, lease_ms, class);
+    }
+
+    fn ask_about_job(&mut self, claim: u64, class: Class) {
+        self.ask_about(Name::job(Key::from(format!("job {claim}"))), claim, 30_000, class);
+    }
+
+    fn ask_about(&mut self, name: Name, claim: u64, lease_ms: u64, class: Class) {
         let (node, nonce) = (NodeId::numbered(1), 0);
-        self.session.queue(Outgoing {
+        self.session.queue(&Outgoing {
             tag: Tag {
                 claim: ClaimNumber(claim),
                 seq: 1,
             },
             request: Request {
-                name: Name::lock(Key::from(key)),
+                name,
                 holder: Holder {
                     node,
                     claim: ClaimNumber(claim),
@@ -91,6 +100,8 @@ impl Bench {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
+                turn: Default::default(),
+                data: None,
                 mark: None,
                 verb: Verb::Renew,
             },
@@ -195,6 +206,93 @@ fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
     let next = bench.sent();
     assert_eq!(next.len(), 1);
     assert_eq!(claims(&next[0].2), [31, 32, 30]);
+}
+
+#[test]
+fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
+    let (mut bench, connection) = Bench::proven();
+    // Left together: in which order is the session's affair.
+    bench.ask("hot", 2, 10_000, Class::Claim);
+    bench.ask("hot", 1, 10_000, Class::Leave);
+    bench.step();
+    let sent = bench.sent();
+    let order: Vec<_> = sent.iter().map(|(on, _, batch)| (*on, claims(batch))).collect();
+    assert_eq!(order, [(connection, vec![1]), (connection, vec![2])]);
+    // The leave is under way: the claim of the next caller goes behind it, and waits for no answer.
+    bench.ask("cold", 3, 10_000, Class::Leave);
+    bench.step();
+    let left = bench.sent();
+    bench.ask("cold", 4, 10_000, Class::Claim);
+    bench.step();
+    let claimed = bench.sent();
+    assert_eq!((claims(&left[0].2), left[0].0), (vec![3], connection));
+    assert_eq!((claims(&claimed[0].2), claimed[0].0), (vec![4], connection));
+    // The connection breaks under both: both are told, and neither is sent again by itself.
+    let (batch, reply) = (left[0].1, Err(interrupted()));
+    bench.tell(SessionInput::Replied { batch, reply });
+    let mut failed = bench.failed();
+    failed.sort_unstable_by_key(|(claim, _)| *claim);
+    assert_eq!(
+        failed,
+        (1..=4)
+            .map(|claim| (claim, Unanswered::Bystander))
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
+    const GATHERS: Duration = ms(20);
+    let (mut bench, _) = Bench::proven();
+    bench.pass(ms(500));
+    let sent = |bench: &mut Bench| -> Vec<_> {
+        let sent = bench.sent().into_iter();
+        sent.map(|(_, id, batch)| (id, claims(&batch))).collect()
+    };
+    // The first waits for nothing.
+    bench.ask_about_job(1, Class::Claim);
+    bench.step();
+    let first = sent(&mut bench);
+    assert_eq!(first[0].1, [1]);
+    // Nor does what is about locks, or what a run asks about itself once the answer is there; what gathers goes with it.
+    bench.ask_about_job(2, Class::Claim);
+    bench.ask_about_job(3, Class::Question);
+    bench.ask("a lock", 4, 10_000, Class::Claim);
+    bench.step();
+    assert_eq!(
+        sent(&mut bench).iter().map(|sent| &sent.1).collect::<Vec<_>>(),
+        [&[4]]
+    );
+    bench.answer(first[0].0, 1);
+    let second = sent(&mut bench);
+    assert_eq!(second[0].1, [3, 2]);
+    let began = bench.now;
+    bench.answer(second[0].0, 2);
+    // A server that answers at once does not have each claim sent alone.
+    bench.pass(ms(1));
+    for (claim, class) in [(5, Class::Claim), (6, Class::Leave), (7, Class::WaiterRenewal)] {
+        bench.ask_about_job(claim, class);
+    }
+    bench.pass(ms(18));
+    assert_eq!(sent(&mut bench), []);
+    assert_eq!(
+        bench.session.next_due(),
+        Some(began + GATHERS),
+        "it wakes by itself"
+    );
+    bench.pass(ms(1));
+    let third = sent(&mut bench);
+    assert_eq!(third[0].1, [6, 7, 5]);
+    // An owner's renewal waits for nothing, and what fills a batch neither.
+    bench.ask_about_job(8, Class::OwnerRenewal);
+    bench.step();
+    let fourth = sent(&mut bench);
+    assert_eq!(fourth[0].1, [8]);
+    bench.answer(third[0].0, 3);
+    bench.answer(fourth[0].0, 1);
+    (100..228).for_each(|claim| bench.ask_about_job(claim, Class::Claim));
+    bench.step();
+    assert_eq!(sent(&mut bench)[0].1.len(), 128);
 }
 
 #[test]

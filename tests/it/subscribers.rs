@@ -106,6 +106,7 @@ async fn tells_a_loss(ill: Ill) {
     let (locks, mut heard) = locks(ill, Set::Everywhere, &store);
     let guard = held(&locks, "a".into()).await;
     soon(heard.wait_for(|count| *count > 0)).await.unwrap();
+    // Past the first renewal, which would not have come if the background was held up.
     tokio::time::sleep(LEASE / 2).await;
     store.with_ledger(|ledger, _| ledger.forget());
     let lost = tokio::time::timeout(ms(20_000), guard.lost()).await;
@@ -117,6 +118,7 @@ async fn gives_what_was_dropped(ill: Ill) {
     let (locks, mut heard) = locks(ill, Set::Everywhere, &MemoryStore::new());
     let guard = held(&locks, "a".into()).await;
     soon(heard.wait_for(|count| *count > 0)).await.unwrap();
+    // Past the first renewal, which would not have come if the background was held up.
     tokio::time::sleep(LEASE / 2).await;
     drop(guard);
     let again = tokio::time::timeout(ms(20_000), locks.mutex("a").lock()).await;

@@ -115,3 +115,68 @@ async fn a_grant_that_is_not_fetched_goes_to_the_next_in_line() {
     soon(guard.release()).await.unwrap();
     soon(locks.idle()).await;
 }
+
+/// Callers of two nodes come in turn, five each: in which order they are granted.
+async fn order_of_grants(make: impl Fn(&Locks) -> tenure::Mutex) -> Vec<usize> {
+    let store = MemoryStore::new();
+    // A burst does not end for time, however slow the machine.
+    let node = || {
+        Locks::builder()
+            .burst(256, ms(60_000))
+            .memory_shared(&store)
+            .unwrap()
+    };
+    let nodes = [node(), node()];
+    let first = soon(nodes[0].mutex("k").lock()).await.unwrap();
+    let mut waiting = Vec::new();
+    for caller in 0..10 {
+        let mut lock = Box::pin(make(&nodes[caller % 2]).lock());
+        assert!(poll_once(&mut lock).await.is_none());
+        waiting.push((caller, lock));
+    }
+    drop(first);
+    let in_order = async {
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            let mut granted = None;
+            for (at, (_, lock)) in waiting.iter_mut().enumerate() {
+                granted = granted.or(poll_once(lock).await.map(|guard| (at, guard.unwrap())));
+            }
+            if let Some((at, guard)) = granted {
+                order.push(waiting.remove(at).0);
+                drop(guard);
+            }
+            tokio::task::yield_now().await;
+        }
+        order
+    };
+    soon(in_order).await
+}
+
+/// First come, first served, whosever process it is; by default the lease stays in its process for a burst.
+#[tokio::test]
+async fn fair_callers_of_two_nodes_are_served_in_the_order_in_which_they_came() {
+    let fair = order_of_grants(|locks| locks.mutex("k").fair()).await;
+    assert_eq!(fair, Vec::from_iter(0..10));
+    let shared = order_of_grants(|locks| locks.mutex("k")).await;
+    assert_eq!(shared, [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]);
+}
+
+/// A fair lease is renewed as any other, and its place is given up with its future.
+#[tokio::test]
+async fn a_fair_lease_is_renewed_and_a_fair_waiter_may_leave() {
+    let locks = Locks::builder().lease(ms(3_000)).memory().unwrap();
+    let fair = || locks.mutex("k").fair();
+    let guard = soon(fair().lock()).await.unwrap();
+    assert!(soon(fair().try_lock()).await.unwrap().is_none());
+    let mut leaver = Box::pin(fair().lock());
+    assert!(poll_once(&mut leaver).await.is_none());
+    let mut next = Box::pin(fair().lock());
+    assert!(poll_once(&mut next).await.is_none());
+    drop(leaver);
+    tokio::time::sleep(ms(4_500)).await;
+    assert!(guard.is_held(), "renewed beyond its first lease");
+    soon(guard.release()).await.unwrap();
+    drop(soon(next).await.unwrap());
+    soon(locks.idle()).await;
+}

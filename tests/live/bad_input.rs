@@ -369,6 +369,124 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     assert_eq!(eyes.left_behind().len(), 2);
 }
 
+/// What somebody else keeps under the name of a record is refused to whoever reads, writes or wants it with others, in clear
+/// words, and is not touched: it gets no members, no end, and the other keys stay free.
+#[tokio::test]
+async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    for (make, dump) in [
+        ("RPUSH lock:theirs 1 2 3", "LRANGE lock:theirs 0 -1"),
+        ("ZADD lock:theirs 1 one 2 two", "ZRANGE lock:theirs 0 -1"),
+        // As if it were one of ours, but for what stands first.
+        ("ZADD lock:theirs 0 hearts 99 n1:1:1:", "ZRANGE lock:theirs 0 -1"),
+        ("HSET lock:theirs field value", "HVALS lock:theirs"),
+    ] {
+        let _: () = eyes.text(make);
+        let theirs: Vec<String> = eyes.text(dump);
+        let (lock, multi) = (locks.rw_lock("theirs"), locks.multi(["mine", "theirs", "yours"]));
+        for (what, error) in [
+            ("read", soon(lock.read()).await.map(drop)),
+            ("try to read", soon(lock.try_read()).await.map(drop)),
+            ("read in time", soon(lock.read_timeout(PATIENCE)).await.map(drop)),
+            ("write", soon(lock.write()).await.map(drop)),
+            ("try to write", soon(lock.try_write()).await.map(drop)),
+            ("several", soon(multi.lock()).await.map(drop)),
+            ("try several", soon(multi.try_lock()).await.map(drop)),
+            (
+                "several in time",
+                soon(multi.lock_timeout(PATIENCE)).await.map(drop),
+            ),
+        ] {
+            let error = error.expect_err(what);
+            match &error {
+                Error::Store { source, .. } => {
+                    let kind = StoreErrorKind::Refused(StoreRefusal::WrongType);
+                    assert_eq!(source.kind(), &kind, "{make}, {what}");
+                }
+                other => panic!("{make}, {what}: {other:?}"),
+            }
+            tells(&error, &["`theirs`", "not a lock", "another key or prefix"]);
+        }
+        soon(locks.idle()).await;
+        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!(eyes.text::<Vec<String>>(dump), theirs);
+        assert_eq!(eyes.text::<i64>("PTTL lock:theirs"), -1, "{make}: it got an end");
+        assert_eq!(eyes.left_behind(), ["lock:theirs"]);
+        let _: i64 = eyes.text("DEL lock:theirs");
+    }
+}
+
+/// The same where the queue of a record should be. What a later version may write there is passed over, and stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(10_000)).await,
+        locks(&server.url(), ms(10_000)).await,
+    );
+    // How it is called.
+    let guard = held(&one, "a").await;
+    let waits = tokio::spawn(other.mutex("a").lock());
+    until("it waits", || eyes.queue("a") == 1).await;
+    let queue: Vec<Vec<u8>> = eyes.text("KEYS tenure1:q:*");
+    let queue = queue.into_iter().next().unwrap();
+    guard.release().await.unwrap();
+    soon(waits).await.unwrap().unwrap().release().await.unwrap();
+    eyes.until_empty().await;
+
+    let (lock, multi) = (one.rw_lock("a"), one.multi(["a", "b"]));
+    let _: i64 = eyes.ask(&[b"RPUSH", &queue, b"theirs"]);
+    for (what, error) in [
+        ("read", soon(lock.read()).await.map(drop)),
+        ("try to read", soon(lock.try_read()).await.map(drop)),
+        ("write", soon(lock.write()).await.map(drop)),
+        ("several", soon(multi.lock()).await.map(drop)),
+        ("try several", soon(multi.try_lock()).await.map(drop)),
+    ] {
+        let error = error.expect_err(what);
+        let is_told = matches!(&error, Error::Store { source, .. }
+            if *source.kind() == StoreErrorKind::Refused(StoreRefusal::WrongType));
+        assert!(is_told, "{what}: {error:?}");
+        tells(&error, &["`a`"]);
+    }
+    soon(one.idle()).await;
+    assert_eq!(eyes.left_behind().len(), 1, "{:?}", eyes.left_behind());
+    assert_eq!(
+        eyes.ask::<Vec<String>>(&[b"LRANGE", &queue, b"0", b"-1"]),
+        ["theirs"]
+    );
+    let _: i64 = eyes.ask(&[b"DEL", &queue]);
+
+    let far = b"99999999999999";
+    let later = [&b"aof-a-later-version"[..], b"bof-a-later-version"];
+    let _: i64 = eyes.ask(&[b"ZADD", &queue, b"1", later[0], far, later[1]]);
+    for round in 0..3 {
+        let reader = soon(lock.read()).await.unwrap();
+        let beside = soon(other.rw_lock("a").read()).await.unwrap();
+        // Handed over past it, to a writer and to several.
+        let waits = tokio::spawn(other.rw_lock("a").write());
+        until("it waits", || eyes.queue("a") == 2).await;
+        reader.release().await.unwrap();
+        beside.release().await.unwrap();
+        let writer = soon(waits).await.unwrap().unwrap();
+        let both = multi.clone();
+        let waits = tokio::spawn(async move { both.lock().await });
+        until("they wait", || one.waiting() == 1).await;
+        let reader = soon(writer.downgrade()).await.unwrap();
+        reader.release().await.unwrap();
+        soon(waits).await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(eyes.ask::<usize>(&[b"ZCARD", &queue]), 2, "in round {round}");
+    }
+    for node in [&one, &other] {
+        soon(node.idle()).await;
+        assert_eq!((node.keys(), node.waiting()), (0, 0));
+    }
+    assert_eq!(eyes.left_behind().len(), 1, "{:?}", eyes.left_behind());
+}
+
 /// Redis 6.2 grants locks without the replicas that it was told to want, Redis 7 refuses them.
 #[tokio::test]
 async fn replicas_that_bound_no_script_are_warned_of() {

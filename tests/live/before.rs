@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use redis::Value;
-use tenure::protocol::message::{GrantNumber, Holder, NodeId, Reply, Verb};
+use tenure::protocol::message::{GrantNumber, Holder, Mode, NodeId, Reply, Request, Verb};
 use tenure::store::Link;
 use tenure::store::redis::RedisStore;
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, connect, holder, store, tick};
+use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
 
 const LOCKS: &str = include_str!("before/locks.lua");
 const JOBS: &str = include_str!("before/jobs.lua");
@@ -102,6 +102,16 @@ impl Both {
         ask(&self.link, b"a", of, verb).await
     }
 
+    /// What a reader of this version is answered.
+    async fn read(&self, verb: Verb, of: Holder) -> Reply {
+        let request = Request {
+            mode: Mode::Read,
+            ..request(b"a", of, verb)
+        };
+        let answer = self.link.apply(batch(vec![request])).await.unwrap();
+        answer.replies.into_iter().next().unwrap()
+    }
+
     async fn new_tick(&self, verb: Verb, of: Holder, mark: u64) -> Reply {
         let batch = batch(vec![tick(b"a", of, mark, verb)]);
         self.link.apply(batch).await.unwrap().replies.remove(0)
@@ -193,6 +203,66 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     drop(both.server);
 }
 
+/// A node of the version before, which knows no readers, is told that the record is no lock, and changes nothing.
+#[tokio::test]
+async fn readers_are_left_alone_by_the_version_before() {
+    let mut both = Both::start().await;
+    let mut inbox = both.inbox(3).await;
+    let Reply::Granted(number) = both.read(CLAIM, holder(1, 1)).await else {
+        panic!("nobody has it")
+    };
+    for waits in [false, true] {
+        if waits {
+            let writer = both.asked(WAIT, holder(3, 1)).await;
+            assert!(matches!(writer, Reply::Queued(Some(_))), "{writer:?}");
+        }
+        for (verb, of) in [
+            ("w", holder(2, 1)),
+            ("c", holder(2, 2)),
+            ("r", holder(1, 1)),
+            ("l", holder(1, 1)),
+            ("l", holder(2, 3)),
+        ] {
+            let answer = both.old(verb, of);
+            assert_eq!(letter(&answer), 'E', "{verb} of {of}: {answer:?}");
+        }
+        assert_eq!(both.read(Verb::Renew, holder(1, 1)).await, Reply::Granted(number));
+    }
+    assert_eq!(both.members(), 2, "the writer stands where it stood");
+    assert_eq!(both.read(Verb::Leave, holder(1, 1)).await, Reply::Done);
+    assert_eq!(inbox.grant().await.holder, holder(3, 1));
+    assert_eq!(letter(&both.old("c", holder(2, 1))), 'B');
+}
+
+/// It hands over to a reader as it does to a writer. The reader lets others in with its next renewal.
+#[tokio::test]
+async fn the_version_before_hands_over_to_a_reader() {
+    let mut both = Both::start().await;
+    let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
+    number(&both.old("w", holder(1, 1)));
+    for node in [2, 3] {
+        let queued = both.read(WAIT, holder(node, 1)).await;
+        assert!(matches!(queued, Reply::Queued(Some(_))), "{queued:?}");
+    }
+    assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
+    let first = inboxes[0].grant().await;
+    assert_eq!(first.holder, holder(2, 1));
+    assert_eq!(letter(&both.old("c", holder(4, 1))), 'B');
+    assert_eq!(
+        both.read(Verb::Renew, holder(2, 1)).await,
+        Reply::Granted(first.number)
+    );
+    let second = inboxes[1].grant().await;
+    assert_eq!(second.holder, holder(3, 1));
+    assert!(second.number > first.number);
+    for (of, number) in [(holder(2, 1), first.number), (holder(3, 1), second.number)] {
+        assert_eq!(both.read(Verb::Renew, of).await, Reply::Granted(number));
+        assert_eq!(both.read(Verb::Leave, of).await, Reply::Done);
+    }
+    let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut both.client).unwrap();
+    assert_eq!(left, ["tenure1:clock"]);
+}
+
 #[tokio::test]
 async fn the_dead_of_one_version_are_dead_for_the_other() {
     for old_leaves in [false, true] {
@@ -276,4 +346,51 @@ async fn a_tick_goes_to_and_fro_between_two_versions() {
         both.new_tick(Verb::Claim { wait: true }, holder(1, 3), 1).await,
         Reply::Over
     );
+}
+
+/// A node of this version leaves a key free for who polls, and the version before goes by its own rules.
+#[tokio::test]
+async fn the_version_before_walks_over_what_leaves_a_lock_free() {
+    const GAP_MS: u64 = 20_000;
+    let mut both = Both::start().await;
+    let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
+    let with_gap = async |link: &Arc<dyn Link>, verb, of| {
+        let mut batch = batch(vec![request(b"a", of, verb)]);
+        batch.poll_gap_ms = GAP_MS;
+        link.apply(batch).await.unwrap().replies.remove(0)
+    };
+    number(&both.old("w", holder(1, 1)));
+    assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+    assert!(matches!(
+        with_gap(&both.link, WAIT, holder(3, 1)).await,
+        Reply::QueuedBehindForeign(Some(_))
+    ));
+    // Handed on for the first time, and then not for long.
+    assert_eq!(with_gap(&both.link, Verb::Leave, holder(1, 1)).await, Reply::Done);
+    assert_eq!(inboxes[0].grant().await.holder, holder(2, 1));
+    let mut older = redis::cmd("ZINCRBY");
+    let older = older.arg(&both.queue).arg(-10 * GAP_MS.cast_signed()).arg("c");
+    let _: f64 = older.query(&mut both.client).unwrap();
+    assert_eq!(with_gap(&both.link, Verb::Leave, holder(2, 1)).await, Reply::Done);
+    let record: Option<String> = redis::cmd("GET").arg("lock:a").query(&mut both.client).unwrap();
+    assert_eq!(record, None);
+    assert_eq!(
+        with_gap(&both.link, Verb::Claim { wait: false }, holder(4, 1)).await,
+        Reply::Busy(None)
+    );
+    // It knows no gap: a free key goes to who is first, in order.
+    assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
+    assert_eq!(inboxes[1].grant().await.holder, holder(3, 1));
+    assert_eq!(both.old("l", holder(3, 1)), Value::Int(0));
+    assert_eq!(inboxes[0].grant().await.holder, holder(2, 2));
+    assert_eq!(both.old("l", holder(2, 2)), Value::Int(0));
+    number(&both.old("w", holder(1, 2)));
+    assert_eq!(both.old("l", holder(1, 2)), Value::Int(0));
+    // Only the mark is left, for 600 gaps at most, and whoever of this version finds nobody waiting takes it away.
+    assert_eq!(both.members(), 1);
+    assert!(matches!(
+        with_gap(&both.link, WAIT, holder(3, 2)).await,
+        Reply::Granted(_)
+    ));
+    assert_eq!(both.members(), 0);
 }

@@ -73,6 +73,68 @@ async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
     nothing_left(&mut eyes, [&one, &other]).await;
 }
 
+/// The same for readers, writers that become readers, and several keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(60_000)).await,
+        locks(&server.url(), ms(60_000)).await,
+    );
+    for times in 0..=9 {
+        // Free; written or read by another node, or here.
+        for (held_by, reads) in [
+            (None, false),
+            (Some(&other), false),
+            (Some(&other), true),
+            (Some(&one), false),
+            (Some(&one), true),
+        ] {
+            let (lock, multi) = (one.rw_lock("b"), one.multi(["a", "b", "c"]));
+            let blocker = match held_by {
+                Some(node) if reads => Some(soon(node.rw_lock("b").read()).await.unwrap()),
+                Some(node) => Some(held(node, "b").await),
+                None => None,
+            };
+            drop(polled(lock.read(), times).await);
+            drop(polled(multi.lock(), times).await);
+            drop(polled(lock.write(), times).await);
+            drop(polled(lock.try_read(), times).await);
+            drop(polled(multi.try_lock(), times).await);
+            drop(polled(lock.read_timeout(ms(5000)), times).await);
+            drop(polled(multi.lock_timeout(ms(5000)), times).await);
+            drop(polled(lock.clone().fixed(ms(60_000)).read(), times).await);
+            drop(polled(multi.clone().fixed(ms(60_000)).lock(), times).await);
+            drop(polled(multi.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
+            if let Some(guard) = blocker {
+                assert!(guard.is_held());
+                drop(polled(guard.release(), times).await);
+            }
+            nothing_left(&mut eyes, [&one, &other]).await;
+            let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
+            drop(polled(guard.release(), times).await);
+        }
+        // Whoever waits for what it is given up by gets it.
+        for reads in [false, true] {
+            let guard = held(&one, "b").await;
+            let lock = other.rw_lock("b");
+            let waits = tokio::spawn(async move {
+                if reads {
+                    lock.read().await
+                } else {
+                    lock.write().await
+                }
+            });
+            until("it waits", || eyes.queue("b") == 1).await;
+            drop(polled(guard.downgrade(), times).await);
+            let next = soon(waits).await.unwrap().unwrap();
+            next.release().await.unwrap();
+            nothing_left(&mut eyes, [&one, &other]).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_are_aborted_or_panic_leave_nothing() {
     let server = RedisServer::start();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tenure::{Error, Locks};
 
 use crate::help::{locks, ms, now, soon};
+use crate::multi;
 
 /// Not a test but the door for [`Other`](crate::help::Other).
 #[test]
@@ -22,12 +23,34 @@ fn plays_a_role() {
         if role == "cannot connect" {
             return cannot_connect(&url).await;
         }
+        if role == "counts" {
+            let (prefix, seconds) = (var("TENURE_PREFIX"), var("TENURE_SECONDS").parse().unwrap());
+            return counts(&url, &key, lease, &prefix, Duration::from_secs_f64(seconds)).await;
+        }
         let locks = locks(&url, lease).await;
         match role.as_str() {
             "watches its guard" => watches_its_guard(locks, &key).await,
             "works step by step" => works_step_by_step(locks, &key, lease).await,
             "holds" => holds(locks, &key).await,
+            "holds permits" => {
+                let guard = soon(locks.semaphore(&*key, 3).acquire_many(2)).await.unwrap();
+                println!("@holds {}", guard.fence());
+                nod().await;
+            }
             "waits" => waits(locks, &key).await,
+            "transfers" => {
+                println!("@ready");
+                multi::transfers((key == "with locks").then_some(locks), &url, true).await;
+            }
+            "transfers once" => {
+                let locks = (key == "with locks").then_some(locks);
+                let pause = async {
+                    println!("@read");
+                    nod().await;
+                };
+                println!("@wrote {}", multi::one_transfer(locks, &url, pause).await);
+                nod().await;
+            }
             other => panic!("no such role: {other}"),
         }
     });
@@ -95,6 +118,45 @@ async fn holds(locks: Locks, key: &str) {
     guard.release().await.unwrap();
     println!("@released");
     nod().await;
+}
+
+/// Adds one to `counted`, in two steps under the lock, in two tasks and for so long. Says how often.
+async fn counts(url: &str, key: &str, lease: Duration, prefix: &str, span: Duration) {
+    let builder = Locks::builder().prefix(prefix).lease(lease);
+    let locks = builder.request_timeout(ms(10_000)).redis(url).await.unwrap();
+    let client = redis::Client::open(url).unwrap();
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&patient);
+    let connection = connection.await.unwrap();
+    println!("@ready");
+    nod().await;
+    let end = now() + span;
+    let tasks = [(); 2].map(|()| {
+        let (mutex, mut connection) = (locks.mutex(key), connection.clone());
+        tokio::spawn(async move {
+            let mut added = 0;
+            while now() < end {
+                let guard = soon(mutex.lock()).await.unwrap();
+                let get = redis::cmd("GET").arg("counted").to_owned();
+                let counted: Option<u64> = get.query_async(&mut connection).await.unwrap();
+                tokio::time::sleep(ms(1)).await;
+                let mut set = redis::cmd("SET");
+                set.arg("counted").arg(counted.unwrap_or(0) + 1);
+                set.exec_async(&mut connection).await.unwrap();
+                // Says so if the record is not ours any more.
+                guard.release().await.unwrap();
+                added += 1;
+                // Else nobody who only looks now and then would find it free.
+                tokio::time::sleep(ms(10)).await;
+            }
+            added
+        })
+    });
+    let mut added = 0_u64;
+    for task in tasks {
+        added += task.await.unwrap();
+    }
+    println!("@counted {added}");
 }
 
 async fn waits(locks: Locks, key: &str) {

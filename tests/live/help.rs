@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,6 +155,26 @@ impl Eyes {
         assert!(empty, "left behind: {left:?}");
     }
 
+    /// The server's time on a processor.
+    pub fn cpu(&mut self) -> Duration {
+        let info: String = self.text("INFO cpu");
+        let seconds = |name: &str| -> f64 {
+            let line = info.lines().find_map(|line| line.strip_prefix(name));
+            line.expect("it is told").trim().parse().unwrap()
+        };
+        Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
+    }
+
+    /// The server's time in scripts, in µs.
+    pub fn in_scripts(&mut self) -> u64 {
+        let stats: String = self.text("INFO commandstats");
+        let mut lines = stats.lines();
+        let of_scripts = lines.find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+        let mut fields = of_scripts.into_iter().flat_map(|line| line.split(','));
+        let usec = fields.find_map(|field| field.strip_prefix("usec="));
+        usec.map_or(0, |usec| usec.parse().unwrap())
+    }
+
     /// How often each command was called, those inside scripts included.
     pub fn calls(&mut self) -> BTreeMap<String, u64> {
         let stats: String = self.text("INFO commandstats");
@@ -164,6 +185,36 @@ impl Eyes {
         };
         stats.lines().filter_map(line).collect()
     }
+}
+
+/// What is measured: it is told how often it was called.
+pub trait Cycle {
+    fn run(&self, n: u64) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+}
+
+impl<F: AsyncFn(u64)> Cycle for F {
+    fn run(&self, n: u64) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self(n))
+    }
+}
+
+/// The server's time in scripts for each of these cycles, in µs: the least of many short rounds that take turns. What others do
+/// on the machine only adds to it.
+pub async fn server_time<const N: usize>(eyes: &mut Eyes, cycles: [&dyn Cycle; N]) -> [f64; N] {
+    const ROUNDS: u64 = 60;
+    const CYCLES: u64 = 10;
+    let mut least = [f64::MAX; N];
+    for round in 0..ROUNDS {
+        for (cycle, least) in cycles.iter().zip(&mut least) {
+            let before = eyes.in_scripts();
+            for n in 0..CYCLES {
+                cycle.run(round * CYCLES + n).await;
+            }
+            let took = eyes.in_scripts() - before;
+            *least = least.min(took as f64 / CYCLES as f64);
+        }
+    }
+    least
 }
 
 /// This test binary again, as a process of its own that plays a role of `child.rs`. Killed when dropped.

@@ -16,25 +16,39 @@ mod support;
 mod bad_input;
 mod before;
 mod cancellation;
+#[cfg(feature = "scheduler")]
+mod checkpoints;
 mod child;
 mod clocks;
 mod contest;
 mod differential;
+#[cfg(feature = "scheduler")]
+mod engine;
 mod events;
 mod help;
 mod idle;
 mod interop;
 mod leases;
 mod loss;
+mod many_keys;
+#[cfg(feature = "scheduler")]
+mod many_ticks;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod multi;
 mod outages;
 mod pools;
 mod quiet;
 mod reconnect;
+#[cfg(feature = "axum")]
+mod requests;
 mod retries;
+#[cfg(feature = "scheduler")]
+mod run_all;
 mod runtimes;
+mod rw_locks;
 mod scenarios;
+mod semaphores;
 mod server;
 #[cfg(feature = "scheduler")]
 mod shutdown;
@@ -48,3 +62,5 @@ mod tls;
 mod tools;
 mod torture;
 mod waiters;
+#[cfg(feature = "scheduler")]
+mod went_back;

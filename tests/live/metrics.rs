@@ -23,6 +23,8 @@ async fn errors_are_counted_by_what_they_disturb() {
     let released = held(&one, "metered release").await;
     let waiter = tokio::spawn(other.mutex("metered renewal").lock());
     until("it waits", || eyes.queue("metered renewal") == 1).await;
+    // And knows it: answers come in order.
+    soon(other.ping()).await.unwrap();
     let of_key = |what: &str| Watch::of(format!("key=metered {what} "));
     let (renewal, drop_watch, release) = (of_key("renewal"), of_key("drop"), of_key("release"));
     let (refused, node) = (of_key("refusal"), Watch::of(one.node().to_string()));

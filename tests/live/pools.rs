@@ -45,24 +45,18 @@ async fn a_pool_from_a_url_costs_no_second_trip() {
         Locks::pool(pool, client).await.unwrap(),
         Locks::redis(&url).await.unwrap(),
     ];
-    let mut counts = [const { Vec::new() }; 2];
-    for round in 0..16 {
-        // In turns, so that a moment in which the machine is busy is a moment of both.
+    // Each at its best, in turns: a moment in which the machine is busy says nothing. With the algorithm on, the best
+    // is half of the other's.
+    let mut best = [0; 2];
+    for round in 0..64 {
         for at in [round % 2, 1 - round % 2] {
-            counts[at].push(cycles(&nodes[at]).await);
+            best[at] = cycles(&nodes[at]).await.max(best[at]);
+        }
+        if round >= 8 && best[0] * 5 >= best[1] * 4 {
+            return;
         }
     }
-    // The first of each warmed up.
-    let [by_pool, by_url] = counts.map(|mut counts| {
-        counts.remove(0);
-        counts.sort_unstable();
-        counts[counts.len() / 2] as f64
-    });
-    assert!(
-        by_pool >= 0.8 * by_url,
-        "{by_pool} cycles by a pool and {by_url} by a URL: {:.2}",
-        by_pool / by_url
-    );
+    panic!("{} cycles by a pool and {} by a URL", best[0], best[1]);
 }
 
 /// Nothing is checked out of it, and what the pool's users see is where the locks are.

@@ -360,3 +360,25 @@ async fn who_shares_a_batch_with_a_sleeper_is_served_by_the_deadline() {
     soon(locks.idle()).await;
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
+
+/// Code without any runtime locks, waits behind another process's lock and gives back.
+#[test]
+fn a_thread_without_a_runtime_locks_and_waits() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let runtime = one_thread();
+    let [one, other] = [(); 2].map(|()| runtime.block_on(locks(&server.url(), ms(10_000))));
+    let guard = one.mutex("k").blocking_lock().unwrap();
+    assert!(other.mutex("k").blocking_try_lock().unwrap().is_none());
+    let fence = guard.fence();
+    let waits = thread::spawn(move || {
+        let guard = other.mutex("k").blocking_lock().unwrap();
+        let fence = guard.fence();
+        guard.blocking_release().unwrap();
+        fence
+    });
+    until("it waits in the queue", || eyes.queue("k") == 1);
+    guard.blocking_release().unwrap();
+    assert!(waits.join().unwrap() > fence);
+    until("nothing is left", || eyes.left_behind().is_empty());
+}

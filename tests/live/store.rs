@@ -1,10 +1,13 @@
 //! The Redis store alone: what a server may do to it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{Executed, GrantNumber, NodeId, Reply, Verb};
-use tenure::store::Store;
+use tenure::protocol::message::{
+    Checkpoint, Executed, GrantNumber, NodeId, Question, Reply, Request, TickTime, Verb,
+};
+use tenure::store::{Link, Store};
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
@@ -160,6 +163,91 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", holder(1, 2), Verb::Yield { to: holder(1, 9) }).await);
 }
 
+/// Somebody edited what is known of a job. No number of it is one that a node cannot read.
+#[tokio::test]
+async fn broken_numbers_of_a_job_spoil_no_batch() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    let open = Verb::Ask(Question::Open {
+        within_ms: 1_000,
+        fingerprint: 0,
+        over: None,
+    });
+    let numbers = [
+        ("attempt", "9007199254740992"),
+        ("attempt", "4294967295"),
+        ("attempt", "1.5"),
+        ("well", "-1"),
+        ("well", "1e300"),
+        ("well", "nan"),
+        ("well", "often"),
+    ];
+    for (n, (field, number)) in numbers.into_iter().enumerate() {
+        let (of, n) = (holder(1, 2 * n as u64 + 1), n as u64 + 1);
+        let won = |reply: &Reply| matches!(reply, Reply::Won(..));
+        let first = batch(vec![tick(b"a", of, n, CLAIM)]);
+        let first = link.apply(first).await.unwrap().replies;
+        assert!(won(&first[0]), "{first:?}");
+        let memory: Vec<Vec<u8>> = command("KEYS *").query(&mut server.client()).unwrap();
+        let memory = memory
+            .iter()
+            .find(|key| key.ends_with(b"a") && is_hash(&server, key))
+            .unwrap();
+        let mut edit = redis::Cmd::new();
+        edit.arg("HSET").arg(memory).arg(field).arg(number);
+        let () = edit.query(&mut server.client()).unwrap();
+        let both = batch(vec![
+            tick(b"a", of, n, Verb::Renew),
+            tick(b"b", holder(2, n), n, CLAIM),
+        ]);
+        let both = link.apply(both).await.unwrap().replies;
+        assert!(won(&both[0]) && won(&both[1]), "{field} {number}: {both:?}");
+        let both = batch(vec![tick(b"a", of, n, open), tick(b"b", of, n, open)]);
+        let both = link.apply(both).await.unwrap().replies;
+        let told = |reply: &Reply| matches!(reply, Reply::Report(_));
+        assert!(told(&both[0]) && told(&both[1]), "{field} {number}: {both:?}");
+        for key in [b"a", b"b"] {
+            let of = if key == b"a" { of } else { holder(2, n) };
+            link.apply(batch(vec![tick(key, of, n, Verb::Finish { well: false })]))
+                .await
+                .unwrap();
+        }
+    }
+}
+
+fn is_hash(server: &RedisServer, key: &[u8]) -> bool {
+    let kind: String = redis::cmd("TYPE").arg(key).query(&mut server.client()).unwrap();
+    kind == "hash"
+}
+
+/// A run leaves the job also where what it kept cannot be removed.
+#[tokio::test]
+async fn who_may_not_forget_a_checkpoint_still_ends_its_tick() {
+    let server = RedisServer::start();
+    let rule = format!("ACL SETUSER app on >secret {} -hdel", acl());
+    let () = command(&rule).query(&mut server.client()).unwrap();
+    let link = connect(&store(&store_url(&server, ""))).await.unwrap();
+    let of = holder(1, 1);
+    let save = Request {
+        data: Some(Checkpoint(b"half of it".as_slice().into())),
+        ..tick(b"a", of, 1, Verb::Ask(Question::Save { of, seq: 1 }))
+    };
+    for (asked, reply) in [
+        (tick(b"a", of, 1, CLAIM), "Won"),
+        (save, "Report"),
+        (tick(b"a", of, 1, Verb::Finish { well: true }), "Done"),
+        (tick(b"a", of, 1, CLAIM), "Over"),
+        (tick(b"a", of, 1, Verb::Leave), "NotThere"),
+        (tick(b"a", holder(1, 2), 2, CLAIM), "Won"),
+    ] {
+        let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
+        assert!(
+            format!("{:?}", replies[0]).starts_with(reply),
+            "{reply}: {replies:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn who_may_not_publish_still_hands_over() {
     let server = RedisServer::start();
@@ -204,6 +292,57 @@ fn command(text: &str) -> redis::Cmd {
     cmd
 }
 
+fn store_url(server: &RedisServer, protocol: &str) -> String {
+    format!("redis://app:secret@127.0.0.1:{}/{protocol}", server.port())
+}
+
+/// What is asked about a job and kept of its runs, readers, and permits.
+async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
+    let of = holder(1, 7);
+    let save = Request {
+        data: Some(Checkpoint(b"half of it".as_slice().into())),
+        ..tick(b"asked", of, 1, Verb::Ask(Question::Save { of, seq: 1 }))
+    };
+    let open = Question::Open {
+        within_ms: u64::MAX >> 12,
+        fingerprint: 7,
+        over: None,
+    };
+    for asked in [
+        tick(b"asked", of, 1, CLAIM),
+        save,
+        tick(b"asked", of, 1, Verb::Ask(Question::Recall { of })),
+        tick(b"asked", of, 1, Verb::Ask(Question::Verify { of })),
+        tick(b"asked", of, 1, Verb::Ask(open)),
+        tick(b"asked", of, 1, Verb::Ask(Question::Reset)),
+        tick(b"asked", of, 1, Verb::Finish { well: true }),
+    ] {
+        let verb = asked.verb;
+        let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
+        match (&replies[0], verb) {
+            (Reply::Report(report), Verb::Ask(Question::Recall { .. })) => {
+                let saved = report.saved.as_ref().map(|saved| &*saved.0);
+                assert_eq!(saved, Some(&b"half of it"[..]));
+            }
+            (Reply::Report(report), Verb::Ask(Question::Open { .. })) => {
+                assert_eq!(report.open, Some(TickTime(1)));
+            }
+            (Reply::Report(_) | Reply::Won(..) | Reply::Done, _) => {}
+            (other, verb) => panic!("{verb:?}: {other:?}"),
+        }
+    }
+    let locks = tenure::Locks::builder().redis(url).await.unwrap();
+    let (one, two) = (locks.rw_lock("read").read(), locks.rw_lock("read").read());
+    let (one, two) = (one.await.unwrap(), two.await.unwrap());
+    drop((one, two));
+    let permits = locks.semaphore("x", 3).acquire_many(2).await.unwrap();
+    let one = locks.semaphore("x", 3).acquire().await.unwrap();
+    assert_eq!(locks.semaphore("x", 3).available_permits().await.unwrap(), 0);
+    permits.release().await.unwrap();
+    one.release().await.unwrap();
+    locks.shutdown().await;
+}
+
 #[tokio::test]
 async fn the_documented_acl_is_enough() {
     for protocol in ["", "?protocol=resp3"] {
@@ -211,10 +350,7 @@ async fn the_documented_acl_is_enough() {
         let () = command(&format!("ACL SETUSER app on >secret {}", acl()))
             .query(&mut server.client())
             .unwrap();
-        let store = store(&format!(
-            "redis://app:secret@127.0.0.1:{}/{protocol}",
-            server.port()
-        ));
+        let store = store(&store_url(&server, protocol));
         let link = connect(&store).await.unwrap();
         let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
         let number = granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
@@ -251,7 +387,7 @@ async fn the_documented_acl_is_enough() {
             (holder(2, 3), WAIT, "Queued"),
             (holder(1, 3), Verb::Leave, "Done"),
             (holder(2, 3), Verb::Renew, "Won(_, 2)"),
-            (holder(2, 3), Verb::Finish, "Done"),
+            (holder(2, 3), Verb::Finish { well: true }, "Done"),
             (holder(1, 4), CLAIM, "Over"),
         ] {
             let replies = link.apply(batch(vec![tick(b"a", of, 1, verb)])).await;
@@ -268,6 +404,7 @@ async fn the_documented_acl_is_enough() {
             let next = batch(vec![tick(b"a", of, mark, CLAIM)]);
             link.apply(next).await.unwrap();
         }
+        questions_and_permits(&link, &store_url(&server, protocol)).await;
         // Nothing was denied on the way, not even where it would only have degraded.
         let denied: Vec<redis::Value> = command("ACL LOG").query(&mut server.client()).unwrap();
         // But for the library's name.

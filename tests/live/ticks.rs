@@ -12,7 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tenure::scheduler::Misfire;
 use tenure::{Locks, Tick};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
@@ -68,10 +70,16 @@ fn is_a_replica() {
                 (first, _) => sleep(ms(first)).await,
             }
             noted.1 = "end";
-            RAN.with(|ran| ran.replace(Some(noted.0.clone())));
+            // What no scheduler fired is nobody's pursuit here.
+            let _ = RAN.try_with(|ran| ran.replace(Some(noted.0.clone())));
         };
         let scheduler = JobScheduler::new().await.unwrap();
-        let mut job = locks.job_with("replicated", lease, work).unwrap();
+        let mut job = locks.job_builder("replicated").lease(lease);
+        if let Ok(within) = std::env::var("TENURE_WITHIN_MS") {
+            let within = ms(within.parse().unwrap());
+            job = job.misfire(Misfire::RunOnce { within });
+        }
+        let mut job = job.run(work).unwrap();
         let closure = move |id, scheduler| {
             let (pursuit, untold) = (job(id, scheduler), untold.clone());
             let pursuit = RAN.scope(RefCell::default(), async move {
@@ -91,6 +99,24 @@ fn is_a_replica() {
         scheduler.add(job).await.unwrap();
         scheduler.start().await.unwrap();
         say("ready 0 0 0");
+        let of_this = locks.clone();
+        tokio::spawn(async move {
+            let mut signals = signal(SignalKind::terminate()).unwrap();
+            signals.recv().await;
+            let drained = of_this.drain(ms(2_000)).await;
+            of_this.shutdown().await;
+            say(if drained.is_ok() {
+                "drained 0 0 0"
+            } else {
+                "stuck 0 0 0"
+            });
+            std::process::exit(0);
+        });
+        let skewed = Watch::of("job=replicated ");
+        tokio::spawn(async move {
+            skewed.whenever("clock_skewed").await;
+            say("skewed 0 0 0");
+        });
         // On this thread, and on those that run the job.
         for _ in 0..2 {
             tokio::spawn(tells_stalls());
@@ -253,6 +279,8 @@ struct Setup {
     /// So far its wall clock is off.
     off: &'static str,
     expression: String,
+    /// A tick that could not be begun is made up for within that.
+    within: Option<Duration>,
 }
 
 impl Setup {
@@ -264,6 +292,7 @@ impl Setup {
             lasts: Some(ms(50)),
             off: "",
             expression: "* * * * * *".to_owned(),
+            within: None,
         }
     }
 }
@@ -296,6 +325,9 @@ impl Worker {
             )
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
+        if let Some(within) = setup.within {
+            command.env("TENURE_WITHIN_MS", within.as_millis().to_string());
+        }
         if !setup.off.is_empty() {
             assert!(
                 Path::new(FAKETIME).exists(),
@@ -442,6 +474,16 @@ fn once_per_tick(offs: [&'static str; 3]) {
             ),
         }
     }
+    for (who, off) in offs.into_iter().enumerate() {
+        let is_told = heard.of("skewed").iter().any(|line| line.who == who);
+        let off: f64 = off.parse().unwrap_or_default();
+        assert_eq!(
+            is_told,
+            off.abs() > 1.0,
+            "{who} is {off} s off: {:?}",
+            heard.of("skewed")
+        );
+    }
     let starts = heard.of("start");
     assert!(starts.iter().all(|line| line.attempt == 1), "{starts:#?}");
     let mut of: [usize; 3] = [0; 3];
@@ -519,6 +561,7 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
 /// A job that one replica runs for ever, while the two others stand by.
 struct Run {
     _server: RedisServer,
+    setup: Setup,
     heard: Heard,
     workers: Vec<Worker>,
     owner: Line,
@@ -552,6 +595,7 @@ impl Run {
             }
             return Run {
                 _server: server,
+                setup,
                 heard,
                 workers,
                 owner,
@@ -559,6 +603,53 @@ impl Run {
         }
         panic!("three replicas are not ready within 24 s");
     }
+
+    /// Kills a replica and starts another in its place, which knows nothing of the run.
+    fn replace(&mut self, who: usize) {
+        self.workers[who].kill();
+        self.workers[who] = Worker::start(3 + who, &self.setup, &self.heard);
+        self.heard
+            .until("it is there", |line| line.what == "ready" && line.who == 3 + who);
+    }
+
+    /// The tick is run again by one of those that came later, to its end.
+    fn until_finished(&self) -> Line {
+        let next = self
+            .heard
+            .until("a successor", |line| line.what == "start" && line.attempt > 1);
+        assert_eq!(next.tick, self.owner.tick);
+        assert!(next.who >= 3, "one that came later: {next:?}");
+        assert!(next.fence > self.owner.fence);
+        self.heard
+            .until("its end", |line| line.what == "end" && line.fence == next.fence);
+        self.heard.check();
+        next
+    }
+}
+
+/// A deploy during the nightly job: none of those that fired for the tick is left when the new ones have come.
+#[test]
+fn replicas_that_are_rolled_one_by_one_during_a_run_have_its_tick_finished() {
+    let mut run = Run::start();
+    let owner = run.owner.who;
+    for who in (0..3).filter(|who| *who != owner).chain([owner]) {
+        run.replace(who);
+    }
+    let next = run.until_finished();
+    println!("finished by {} as attempt {}", next.who, next.attempt);
+}
+
+/// All of them die at once, as when a machine or its power goes.
+#[test]
+fn a_tick_whose_nodes_were_all_killed_is_finished_by_those_that_start_later() {
+    let mut run = Run::start();
+    for worker in &mut run.workers {
+        worker.kill();
+    }
+    for who in 0..3 {
+        run.replace(who);
+    }
+    run.until_finished();
 }
 
 #[test]
@@ -566,6 +657,7 @@ fn a_killed_owner_has_a_successor() {
     let canary = Canary::start();
     let Run {
         _server,
+        setup: _,
         heard,
         mut workers,
         owner,
@@ -590,6 +682,7 @@ fn a_killed_owner_has_a_successor() {
 fn a_stopped_owner_is_told_and_its_fence_is_refused() {
     let Run {
         _server,
+        setup: _,
         heard,
         workers,
         owner,
@@ -653,6 +746,71 @@ fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
     assert_eq!(heard.ended()[&tick], 1);
 }
 
+/// A tick is made up for within twelve seconds by the clock of the server, though two replicas are four seconds apart: the one
+/// that is ahead gives it up no sooner, and the one that is behind no later.
+#[test]
+fn how_late_a_tick_is_the_clock_of_the_server_says() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    let worker = |(who, off): (usize, &'static str)| {
+        let setup = Setup {
+            off,
+            expression: "0,20,40 * * * * *".to_owned(),
+            within: Some(ms(12_000)),
+            ..Setup::on(server.url())
+        };
+        Worker::start(who, &setup, &heard)
+    };
+    let workers: Vec<_> = ["+2.0", "-2.0", ""].into_iter().enumerate().map(worker).collect();
+    heard.until_all_ready();
+    // From the first tick on they know their expression, and from then on what the server's clock shows.
+    heard.until("a run", |line| line.what == "told");
+    let mut frozen = Vec::new();
+    for (late, is_run) in [(ms(4_000), true), (ms(12_700), false)] {
+        // Too late by the clock of the server: then the one that is behind is alone, which would take it for young enough.
+        let others = [&workers[0], &workers[2]];
+        let others = if is_run { &others[..0] } else { &others };
+        others.iter().for_each(|other| other.signal("-STOP"));
+        let tick = loop {
+            let tick = (wall().as_secs() + 4).next_multiple_of(20);
+            // Before the one that is ahead fires.
+            std::thread::sleep(Duration::from_secs(tick - 3).saturating_sub(wall()));
+            server.freeze();
+            if wall().as_secs() < tick - 2 {
+                break tick;
+            }
+            server.thaw();
+        };
+        std::thread::sleep((Duration::from_secs(tick) + late).saturating_sub(wall()));
+        server.thaw();
+        frozen.push((tick, is_run));
+        if !is_run {
+            std::thread::sleep(ms(3_000));
+        }
+        others.iter().for_each(|other| other.signal("-CONT"));
+        let next = tick + 20;
+        heard.until("the next comes as usual", |line| {
+            line.what == "told" && line.tick == next
+        });
+    }
+    // What the one that is behind is told comes four seconds later.
+    std::thread::sleep(ms(4_500));
+    drop(workers);
+    heard.check();
+    let (starts, stalls) = (heard.of("start"), heard.of("stalled"));
+    for (tick, is_run) in frozen {
+        let runs = starts.iter().filter(|line| line.tick == tick).count();
+        // A replica that stood still for long was late itself. That of the server is the test.
+        let is_near = |stall: &Line| (tick - 3..tick + 18).contains(&stall.tick) && stall.fence > 500;
+        let excused = runs <= 1 && stalls.iter().any(|stall| stall.who == 1 && is_near(stall));
+        println!("{tick} was run {runs} times, and is to be run: {is_run}; excused: {excused}");
+        assert!(
+            runs == usize::from(is_run) || excused,
+            "{tick} was run {runs} times, and is to be run: {is_run}: {:#?}",
+            heard.lines()
+        );
+    }
+}
+
 /// Of many that were missed only the last few are run: those that were asked for within the time that a request may
 /// take, and which the server finds when it is back, or that a replica fired for last, each at a phase of its own. One
 /// after the other, and none twice.
@@ -700,6 +858,130 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
         back - left - 1,
         late.len()
     );
+}
+
+/// A deploy of a service with a job each second: each replica is told to end at a tick, and another comes in its place.
+#[test]
+fn replicas_that_are_drained_at_the_tick_leave_it_to_the_others() {
+    let (server, heard) = (RedisServer::start(), Heard::default());
+    heard.watch(&server);
+    let setup = Setup {
+        lease: ms(3_000),
+        lasts: Some(ms(150)),
+        ..Setup::on(server.url())
+    };
+    let mut workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    heard.until_all_ready();
+    let first = heard.until("a run", |line| line.what == "told").tick + 1;
+    for round in 0..6 {
+        let at = Duration::from_secs(wall().as_secs() + 1) + ms(fastrand::u64(..600));
+        std::thread::sleep(at.saturating_sub(wall()));
+        workers[round % 3].signal("-TERM");
+        let ended = format!("{round} is drained");
+        heard.until(&ended, |line| line.what == "drained" && line.who == round);
+        let _ = workers[round % 3].child.wait();
+        workers[round % 3] = Worker::start(round + 3, &setup, &heard);
+        heard.until("the next is there", |line| {
+            line.what == "ready" && line.who == round + 3
+        });
+    }
+    let last = heard.of("told").last().unwrap().tick;
+    std::thread::sleep(ms(1_500));
+    drop(workers);
+    heard.check();
+    let (ended, stalls) = (heard.ended(), heard.of("stalled"));
+    let excused = |tick: u64| {
+        let excuses = |stall: &Line| stall.tick - stall.fence / 1_000 <= tick + 2 && tick <= stall.tick + 2;
+        stalls.iter().any(excuses)
+    };
+    for tick in first..last {
+        let times = ended.get(&tick).copied().unwrap_or_default();
+        assert!(
+            times == 1 || times == 0 && excused(tick),
+            "{tick} ended {times} times: {:#?}",
+            heard.lines()
+        );
+    }
+    assert!(last > first + 2, "{first} to {last}");
+}
+
+/// A server that forgot everything knows of no mark either. Ticks go on, fences grow, and only a tick of the very moment may
+/// be run again, by a replica whose claim was under way when the server went.
+#[test]
+fn a_redis_that_is_restarted_empty_goes_on_with_larger_fences() {
+    let (mut server, heard) = (RedisServer::start(), Heard::default());
+    let setup = Setup {
+        lease: ms(2_000),
+        ..Setup::on(server.url())
+    };
+    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
+    heard.until_all_ready();
+    heard.until("a run", |line| line.what == "told");
+    let mut moments = Vec::new();
+    for _ in 0..2 {
+        moments.push(wall().as_secs());
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        let left: Vec<String> = redis::cmd("KEYS").arg("tenure1:j:*").query(&mut client).unwrap();
+        let back = wall().as_secs();
+        println!("{} jobs are known to the new server", left.len());
+        heard.until("ticks go on", |line| line.what == "told" && line.tick > back + 1);
+    }
+    drop(workers);
+    let mut starts = heard.of("start");
+    starts.sort_by_key(|line| line.fence);
+    for two in starts.windows(2) {
+        assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
+        let is_of_the_moment = moments
+            .iter()
+            .any(|moment| (moment - 2..=moment + 1).contains(&two[1].tick));
+        assert!(
+            two[0].tick < two[1].tick || is_of_the_moment,
+            "{two:?} of {moments:?}"
+        );
+    }
+}
+
+/// Somebody's clock was an hour ahead, and a tick of then is known to the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mark_ahead_of_the_servers_clock_is_told_and_can_be_reset() {
+    let server = RedisServer::start();
+    let locks = locks(&server.url(), ms(30_000)).await;
+    let (watch, runs) = (Watch::of("job=ahead "), Arc::new(Mutex::new(0)));
+    let ran = runs.clone();
+    let work = move |_| {
+        *ran.lock().unwrap() += 1;
+        async {}
+    };
+    let scheduler = JobScheduler::new().await.unwrap();
+    let job = Job::new_async("* * * * * *", locks.job("ahead", work).unwrap()).unwrap();
+    scheduler.add(job).await.unwrap();
+    scheduler.start().await.unwrap();
+    soon(watch.until("tick_starts")).await;
+    let mut client = server.client();
+    let memory: Vec<String> = redis::cmd("KEYS").arg("tenure1:j:*").query(&mut client).unwrap();
+    let ahead = (wall().as_millis() as u64 + 3_600_000).to_string();
+    redis::cmd("HSET")
+        .arg(&memory[0])
+        .arg(&["mark", ahead.as_str(), "done", "1"])
+        .exec(&mut client)
+        .unwrap();
+    let before = *runs.lock().unwrap();
+    // Whoever has just made the job asks soon; who has it, once in a lease.
+    let other = crate::help::locks(&server.url(), ms(30_000)).await;
+    let _job = other.job("ahead", |_| async {}).unwrap();
+    soon(watch.until("mark_ahead")).await;
+    assert!(*runs.lock().unwrap() <= before + 1, "nothing is run");
+    assert!(locks.reset_job("ahead").await.unwrap());
+    let seen = *runs.lock().unwrap();
+    soon(async {
+        while *runs.lock().unwrap() < seen + 2 {
+            sleep(ms(10)).await;
+        }
+    })
+    .await;
+    assert!(!locks.reset_job("ahead").await.unwrap());
 }
 
 /// Stopped between two runs, as a process that is debugged or a machine that is suspended: what it then fires for is
@@ -756,4 +1038,16 @@ async fn a_name_may_have_every_byte() {
         }
     }
     assert_eq!(*runs.lock().unwrap(), names, "each once, under its own name");
+
+    // And what is known of it goes under that name.
+    let mut eyes = Eyes::on(&server);
+    assert_eq!(eyes.left_behind().len(), names.len());
+    for name in &names {
+        assert!(nodes[0].forget_job(name.clone()).await.unwrap(), "{name:?}");
+        assert!(!nodes[1].forget_job(name.clone()).await.unwrap(), "{name:?}");
+    }
+    eyes.until_empty().await;
+    drop(server);
+    let error = nodes[0].forget_job("a").await.unwrap_err();
+    assert!(error.is_unreachable(), "{error}");
 }

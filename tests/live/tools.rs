@@ -7,7 +7,7 @@ use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
     Batch, BatchReply, ClaimNumber, Grant, GrantNumber, Holder, InboxEvent, LeaseTimes, Name, NodeId, Reply,
-    Request, TickTime, Verb,
+    Request, Rule, TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
@@ -48,6 +48,8 @@ pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
         holder,
         term: TERM,
         mode: Default::default(),
+        turn: Default::default(),
+        data: None,
         mark: None,
         verb,
     }
@@ -66,6 +68,8 @@ pub fn batch(requests: Vec<Request>) -> Batch {
     Batch {
         highest: GrantNumber(0),
         not_after: u64::MAX,
+        poll_gap_ms: 0,
+        rule: Rule::Each,
         requests,
     }
 }

@@ -1,16 +1,21 @@
 //! The torture: node processes on a real Redis, faults of every kind, and a referee that reads what they wrote down.
 //!
-//! Three variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
+//! Tasks read, write, or write and then go on as readers; others want permits of a semaphore. Four variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
 //! not atomic must be exact. *With pauses* holders lose, and are stopped between their check and their write; a
 //! register that refuses old fences must end at the number of writes that it accepted. *Without locks* everybody
-//! believes to hold what it asks for, and the same checks must fail, or they check nothing.
+//! believes to hold what it asks for, and *readers without locks* only they do; the same checks must fail, or they check
+//! nothing.
 //!
 //! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
 //! schedule of faults of the first round.
 
+mod events;
 mod faults;
 mod journal;
+mod orders;
+mod permits;
 mod referee;
+mod register;
 mod worker;
 
 use std::path::PathBuf;
@@ -22,8 +27,8 @@ use crate::help::Canary;
 use crate::server::RedisServer;
 use faults::{Fault, Faults, Nodes, WITH_PAUSES, WITHOUT_PAUSES};
 use journal::now;
+use orders::{Locked, Orders, count, counter, name};
 use referee::{Case, Findings, Tally, judge};
-use worker::{Orders, count, counter, name};
 
 const NODES: usize = 4;
 const KEYS: usize = 3;
@@ -35,7 +40,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 struct Variant {
     title: &'static str,
-    locked: bool,
+    locked: Locked,
     lease: Duration,
     faults: &'static [Fault],
     counter: bool,
@@ -46,7 +51,7 @@ struct Variant {
 fn torture_without_pauses() {
     let variant = Variant {
         title: "without pauses",
-        locked: true,
+        locked: Locked::Everybody,
         lease: Duration::from_secs(2),
         faults: WITHOUT_PAUSES,
         counter: true,
@@ -59,7 +64,7 @@ fn torture_without_pauses() {
 fn torture_with_pauses() {
     let variant = Variant {
         title: "with pauses",
-        locked: true,
+        locked: Locked::Everybody,
         lease: Duration::from_secs(1),
         faults: WITH_PAUSES,
         counter: false,
@@ -71,20 +76,40 @@ fn torture_with_pauses() {
 /// The lock switched off: every check must notice.
 #[test]
 fn torture_without_locks_is_noticed() {
-    const NOTICED: [&str; 5] = [
-        "two guards held at one instant",
-        "a fence that was there before",
-        "a fence that does not grow",
-        "a counter that is off",
-        "refused by the register while held",
-    ];
+    must_notice(
+        "without locks",
+        Locked::Nobody,
+        &[
+            "two guards held at one instant",
+            "a reader beside a writer",
+            "what was read changed",
+            "a fence that was there before",
+            "a fence that does not grow",
+            "a counter that is off",
+            "refused by the register while held",
+            "more permits than there are",
+        ],
+    );
+}
+
+/// Only writers lock.
+#[test]
+fn torture_with_readers_without_locks_is_noticed() {
+    let noticed = ["a reader beside a writer", "what was read changed"];
+    let found = must_notice("readers without locks", Locked::Writers, &noticed);
+    for fine in ["two guards held at one instant", "a counter that is off"] {
+        assert!(!found.has(fine), "writers exclude each other:\n{found}");
+    }
+}
+
+fn must_notice(title: &'static str, locked: Locked, noticed: &[&str]) -> Findings {
     let variant = Variant {
-        title: "without locks",
-        locked: false,
+        title,
+        locked,
         lease: Duration::from_secs(1),
         faults: &[],
         counter: true,
-        register: true,
+        register: locked == Locked::Nobody,
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Findings::default();
@@ -94,11 +119,11 @@ fn torture_without_locks_is_noticed() {
         let (summary, findings) = variant.round(seed, Duration::from_secs(2));
         println!("{summary}");
         found.append(findings);
-        if NOTICED.iter().all(|what| found.has(what)) {
-            return;
+        if noticed.iter().all(|what| found.has(what)) {
+            return found;
         }
     }
-    panic!("not all of {NOTICED:?} was noticed:\n{found}");
+    panic!("not all of {noticed:?} was noticed:\n{found}");
 }
 
 fn asked() -> Option<Duration> {
@@ -167,7 +192,7 @@ impl Variant {
             sleep(span);
         }
         faults.rage(&mut nodes, span);
-        if self.locked {
+        if self.locked == Locked::Everybody {
             // Everything is well again: whoever wants a lock gets it.
             sleep(self.bound() + canary.worst());
         }
@@ -178,7 +203,7 @@ impl Variant {
         for fault in faults.missing() {
             findings.add("a fault that did not happen", format!("{fault:?}"));
         }
-        if self.locked {
+        if self.locked == Locked::Everybody {
             self.leftovers(&server, &canary, &mut findings);
         }
         let stall = canary.worst();
@@ -194,11 +219,18 @@ impl Variant {
         };
         let (tally, found) = judge(&case);
         findings.append(found);
+        if !self.faults.is_empty() && [tally.shared, tally.downgrades, tally.looks].contains(&0) {
+            let text = format!(
+                "{} shared, {} downgraded, {} read twice",
+                tally.shared, tally.downgrades, tally.looks
+            );
+            findings.add("readers that did not happen", text);
+        }
         if let Some(register) = &register {
             self.registered(register, &tally, &mut findings);
         }
         let summary = self.summary(seed, began, &tally, &faults, stall, &nodes);
-        if self.locked && !findings.is_empty() {
+        if self.locked == Locked::Everybody && !findings.is_empty() {
             findings.add("where to look", dir.display().to_string());
         } else {
             let _ = std::fs::remove_dir_all(&dir);
@@ -276,10 +308,16 @@ impl Variant {
         format!(
             "torture {}: TENURE_SEED={seed}, {took} s, {processes} processes\n\
              \x20 {cycles} cycles, {grants} grants, {hand_overs} hand-overs between processes, {lost} lost\n\
+             \x20 {} to read, {} beside another process, {} of them had written, {} read twice, up to {} permits at once\n\
              \x20 {} increments ({} killed half-way, {} too slow), {} writes accepted, {} refused\n\
              \x20 misses {:?}\n\x20 errors {:?}\n\x20 events {:?}\n\x20 faults {faults}; {} bytes late\n\
              \x20 largest stall {stall:?}, worst recovery {:?} (bound {:?} and twice the stall)",
             self.title,
+            tally.reads,
+            tally.shared,
+            tally.downgrades,
+            tally.looks,
+            tally.most_permits,
             tally.increments,
             tally.ambiguous,
             tally.overruns,

@@ -1,8 +1,10 @@
-//! How many may wait, on a real server.
+//! How many may wait, and in which order they are served, on a real server.
+
+use std::sync::{Arc, Mutex};
 
 use tenure::Locks;
 
-use crate::help::{addr, held, ms, soon, url};
+use crate::help::{Eyes, addr, held, locks, ms, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
@@ -37,4 +39,36 @@ async fn who_asks_for_a_free_key_is_no_waiter() {
     );
     drop(guards);
     soon(locks.idle()).await;
+}
+
+/// First come, first served, whosever process it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fair_callers_of_two_nodes_are_served_in_the_order_in_which_they_came() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    let nodes = [
+        locks(&url, ms(30_000)).await,
+        locks(&url, ms(30_000)).await,
+        locks(&url, ms(30_000)).await,
+    ];
+    let first = held(&nodes[2], "k").await;
+    let order = Arc::<Mutex<Vec<usize>>>::default();
+    let mut tasks = Vec::new();
+    for caller in 0..20 {
+        let lock = nodes[caller % 2].mutex("k").fair().lock();
+        let order = order.clone();
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.await.unwrap();
+            order.lock().unwrap().push(caller);
+            guard.release().await.unwrap();
+        }));
+        // The next comes when this one has its place.
+        until("it has a place in the queue", || eyes.queue("k") > caller).await;
+    }
+    first.release().await.unwrap();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..20));
+    eyes.until_empty().await;
 }

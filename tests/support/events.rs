@@ -70,20 +70,22 @@ impl Watch {
         self.told().iter().filter(|told| told.event == event).count()
     }
 
-    /// Waits for the event, and answers the first such.
+    /// Waits for the event for 20 s, and answers the first such.
     pub async fn until(&self, event: &str) -> Told {
-        let mut changed = self.inner.changed.subscribe();
-        let wait = async {
-            loop {
-                if let Some(told) = self.told().into_iter().find(|told| told.event == event) {
-                    return told;
-                }
-                changed.changed().await.expect("we hold the sender");
-            }
-        };
-        match tokio::time::timeout(std::time::Duration::from_secs(20), wait).await {
+        match tokio::time::timeout(std::time::Duration::from_secs(20), self.whenever(event)).await {
             Ok(told) => told,
             Err(_) => panic!("waited in vain for `{event}`: {:#?}", self.told()),
+        }
+    }
+
+    /// The same for an event that may never come.
+    pub async fn whenever(&self, event: &str) -> Told {
+        let mut changed = self.inner.changed.subscribe();
+        loop {
+            if let Some(told) = self.told().into_iter().find(|told| told.event == event) {
+                return told;
+            }
+            changed.changed().await.expect("we hold the sender");
         }
     }
 }

@@ -5,6 +5,9 @@
 
 pub mod alone;
 pub mod events;
+pub mod laws;
+
 #[cfg(feature = "metrics")]
 pub mod meter;
+pub mod permits;
 pub mod proxy;

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use crate::server::RedisServer;
 use crate::support::proxy::{Counts, Direction, Flow, Proxy};
 use crate::torture::journal::now;
+use crate::torture::orders::{LONG, Orders, name};
 use crate::torture::referee::{Scope, Trouble};
-use crate::torture::worker::{LONG, Orders, TEST, WORKER, name};
+use crate::torture::worker::{TEST, WORKER};
 
 /// A way to break things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,7 +191,7 @@ impl Nodes {
             .expect("this binary can be run again")
     }
 
-    /// The node that a record in Redis names.
+    /// The node that a record in Redis names: its owner, or one of its readers.
     fn owner(&self, record: &str) -> Option<usize> {
         let id = record.split(':').next()?;
         self.nodes.iter().position(|node| {
@@ -356,10 +357,7 @@ impl<'a> Faults<'a> {
         );
         let to_node = !speaks && !matches!(fault, StopServer | Quiet);
         if to_node && at_holder && Instant::now() >= self.blocked_until {
-            let record: Option<String> = redis::cmd("GET")
-                .arg(format!("lock:{}", name(LONG)))
-                .query(&mut self.server.client())
-                .expect("the server answers");
+            let record = self.record();
             victim = record.and_then(|record| nodes.owner(&record)).unwrap_or(victim);
         }
         let troubled = nodes.nodes.iter().filter(|node| node.in_trouble).count();
@@ -472,6 +470,18 @@ impl<'a> Faults<'a> {
         // A little longer: what the server has to catch up with is not its answer to us.
         self.blocked_until = Instant::now() + span + ms(50);
         pause
+    }
+
+    /// Who has the key of the long holdings: its owner, or the reader whose lease ends first.
+    fn record(&self) -> Option<String> {
+        let (mut client, key) = (self.server.client(), format!("lock:{}", name(LONG)));
+        // Whoever reads has no string.
+        if let Ok(owner) = redis::cmd("GET").arg(&key).query(&mut client) {
+            return owner;
+        }
+        let first = redis::cmd("ZRANGE").arg(&key).arg(0).arg(0).query(&mut client);
+        let first: Vec<String> = first.unwrap_or_default();
+        Some(first.first()?.strip_prefix('h')?.to_owned())
     }
 
     fn begin(&mut self, span: Duration, began: u64, scope: Scope, cure: Cure) {

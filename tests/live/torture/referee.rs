@@ -8,8 +8,12 @@
 //! instant, whatever was stopped where. A `release` that answers that exclusivity held to the call stands for such a
 //! check just before it. A guard that never answered true has no interval.
 //!
+//! **Readers.** Their intervals may overlap each other, and nobody else's. That of a writer that became a reader goes on from
+//! the end of the one into the other, as nobody may write in between; and what a reader read first and last, with a check
+//! behind it that answered true, must be the same.
+//!
 //! **Fences.** Of two guards whose intervals are disjoint the one on the left was granted first, or the other could
-//! not have been held meanwhile. No order is known of guards without an interval, but no two share a fence.
+//! not have been held meanwhile; of two readers nothing follows, as those of a process share a grant. No order is known of guards without an interval, but no two share a fence.
 //!
 //! **Recovery.** A task of every living node always wants each key. From the last sign of a holder, or the last time
 //! when something happened to a single node, to the next grant must not take longer than the bound, not counting
@@ -18,6 +22,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::torture::orders::PERMITS;
 
 /// What is known of a run besides its journals.
 pub struct Case {
@@ -92,8 +98,18 @@ impl std::fmt::Display for Findings {
 /// What happened, in numbers.
 #[derive(Debug, Default)]
 pub struct Tally {
+    /// The most permits that were held at one instant.
+    pub most_permits: u32,
     pub cycles: u64,
     pub grants: u64,
+    /// Of them to read.
+    pub reads: u64,
+    /// Readers that were there when another process already read.
+    pub shared: u64,
+    /// Writers that became readers.
+    pub downgrades: u64,
+    /// What readers read twice, and held all the while.
+    pub looks: u64,
     pub hand_overs: u64,
     pub lost: u64,
     pub increments: u64,
@@ -111,14 +127,17 @@ pub struct Tally {
 
 /// One guard.
 #[derive(Debug, Default, Clone)]
-struct Hold {
+pub struct Hold {
     process: usize,
     id: u64,
     key: usize,
-    fence: u64,
-    granted: u64,
+    pub fence: u64,
+    reads: bool,
+    /// So many of a semaphore.
+    pub permits: u32,
+    pub granted: u64,
     /// The end of what is known.
-    held_to: Option<u64>,
+    pub held_to: Option<u64>,
     /// When it had answered false.
     over: Option<u64>,
     ending: Option<u64>,
@@ -127,6 +146,9 @@ struct Hold {
     wrote: bool,
     overrun: bool,
     asked: bool,
+    /// What a reader read, first and last, and when.
+    saw: Option<(u64, i64, i64)>,
+    was_writer: bool,
 }
 
 pub fn judge(case: &Case) -> (Tally, Findings) {
@@ -137,16 +159,22 @@ pub fn judge(case: &Case) -> (Tally, Findings) {
         holds.extend(read(process, label, &text, case, &mut tally, &mut findings));
     }
     tally.grants = holds.len() as u64;
+    let count = |f: fn(&Hold) -> bool| holds.iter().filter(|hold| f(hold)).count() as u64;
+    tally.reads = count(|hold| hold.reads);
+    tally.downgrades = count(|hold| hold.was_writer);
     tally.cycles = tally.grants + tally.misses.values().sum::<u64>() + tally.errors.values().sum::<u64>();
     holds.sort_by_key(|hold| hold.granted);
     for key in 0..case.keys {
         let of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
         exclusion(case, &of_key, &mut tally, &mut findings);
+        looks(case, &of_key, &mut tally, &mut findings);
         recovery(case, key, &of_key, &mut tally, &mut findings);
         if let Some(counters) = &case.counters {
             exactness(key, counters[key], &of_key, &mut tally, &mut findings);
         }
     }
+    let of_permits: Vec<&Hold> = holds.iter().filter(|hold| hold.permits > 0).collect();
+    capacity(case, &of_permits, &mut tally, &mut findings);
     (tally, findings)
 }
 
@@ -205,7 +233,9 @@ fn read(
         }
         let id: u64 = first.parse().expect("a number of a guard");
         if what == "granted" {
-            let (key, fence) = rest.split_once(' ').expect("a key and a fence");
+            let [key, fence, mode] = rest.split(' ').collect::<Vec<_>>()[..] else {
+                panic!("a key, a fence and a mode: {line}");
+            };
             holds.insert(
                 id,
                 Hold {
@@ -213,11 +243,26 @@ fn read(
                     id,
                     key: key.parse().expect("a key"),
                     fence: fence.parse().expect("a fence"),
+                    reads: mode == "read",
+                    permits: mode
+                        .strip_prefix("permits:")
+                        .map_or(0, |many| many.parse().expect("a number")),
                     granted: at,
                     last_sign: at,
                     ..Hold::default()
                 },
             );
+            continue;
+        }
+        if what == "downgraded" {
+            // It was held when it was about to become a reader, or it had not become one.
+            let from = holds[&id].ending.max(holds[&id].held_to);
+            let to = rest.parse().expect("a number of a guard");
+            let reader: &mut Hold = holds.get_mut(&to).expect("granted before it is told of");
+            reader.was_writer = true;
+            if let Some(from) = from {
+                reader.granted = from.min(reader.granted);
+            }
             continue;
         }
         let hold = holds.get_mut(&id).expect("a guard begins with its grant");
@@ -254,6 +299,11 @@ fn read(
                 hold.wrote = true;
                 hold.overrun = rest.ends_with(" 1");
             }
+            ("saw", seen) => {
+                let (first, last) = seen.split_once(' ').expect("two values");
+                let value = |text: &str| text.parse().expect("a value");
+                hold.saw = Some((at, value(first), value(last)));
+            }
             ("asked", _) => hold.asked = true,
             ("accepted", _) => {
                 tally.accepted += 1;
@@ -273,36 +323,112 @@ fn read(
     holds.into_values()
 }
 
-fn exclusion(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
-    let show = |hold: &Hold| {
-        let from = Duration::from_nanos(hold.granted.saturating_sub(case.run.0));
-        let to = Duration::from_nanos(hold.held_to.unwrap_or_default().saturating_sub(case.run.0));
-        let label = &case.journals[hold.process].0;
-        format!(
-            "key {} {label}#{} fence {} held {from:?} to {to:?}",
-            hold.key, hold.id, hold.fence
-        )
+pub fn show(case: &Case, hold: &Hold) -> String {
+    let from = Duration::from_nanos(hold.granted.saturating_sub(case.run.0));
+    let to = Duration::from_nanos(hold.held_to.unwrap_or_default().saturating_sub(case.run.0));
+    let label = &case.journals[hold.process].0;
+    let mode = match (hold.permits, hold.reads) {
+        (0, true) => "reads".to_owned(),
+        (0, false) => "writes".to_owned(),
+        (many, _) => format!("holds {many}"),
     };
+    format!(
+        "key {} {label}#{} {mode} fence {} held {from:?} to {to:?}",
+        hold.key, hold.id, hold.fence
+    )
+}
+
+/// Of holds so far: the one that was held for longest, and the one with the greatest fence.
+#[derive(Default)]
+struct Before<'a> {
+    latest: Option<&'a Hold>,
+    greatest: Option<&'a Hold>,
+}
+
+impl<'a> Before<'a> {
+    fn add(&mut self, hold: &'a Hold) {
+        if self.latest.is_none_or(|before| before.held_to < hold.held_to) {
+            self.latest = Some(hold);
+        }
+        if self.greatest.is_none_or(|before| before.fence < hold.fence) {
+            self.greatest = Some(hold);
+        }
+    }
+}
+
+fn exclusion(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
     let mut fences = HashSet::new();
     for hold in holds {
         if !fences.insert(hold.fence) {
-            findings.add("a fence that was there before", show(hold));
+            findings.add("a fence that was there before", show(case, hold));
         }
     }
-    let mut latest: Option<&Hold> = None;
-    for hold in holds.iter().filter(|hold| hold.held_to.is_some()) {
-        if let Some(before) = latest {
+    let (mut all, mut writers, mut readers) = (Before::default(), Before::default(), Before::default());
+    for hold in holds.iter().copied().filter(|hold| hold.held_to.is_some()) {
+        if let Some(before) = all.latest {
             tally.hand_overs += u64::from(before.process != hold.process);
-            if hold.granted < before.held_to.unwrap_or_default() {
-                let text = format!("{} | {}", show(before), show(hold));
-                findings.add("two guards held at one instant", text);
-            } else if hold.fence <= before.fence {
-                let text = format!("{} | {}", show(before), show(hold));
-                findings.add("a fence that does not grow", text);
-            }
         }
-        if latest.is_none_or(|before| before.held_to < hold.held_to) {
-            latest = Some(hold);
+        let overlaps = |before: &&Hold| hold.granted < before.held_to.unwrap_or_default();
+        let excluded = if hold.reads { &writers } else { &all };
+        if let Some(before) = excluded.latest.filter(overlaps) {
+            let what = if hold.reads || before.reads {
+                "a reader beside a writer"
+            } else {
+                "two guards held at one instant"
+            };
+            let text = format!("{} | {}", show(case, before), show(case, hold));
+            findings.add(what, text);
+        } else if let Some(before) = excluded.greatest.filter(|before| hold.fence <= before.fence) {
+            let text = format!("{} | {}", show(case, before), show(case, hold));
+            findings.add("a fence that does not grow", text);
+        }
+        all.add(hold);
+        if hold.reads {
+            let beside = readers.latest.filter(overlaps);
+            tally.shared += u64::from(beside.is_some_and(|before| before.process != hold.process));
+            readers.add(hold);
+        } else {
+            writers.add(hold);
+        }
+    }
+}
+
+/// At no instant are more permits held than there are: where what is known of guards overlaps, they were held at one
+/// instant.
+fn capacity(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
+    let mut fences = HashSet::new();
+    let mut held: Vec<&Hold> = Vec::new();
+    for hold in holds.iter().copied() {
+        if !fences.insert(hold.fence) {
+            findings.add("a fence that was there before", show(case, hold));
+        }
+        let Some(_) = hold.held_to else { continue };
+        held.retain(|before| hold.granted < before.held_to.unwrap_or_default());
+        held.push(hold);
+        let permits: u32 = held.iter().map(|hold| hold.permits).sum();
+        tally.most_permits = tally.most_permits.max(permits);
+        if permits > PERMITS {
+            let texts: Vec<String> = held.iter().map(|hold| show(case, hold)).collect();
+            findings.add("more permits than there are", texts.join(" | "));
+        }
+    }
+}
+
+/// Nobody writes what somebody reads.
+fn looks(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
+    // Whose write may have come too late, as this machine stood still.
+    let is_exact = !holds.iter().any(|hold| hold.overrun);
+    for hold in holds {
+        let Some((at, first, last)) = hold.saw else {
+            continue;
+        };
+        if !is_exact || hold.held_to.is_none_or(|held_to| held_to < at) {
+            continue;
+        }
+        tally.looks += 1;
+        if first != last {
+            let text = format!("{first}, then {last}: {}", show(case, hold));
+            findings.add("what was read changed", text);
         }
     }
 }
@@ -311,12 +437,17 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
     let (began, ended) = case.run;
     let grants = holds.iter().map(|hold| hold.granted);
     let mut sign = began;
+    // Those of whom there is a sign after the latest grant: of readers several.
+    let mut present: Vec<&Hold> = Vec::new();
     for (at, granted) in grants.enumerate().chain([(holds.len(), ended)]) {
         if let Some(last) = at.checked_sub(1).map(|last| holds[last]) {
             sign = sign.max(last.granted);
-            if last.last_sign <= granted {
-                sign = sign.max(last.last_sign);
-            }
+            present.push(last);
+            present.retain(|hold| {
+                let is_over = hold.last_sign <= granted;
+                sign = sign.max(if is_over { hold.last_sign } else { 0 });
+                !is_over
+            });
         }
         let within = |time: u64| (sign < time && time < granted).then_some(time);
         let of_node = case.troubles.iter().filter(|t| t.scope == Scope::Node);

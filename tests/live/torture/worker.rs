@@ -2,35 +2,35 @@
 //!
 //! | line | its time was read | says |
 //! |---|---|---|
-//! | `granted id key fence` | after the guard was there | a guard |
+//! | `granted id key fence mode` | after the guard was there | a guard, `read`, `write` or `permits:<how many>` |
 //! | `check id 1` | **before** `is_held` was called | it answered true |
 //! | `check id 0` | after | it answered false |
 //! | `ending id how` | before anything was done | it is about to be given up |
 //! | `released id kept/told/lost…` | after | what `release` answered; `told`: held to the call, but the store cannot be told |
 //! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
+//! | `saw id first last` | after | what a reader read of one of the two, first and at last; a check stands behind it |
+//! | `downgraded id to` | after | the writer `id` goes on as the reader `to`, whose grant stands before it |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::future::pending;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use tenure::error::StoreErrorKind;
-use tenure::{Error, Guard, Lease, Locks, Mutex};
+use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
 
+use crate::torture::events::{Events, kind};
 use crate::torture::journal::{Journal, now};
+use crate::torture::orders::{LONG, Locked, Orders, PERMITS, SEMAPHORE, count, counter, name};
+use crate::torture::register::Register;
 
 /// Tells a process that it is a worker, and its [`Orders`].
 pub const WORKER: &str = "TENURE_TORTURE_WORKER";
@@ -45,108 +45,15 @@ fn torture_worker() {
     }
 }
 
-/// What a worker is told.
-#[derive(Debug, Clone)]
-pub struct Orders {
-    /// The Redis of the locks, through a proxy.
-    pub url: String,
-    /// The Redis of the register, which has no faults.
-    pub register: Option<String>,
-    /// Where the counters are.
-    pub counters: Option<PathBuf>,
-    pub journal: PathBuf,
-    pub seed: u64,
-    pub keys: usize,
-    pub lease: Duration,
-    /// False: everybody believes to hold what it asks for.
-    pub locked: bool,
-}
-
-impl Orders {
-    pub fn encode(&self) -> String {
-        let register = self.register.as_deref().unwrap_or_default();
-        let counters = self.counters.clone().unwrap_or_default();
-        format!(
-            "{}|{register}|{}|{}|{}|{}|{}|{}",
-            self.url,
-            counters.display(),
-            self.journal.display(),
-            self.seed,
-            self.keys,
-            self.lease.as_millis(),
-            self.locked
-        )
-    }
-
-    fn decode(text: &str) -> Self {
-        let [url, register, counters, journal, seed, keys, lease, locked] = text
-            .split('|')
-            .collect::<Vec<_>>()
-            .try_into()
-            .expect("eight orders");
-        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Orders {
-            url: url.into(),
-            register: some(register),
-            counters: some(counters).map(PathBuf::from),
-            journal: journal.into(),
-            seed: seed.parse().expect("a seed"),
-            keys: keys.parse().expect("a number of keys"),
-            lease: Duration::from_millis(lease.parse().expect("a lease")),
-            locked: locked.parse().expect("locked or not"),
-        }
-    }
-}
-
-/// The name of a lock.
-pub fn name(key: usize) -> String {
-    format!("torture:{key}")
-}
-
-/// The key that is also held for longer than a lease.
-pub const LONG: usize = 0;
-
-/// A file of eight bytes.
-pub fn counter(dir: &std::path::Path, key: usize) -> File {
-    let path = dir.join(format!("counter-{key}"));
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(path);
-    file.expect("a counter")
-}
-
-pub fn count(counter: &File) -> u64 {
-    let mut bytes = [0; 8];
-    match counter.read_at(&mut bytes, 0) {
-        Ok(8) => u64::from_le_bytes(bytes),
-        _ => 0,
-    }
-}
-
-/// A reader makes itself known: from then on older writers are refused. Without that a stale write could slip in
-/// between somebody's read and write. Fences are above 2^53, so they are compared as text of one length.
-const READ: &str = "
-    local last = redis.call('HGET', KEYS[1], 'fence') or ''
-    if ARGV[1] < last then redis.call('HINCRBY', KEYS[1], 'refused', 1) return -1 end
-    redis.call('HSET', KEYS[1], 'fence', ARGV[1])
-    return tonumber(redis.call('HGET', KEYS[1], 'value') or 0)";
-const WRITE: &str = "
-    local last = redis.call('HGET', KEYS[1], 'fence') or ''
-    if ARGV[1] < last then redis.call('HINCRBY', KEYS[1], 'refused', 1) return -1 end
-    redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'value', ARGV[2])
-    return redis.call('HINCRBY', KEYS[1], 'accepted', 1)";
-
-struct Worker {
-    orders: Orders,
-    journal: Arc<Journal>,
-    mutexes: Vec<Mutex>,
+pub struct Worker {
+    pub orders: Orders,
+    pub journal: Arc<Journal>,
+    locks: Vec<RwLock>,
+    semaphore: Semaphore,
     counters: Option<Vec<File>>,
-    register: Option<(MultiplexedConnection, redis::Script, redis::Script)>,
+    register: Option<Register>,
     ids: AtomicU64,
-    stop: Receiver<bool>,
+    pub stop: Receiver<bool>,
 }
 
 fn work(orders: Orders) {
@@ -182,34 +89,24 @@ fn pending_for_ever(stop: Sender<bool>) {
 impl Worker {
     async fn run(orders: Orders, journal: Arc<Journal>, stop: Receiver<bool>) {
         let locks = match orders.locked {
-            true => {
+            Locked::Nobody => Ok(Locks::memory()),
+            Locked::Everybody | Locked::Writers => {
                 Locks::builder()
                     .lease(orders.lease)
                     .lazy()
                     .redis(&orders.url)
                     .await
             }
-            false => Ok(Locks::memory()),
         };
         let locks = locks.expect("locks");
         let register = match &orders.register {
-            Some(url) => {
-                let config = redis::AsyncConnectionConfig::new()
-                    .set_connection_timeout(None)
-                    .set_response_timeout(None);
-                let client = redis::Client::open(url.as_str()).expect("a good URL");
-                let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-                Some((
-                    connection.expect("the register is there"),
-                    redis::Script::new(READ),
-                    redis::Script::new(WRITE),
-                ))
-            }
+            Some(url) => Some(Register::connect(url).await),
             None => None,
         };
         let counters = orders.counters.as_ref();
         let worker = Arc::new(Worker {
-            mutexes: (0..orders.keys).map(|key| locks.mutex(name(key))).collect(),
+            semaphore: locks.semaphore(SEMAPHORE, PERMITS),
+            locks: (0..orders.keys).map(|key| locks.rw_lock(name(key))).collect(),
             counters: counters.map(|dir| (0..orders.keys).map(|key| counter(dir, key)).collect()),
             register,
             journal,
@@ -220,22 +117,28 @@ impl Worker {
         worker
             .journal
             .write(now(), format_args!("ready {}", locks.node()));
-        // One for each key that always wants it, so that a key that nobody gets is a key that is stuck.
+        // For each key one that always wants to write and one to read, so that a key that nobody gets is a key that is stuck.
         let keys = worker.orders.keys;
-        let tasks = (0..keys + 4).map(|task| {
+        let tasks = (0..2 * keys + 4).map(|task| {
             let worker = worker.clone();
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (task as u64 + 1));
             tokio::spawn(async move {
                 while !*worker.stop.borrow() {
-                    let (key, how) = match task {
-                        task if task < keys => (task, How::Lock),
-                        _ => (rng.usize(..keys), How::any(&mut rng)),
+                    let (key, how, mode) = match task {
+                        task if task < keys => (task, How::Lock, Mode::Write),
+                        task if task < 2 * keys => (task - keys, How::Lock, Mode::Read),
+                        _ => (rng.usize(..keys), How::any(&mut rng), Mode::any(&mut rng)),
                     };
-                    worker.cycle(key, how, &mut rng).await;
+                    worker.cycle(key, how, mode, &mut rng).await;
                 }
             })
         });
-        let tasks: Vec<_> = tasks.collect();
+        let mut tasks: Vec<_> = tasks.collect();
+        tasks.extend((0..2).map(|task| {
+            let worker = worker.clone();
+            let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (1_000 + task));
+            tokio::spawn(async move { worker.wants_permits(&mut rng).await })
+        }));
         let mut stop = worker.stop.clone();
         let _ = stop.wait_for(|stop| *stop).await;
         let end = Instant::now() + Duration::from_secs(15);
@@ -256,45 +159,76 @@ impl Worker {
         worker.journal.write(now(), format_args!("end {state}"));
     }
 
-    async fn cycle(&self, key: usize, how: How, rng: &mut fastrand::Rng) {
+    async fn cycle(&self, key: usize, how: How, mode: Mode, rng: &mut fastrand::Rng) {
         let mut stop = self.stop.clone();
         let got = tokio::select! {
-            got = self.acquire(key, how, rng) => got,
+            got = self.acquire(key, how, mode, rng) => got,
             _ = stop.wait_for(|stop| *stop) => return,
         };
         match got {
-            Ok(Some(held)) => self.hold(held, key, rng).await,
-            Ok(None) => self.journal.write(now(), format_args!("miss {key} {how:?}")),
+            Ok(Some(held)) => self.hold(held, key, mode, rng).await,
+            Ok(None) => self
+                .journal
+                .write(now(), format_args!("miss {key} {how:?} {mode:?}")),
             Err(error) => {
-                self.journal
-                    .write(now(), format_args!("error {key} {}", kind(&error)));
+                self.failed(key, &error);
                 sleep(Duration::from_millis(rng.u64(5..25))).await;
             }
         }
         sleep(Duration::from_micros(rng.u64(0..3000))).await;
     }
 
-    async fn acquire(&self, key: usize, how: How, rng: &mut fastrand::Rng) -> Result<Option<Held>, Error> {
-        if !self.orders.locked {
+    pub fn semaphore(&self) -> Semaphore {
+        self.semaphore.clone()
+    }
+
+    pub fn pretended(&self) -> Held {
+        Held::Pretended(1 + self.ids.load(Ordering::Relaxed))
+    }
+
+    pub fn failed(&self, key: usize, error: &Error) {
+        let line = format_args!("error {key} {}", kind(error));
+        self.journal.write(now(), line);
+    }
+
+    async fn acquire(
+        &self,
+        key: usize,
+        how: How,
+        mode: Mode,
+        rng: &mut fastrand::Rng,
+    ) -> Result<Option<Held>, Error> {
+        if !self.orders.locked.is_real(mode == Mode::Read) {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
-            return Ok(Some(Held::Pretended(1 + self.ids.load(Ordering::Relaxed))));
+            return Ok(Some(self.pretended()));
         }
-        let mutex = &self.mutexes[key];
+        let lock = &self.locks[key];
         let lease = self.orders.lease;
+        let reads = mode == Mode::Read;
+        let enter = |lock: &RwLock| if reads { lock.read() } else { lock.write() };
         let real = |guard| Some(Held::Real(guard));
         match how {
-            How::Lock => mutex.lock().await.map(real),
-            How::Shorter => mutex.clone().lease(lease / 2).lock().await.map(real),
-            How::Fixed => mutex.clone().fixed(lease * 2 / 3).lock().await.map(real),
-            How::Try => Ok(mutex.try_lock().await?.and_then(real)),
-            How::Timeout => match mutex.lock_timeout(Duration::from_millis(rng.u64(1..300))).await {
-                Err(Error::Busy { .. }) => Ok(None),
-                other => other.map(real),
-            },
+            How::Lock => enter(lock).await.map(real),
+            How::Shorter => enter(&lock.clone().lease(lease / 2)).await.map(real),
+            How::Fixed => enter(&lock.clone().fixed(lease * 2 / 3)).await.map(real),
+            How::Try if reads => Ok(lock.try_read().await?.and_then(real)),
+            How::Try => Ok(lock.try_write().await?.and_then(real)),
+            How::Timeout => {
+                let wait = Duration::from_millis(rng.u64(1..300));
+                let answer = if reads {
+                    lock.read_timeout(wait).await
+                } else {
+                    lock.write_timeout(wait).await
+                };
+                match answer {
+                    Err(Error::Busy { .. }) => Ok(None),
+                    other => other.map(real),
+                }
+            }
             // Dropped anywhere between its first poll and its grant.
             How::Cancelled => {
                 let patience = Duration::from_micros(1 << rng.u32(4..16));
-                match timeout(patience, mutex.lock()).await {
+                match timeout(patience, enter(lock)).await {
                     Err(_) => Ok(None),
                     Ok(other) => other.map(real),
                 }
@@ -302,26 +236,97 @@ impl Worker {
         }
     }
 
-    fn check(&self, id: u64, held: &Held) -> bool {
+    pub fn check(&self, id: u64, held: &Held) -> bool {
         check(&self.journal, id, || held.is_held())
     }
 
-    async fn hold(&self, held: Held, key: usize, rng: &mut fastrand::Rng) {
+    /// From its grant to its end. Who downgrades has two guards, one after the other.
+    async fn hold(&self, held: Held, key: usize, mode: Mode, rng: &mut fastrand::Rng) {
+        let (id, wrote) = self.work_under(&held, key, mode == Mode::Read, None, rng).await;
+        let held = match (held, mode) {
+            (Held::Real(guard), Mode::Downgrade) => {
+                let Some((reader, to)) = self.downgrade(id, guard, key, rng).await else {
+                    return;
+                };
+                self.work_as(to, &reader, key, true, wrote, rng).await;
+                return self.end(to, reader, rng).await;
+            }
+            (held, _) => held,
+        };
+        self.end(id, held, rng).await;
+    }
+
+    /// A writer goes on as a reader, if it is given the time.
+    async fn downgrade(
+        &self,
+        id: u64,
+        guard: Guard,
+        key: usize,
+        rng: &mut fastrand::Rng,
+    ) -> Option<(Held, u64)> {
+        self.journal.write(now(), format_args!("ending {id} downgrade"));
+        let patience = match rng.u32(..8) {
+            0 => Duration::from_micros(1 << rng.u32(4..13)),
+            _ => Duration::from_secs(3600),
+        };
+        match timeout(patience, guard.downgrade()).await {
+            Ok(Ok(reader)) => {
+                let reader = Held::Real(reader);
+                let to = self.granted(key, &reader, format_args!("read"));
+                self.journal.write(now(), format_args!("downgraded {id} {to}"));
+                Some((reader, to))
+            }
+            Ok(Err(error)) => {
+                self.failed(key, &error);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    pub fn granted(&self, key: usize, held: &Held, mode: fmt::Arguments<'_>) -> u64 {
         let granted = now();
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let fence = held.fence();
         self.journal
-            .write(granted, format_args!("granted {id} {key} {}", held.fence()));
-        self.check(id, &held);
+            .write(granted, format_args!("granted {id} {key} {fence} {mode}"));
+        id
+    }
+
+    async fn work_under(
+        &self,
+        held: &Held,
+        key: usize,
+        reads: bool,
+        saw: Option<i64>,
+        rng: &mut fastrand::Rng,
+    ) -> (u64, Option<i64>) {
+        let mode = if reads { "read" } else { "write" };
+        let id = self.granted(key, held, format_args!("{mode}"));
+        (id, self.work_as(id, held, key, reads, saw, rng).await)
+    }
+
+    /// What a guard is for. Answers what was written, if it is known.
+    async fn work_as(
+        &self,
+        id: u64,
+        held: &Held,
+        key: usize,
+        reads: bool,
+        saw: Option<i64>,
+        rng: &mut fastrand::Rng,
+    ) -> Option<i64> {
+        self.check(id, held);
         let span = Duration::from_micros(match rng.u32(..10) {
             // Renewals, and something to be lost.
-            0..5 if key == LONG && self.orders.locked => {
+            0..5 if key == LONG && self.orders.locked == Locked::Everybody => {
                 rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2)
             }
             0..5 => rng.u64(..2_000),
             5..9 => rng.u64(2_000..10_000),
             _ => rng.u64(10_000..30_000),
         });
-        let watched = match &held {
+        let watched = match held {
             Held::Real(guard) if span > Duration::from_millis(30) => {
                 Some(watch(self.journal.clone(), id, guard.lease()))
             }
@@ -329,18 +334,35 @@ impl Worker {
         };
         // Without pauses a holder is careful, and must be exact. With pauses some are not, and are refused.
         let careful = self.counters.is_some() || rng.bool();
-        let labour = self.labour(id, key, &held, span);
-        match &held {
-            Held::Real(guard) if careful => drop(guard.run(labour).await),
+        let labour = async {
+            if reads {
+                self.look(id, key, held, span, saw).await;
+                None
+            } else {
+                self.labour(id, key, held, span).await
+            }
+        };
+        let wrote = match held {
+            Held::Real(guard) if careful => guard.run(labour).await.ok().flatten(),
             _ => labour.await,
-        }
+        };
         drop(watched);
-        let is_held = self.check(id, &held);
-        if !is_held && let Held::Real(guard) = &held {
+        self.tell_loss(id, held).await;
+        wrote
+    }
+
+    /// What a guard says of its loss, if it is held no more.
+    pub async fn tell_loss(&self, id: u64, held: &Held) {
+        let is_held = self.check(id, held);
+        if !is_held && let Held::Real(guard) = held {
             let cause = timeout(Duration::from_secs(10), guard.lost()).await;
             let cause = cause.map_or("never".into(), |cause| format!("{cause:?}"));
             self.journal.write(now(), format_args!("lost {id} {cause}"));
         }
+    }
+
+    /// Gives up a guard in one of the ways there are.
+    pub async fn end(&self, id: u64, held: Held, rng: &mut fastrand::Rng) {
         let ending = |how| self.journal.write(now(), format_args!("ending {id} {how}"));
         match (held, rng.u32(..20)) {
             (Held::Real(guard), 0) => {
@@ -380,8 +402,38 @@ impl Worker {
         }
     }
 
-    async fn labour(&self, id: u64, key: usize, held: &Held, span: Duration) {
+    /// Reads twice what writers change: as long as it reads nobody does.
+    async fn look(&self, id: u64, key: usize, held: &Held, span: Duration, saw: Option<i64>) {
         let began = now();
+        let fence = format!("{:020}", held.fence());
+        let look = async || match (&self.counters, &self.register) {
+            (_, Some(register)) => Some(register.call(&register.look, key, &fence, None).await),
+            (Some(counters), None) => Some(count(&counters[key]) as i64),
+            (None, None) => None,
+        };
+        let first = look().await;
+        let first = saw.or(first);
+        self.stay(id, held, began, span).await;
+        if let (Some(first), Some(last)) = (first, look().await) {
+            self.journal.write(now(), format_args!("saw {id} {first} {last}"));
+        }
+    }
+
+    /// Stays for so long, if it is held for so long.
+    async fn stay(&self, id: u64, held: &Held, began: u64, span: Duration) {
+        loop {
+            let left = span.saturating_sub(Duration::from_nanos(now() - began));
+            if left.is_zero() || !self.check(id, held) {
+                return;
+            }
+            sleep(left.min(Duration::from_millis(5))).await;
+        }
+    }
+
+    /// Answers what it wrote where a reader looks.
+    async fn labour(&self, id: u64, key: usize, held: &Held, span: Duration) -> Option<i64> {
+        let began = now();
+        let mut wrote = None;
         if let Some(counters) = &self.counters {
             let value = count(&counters[key]) + 1;
             sleep(span / 2).await;
@@ -397,41 +449,28 @@ impl Worker {
                 let overrun = Duration::from_nanos(after - before) >= left;
                 self.journal
                     .write(after, format_args!("wrote {id} {value} {}", u8::from(overrun)));
+                wrote = Some(value as i64);
             }
         }
-        if let Some((connection, read, write)) = &self.register {
+        if let Some(register) = &self.register {
             let fence = format!("{:020}", held.fence());
-            let mut connection = connection.clone();
-            let mut call = read.key(name(key));
-            let seen: i64 = call
-                .arg(&fence)
-                .invoke_async(&mut connection)
-                .await
-                .expect("the register");
+            let seen = register.call(&register.read, key, &fence, None).await;
             if seen < 0 {
-                return self.refused(id, held);
+                self.refused(id, held);
+                return None;
             }
             sleep(span / 2).await;
             self.journal.write(now(), format_args!("asked {id}"));
-            let mut call = write.key(name(key));
-            let accepted: i64 = call
-                .arg(&fence)
-                .arg(seen + 1)
-                .invoke_async(&mut connection)
-                .await
-                .expect("the register");
+            let accepted = register.call(&register.write, key, &fence, Some(seen + 1)).await;
             if accepted < 0 {
-                return self.refused(id, held);
+                self.refused(id, held);
+                return None;
             }
             self.journal.write(now(), format_args!("accepted {id}"));
+            wrote = Some(seen + 1);
         }
-        loop {
-            let left = span.saturating_sub(Duration::from_nanos(now() - began));
-            if left.is_zero() || !self.check(id, held) {
-                return;
-            }
-            sleep(left.min(Duration::from_millis(5))).await;
-        }
+        self.stay(id, held, began, span).await;
+        wrote
     }
 
     /// Somebody with a younger fence was there first, so this guard must know that it is over.
@@ -470,9 +509,28 @@ fn watch(journal: Arc<Journal>, id: u64, lease: Lease) -> mpsc::Sender<()> {
     end
 }
 
+/// What a guard is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Write,
+    Read,
+    /// First to write, then to read.
+    Downgrade,
+}
+
+impl Mode {
+    fn any(rng: &mut fastrand::Rng) -> Self {
+        match rng.u32(..10) {
+            0..5 => Mode::Read,
+            5..7 => Mode::Downgrade,
+            _ => Mode::Write,
+        }
+    }
+}
+
 /// How a lock is asked for.
 #[derive(Debug, Clone, Copy)]
-enum How {
+pub enum How {
     Lock,
     Shorter,
     Fixed,
@@ -482,7 +540,7 @@ enum How {
 }
 
 impl How {
-    fn any(rng: &mut fastrand::Rng) -> Self {
+    pub fn any(rng: &mut fastrand::Rng) -> Self {
         match rng.u32(..12) {
             0..3 => How::Lock,
             3 => How::Shorter,
@@ -494,7 +552,7 @@ impl How {
     }
 }
 
-enum Held {
+pub enum Held {
     Real(Guard),
     /// What there is when the lock is switched off.
     Pretended(u64),
@@ -525,68 +583,3 @@ impl Held {
 
 /// A panic that is part of the torture.
 const INTENDED: &str = "a holder panics, as intended";
-
-fn kind(error: &Error) -> String {
-    match error {
-        Error::Lost { cause, .. } => format!("lost {cause:?}"),
-        Error::Store { source, .. } => match source.kind() {
-            StoreErrorKind::Refused(refusal) => format!("refused {refusal:?}"),
-            kind => format!("{kind:?}").to_lowercase(),
-        },
-        Error::QueueFull { .. } => "queue full".into(),
-        Error::Busy { .. } => "busy".into(),
-        other => format!("unexpected {other:?}"),
-    }
-}
-
-/// Writes the events of the crate into the journal, except for the most frequent ones.
-struct Events(Arc<Journal>);
-
-impl Subscriber for Events {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "tenure" && *metadata.level() <= Level::DEBUG
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        if line.event != "denied" {
-            let Line { event, rest } = line;
-            self.0.write(now(), format_args!("event {event}{rest}"));
-        }
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-#[derive(Default)]
-struct Line {
-    event: String,
-    rest: String,
-}
-
-impl Visit for Line {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "event" => self.event = value.into(),
-            _ => self.record_debug(field, &value),
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if !matches!(field.name(), "message" | "node") {
-            let text = format!(" {}={value:?}", field.name());
-            self.rest.push_str(&text.replace('\n', " "));
-        }
-    }
-}

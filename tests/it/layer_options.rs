@@ -1,0 +1,172 @@
+//! What a layer can be told: statuses, headers, and to observe only.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use http::StatusCode;
+use http::header::RETRY_AFTER;
+use tenure::middleware::{Refused, keys};
+use tenure::{LockLayer, Locks, MemoryStore};
+
+use crate::help::{ms, soon};
+use crate::layer::{GatedHandler, by_path, send, status, text, to, until};
+use crate::support::events::Watch;
+
+#[tokio::test]
+async fn statuses_retry_after_and_problem_types_can_be_set() {
+    let locks = Locks::memory();
+    let layer = by_path(&locks)
+        .wait(ms(1))
+        .status(Refused::Busy, StatusCode::CONFLICT)
+        .status(Refused::WaitedTooLong, StatusCode::IM_A_TEAPOT)
+        .status(Refused::WaitedTooLong, StatusCode::SERVICE_UNAVAILABLE)
+        .retry_after(Duration::from_millis(7_900))
+        .problem_base("https://example.com/problems");
+    let app = |layer| Router::new().route("/", get(async || ())).route_layer(layer);
+    let guard = locks.mutex("/").lock().await.unwrap();
+
+    let response = soon(send(&app(layer.clone()), to("/"))).await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.headers()[RETRY_AFTER], "8", "rounded up");
+    let body = text(response).await;
+    assert!(
+        body.contains(r#""type":"https://example.com/problems#variant.WaitedTooLong""#),
+        "{body}"
+    );
+    assert!(body.contains(r#""status":503"#), "{body}");
+
+    let response = soon(send(&app(layer.clone().skip()), to("/"))).await.unwrap();
+    assert_eq!(response.status(), 409);
+    assert!(
+        !response.headers().contains_key(RETRY_AFTER),
+        "when a try succeeds nobody knows"
+    );
+
+    // A text of a configuration may hold anything; the body is JSON all the same.
+    let odd = layer.clone().problem_base("a\"b\\c\nd");
+    let body = text(soon(send(&app(odd), to("/"))).await.unwrap()).await;
+    let escaped = r#""type":"a\u0022b\u005cc\u000ad#variant.WaitedTooLong","#;
+    assert!(body.contains(escaped), "{body}");
+
+    // No time at all is no time to wait.
+    let at_once = app(layer.retry_after(Duration::ZERO));
+    let response = soon(send(&at_once, to("/"))).await.unwrap();
+    assert_eq!(response.headers()[RETRY_AFTER], "1");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
+    let locks = Locks::memory();
+    let layer = by_path(&locks).server_timing().fence_header("x-fence");
+    let handler = |lease: tenure::Lease| async move {
+        ([("server-timing", "db;dur=1")], lease.fence().get().to_string())
+    };
+    let app = Router::new().route("/", get(handler)).route_layer(layer);
+    let held = locks.mutex("/").lock().await.unwrap();
+    let answer = send(&app, to("/"));
+    until(|| locks.waiting() == 1).await;
+    // So long it waits at least, as the answer will tell.
+    tokio::time::sleep(ms(20)).await;
+    drop(held);
+    let response = soon(answer).await.unwrap();
+    let timings: Vec<_> = response.headers().get_all("server-timing").iter().collect();
+    assert_eq!(timings.len(), 2, "that of the handler stays");
+    let waited = timings[1].to_str().unwrap().strip_prefix("lock;dur=").unwrap();
+    assert!(waited.parse::<f64>().unwrap() >= 20.0, "{waited}");
+    let fence = response.headers()["x-fence"].to_str().unwrap().to_owned();
+    assert_eq!(text(response).await, fence);
+
+    let quiet = Router::new()
+        .route("/", get(async || ()))
+        .route_layer(by_path(&locks));
+    let response = soon(send(&quiet, to("/"))).await.unwrap();
+    assert!(!response.headers().contains_key("server-timing"));
+}
+
+#[tokio::test]
+async fn who_only_observes_lets_everybody_in_and_tells_of_overlaps() {
+    let watch = Watch::of("outcome=overlap");
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).observe());
+    // A real lock is no reason to wait.
+    let held = locks.mutex("/o/a").lock().await.unwrap();
+    let first = send(&app, to("/o/a"));
+    seen.next().await;
+    until(|| store.len() == 2).await;
+    let second = send(&app, to("/o/a"));
+    seen.next().await;
+    let told = watch.until("overlap").await;
+    assert!(told.text.contains("route=/o/{id}"), "{told:?}");
+    handler.let_go(2);
+    assert_eq!(soon(first).await.unwrap().status(), 200);
+    assert_eq!(soon(second).await.unwrap().status(), 200);
+    drop(held);
+    soon(locks.idle()).await;
+    assert!(store.is_empty());
+    // Whoever comes now is alone.
+    handler.let_go(1);
+    assert_eq!(status(&app, to("/o/a")).await, 200);
+    assert_eq!(watch.count("overlap"), 1);
+}
+
+#[tokio::test]
+async fn who_only_observes_refuses_nobody() {
+    let watch = Watch::of("outcome=refused");
+    let locks = Locks::memory();
+    let app = Router::new()
+        .route(
+            "/",
+            get(async |lease: Option<tenure::Lease>| assert!(lease.is_none())),
+        )
+        .route_layer(LockLayer::new(&locks, keys::idempotency_key()).observe());
+    assert_eq!(status(&app, to("/")).await, 200);
+    watch.until("overlap").await;
+    // A client that leaves takes its shadow with it.
+    let (handler, mut seen) = GatedHandler::new();
+    let app = handler.app(by_path(&locks).observe());
+    let left = send(&app, to("/o/a"));
+    seen.next().await;
+    until(|| locks.keys() == 1).await;
+    left.abort();
+    soon(locks.idle()).await;
+}
+
+/// Nested layers with one key would share its lease, and the longest key is a key.
+#[tokio::test]
+async fn who_only_observes_counts_no_request_against_itself() {
+    let watch = Watch::of("route=/nested/");
+    let locks = Locks::memory();
+    let app = Router::new()
+        .route("/nested/{id}", get(async || ()))
+        .route_layer(by_path(&locks).observe())
+        .route_layer(by_path(&locks).observe());
+    for _ in 0..3 {
+        assert_eq!(status(&app, to("/nested/a")).await, 200);
+        soon(locks.idle()).await;
+    }
+    let longest = format!("/nested/{}", "x".repeat(512 - "/nested/".len()));
+    assert_eq!(status(&app, to(&longest)).await, 200);
+    soon(locks.idle()).await;
+    assert_eq!(watch.count("overlap"), 0);
+    assert_eq!(status(&app, to(&format!("{longest}x"))).await, 200);
+    soon(locks.idle()).await;
+    assert_eq!(watch.count("overlap"), 1);
+}
+
+#[tokio::test]
+async fn a_layer_that_is_set_up_wrongly_is_told_of_once() {
+    let watch = Watch::of("route=/wrongly");
+    let locks = Locks::memory();
+    let app = Router::new()
+        .route("/wrongly", get(async || ()))
+        .route_layer(by_path(&locks).lease(ms(1)));
+    for _ in 0..3 {
+        assert_eq!(status(&app, to("/wrongly")).await, 500);
+    }
+    let levels: Vec<String> = watch.told().iter().map(|told| told.level.to_string()).collect();
+    assert_eq!(levels, ["ERROR", "DEBUG", "DEBUG"]);
+}

@@ -1,0 +1,183 @@
+//! The simulation that users' tests are made of: its clocks, and that what it runs is what ships.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
+use tenure::scheduler::JobError;
+use tenure::testing::{Replica, Simulation};
+use tenure::{Locks, Tick};
+use tokio_cron_scheduler::JobScheduler;
+
+/// Which replica, tick and attempt, and whether it is the end of the run.
+type Runs = Arc<Mutex<Vec<(&'static str, u64, u32, bool)>>>;
+
+async fn schedule(
+    locks: Locks,
+    scheduler: JobScheduler,
+    who: &'static str,
+    runs: Runs,
+) -> Result<(), JobError> {
+    let job = locks.cron("reconcile", "0 0 0 * * *").timezone("Europe/Berlin");
+    let job = job.run(move |tick: Tick| {
+        let runs = runs.clone();
+        let note = move |ends| {
+            runs.lock()
+                .unwrap()
+                .push((who, tick.nominal_unix(), tick.attempt(), ends))
+        };
+        async move {
+            note(false);
+            tokio::time::sleep(Duration::from_secs(1800)).await;
+            note(true);
+        }
+    })?;
+    locks.add_job(&scheduler, job).await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_week_of_three_replicas_with_a_change_of_clocks_and_a_crash() {
+    let (runs, began) = (Runs::default(), std::time::Instant::now());
+    let sim = Simulation::at("2026-10-22T12:00:00Z");
+    let mut replicas: Vec<Replica> = Vec::new();
+    for (name, ahead_ms) in [("a", 0), ("b", 40_000), ("c", -3_000)] {
+        let replica = sim.replica(name).clock_ahead_ms(ahead_ms);
+        let setup = |locks, scheduler| schedule(locks, scheduler, name, runs.clone());
+        replicas.push(replica.start(setup).await);
+    }
+    // In the middle of a run.
+    sim.run_until("2026-10-26T23:10:00Z").await;
+    let winner = runs.lock().unwrap().last().expect("it runs").0;
+    let at = replicas.iter().position(|replica| replica.name() == winner);
+    replicas.remove(at.expect("it is one of them")).crash();
+    sim.run_until("2026-10-29T12:00:00Z").await;
+    let ended: Vec<_> = runs
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|run| run.3)
+        .map(|run| (run.1, run.2))
+        .collect();
+    // Midnight in Berlin: 22:00 UTC, and 23:00 from the 25th on.
+    let midnights = (0..7).map(|day| 1_792_706_400 + day * 86_400 + if day > 2 { 3_600 } else { 0 });
+    let expected: Vec<_> = midnights.zip([1, 1, 1, 1, 2, 1, 1]).collect();
+    assert_eq!(ended, expected);
+    println!(
+        "a week of three replicas, with a run of half an hour each night, in {:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_run_of_one_tick() {
+    let runs = Runs::default();
+    let sim = Simulation::at("2026-10-22T12:00:00Z");
+    let replica = sim
+        .replica("a")
+        .start(|locks, scheduler| schedule(locks, scheduler, "a", runs.clone()))
+        .await;
+    let nominal = sim.now() - Duration::from_secs(60);
+    assert_eq!(replica.fire_tick("reconcile", nominal).await, "done");
+    assert_eq!(replica.fire_tick("reconcile", nominal).await, "elsewhere");
+    // The future is waited for.
+    let nominal = sim.now() + Duration::from_secs(60);
+    assert_eq!(replica.fire_tick("reconcile", nominal).await, "done");
+    assert!(sim.now() >= nominal);
+    assert_eq!(runs.lock().unwrap().len(), 4);
+}
+
+#[tokio::test]
+#[should_panic(expected = "start_paused = true")]
+async fn a_clock_that_runs_is_refused() {
+    Simulation::at("2026-10-22T12:00:00Z");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_its_service_removes_is_run_no_more() {
+    let runs = Runs::default();
+    let sim = Simulation::at("2026-10-22T12:00:00Z");
+    let replica = sim
+        .replica("a")
+        .start(|locks, scheduler| schedule(locks, scheduler, "a", runs.clone()))
+        .await;
+    sim.run_for(Duration::from_secs(86_400)).await;
+    assert_eq!(runs.lock().unwrap().len(), 2);
+    let scheduler = replica.scheduler();
+    let listing = scheduler.context.metadata_storage.write().await.list_next_ticks();
+    for tick in listing.await.expect("it is in memory") {
+        scheduler
+            .remove(&tick.id.expect("it has one").into())
+            .await
+            .expect("it is there");
+    }
+    sim.run_for(Duration::from_secs(3 * 86_400)).await;
+    assert_eq!(runs.lock().unwrap().len(), 2);
+}
+
+/// The instants of daily jobs in a year, by zone and time of day; `tests/zones/expected.py` makes them.
+const EXPECTED: &str = include_str!("../../src/scheduler/zones.csv");
+
+/// Zone, local time, and the instants of a year.
+fn years() -> Vec<(&'static str, Vec<u64>)> {
+    let mut years: Vec<(&str, Vec<u64>)> = Vec::new();
+    for line in EXPECTED.lines() {
+        let words: Vec<&str> = line.split(',').collect();
+        let [zone, "00:00", first, last, offset] = words[..] else {
+            continue;
+        };
+        if years.last().is_none_or(|(of, _)| *of != zone) {
+            years.push((zone, Vec::new()));
+        }
+        let days = &mut years.last_mut().expect("it was put there").1;
+        let (mut day, last): (NaiveDate, NaiveDate) = (first.parse().unwrap(), last.parse().unwrap());
+        while let (true, Ok(offset)) = (day <= last, offset.parse::<i64>()) {
+            let midnight = day.and_time(NaiveTime::MIN).and_utc().timestamp();
+            days.push((midnight + offset) as u64);
+            day = day.succ_opt().unwrap();
+        }
+    }
+    years
+}
+
+/// By the jobs, the engine and the store, with replicas that were started before the changes of the clocks, after them
+/// and in between, one of which is killed now and then.
+#[tokio::test(start_paused = true)]
+async fn a_year_of_midnights_in_five_zones() {
+    let years = years();
+    assert_eq!(years.len(), 5);
+    for (zone, midnights) in years {
+        let runs: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let (first, last) = (midnights[0], *midnights.last().unwrap());
+        let text = |unix: u64| {
+            DateTime::<Utc>::from_timestamp(unix as i64, 0)
+                .unwrap()
+                .to_rfc3339()
+        };
+        let sim = Simulation::at(&text(first - 3_600));
+        let setup = async |locks: Locks, scheduler: JobScheduler| {
+            let runs = runs.clone();
+            let job = locks
+                .cron("daily", "0 0 0 * * *")
+                .timezone(zone)
+                .run(move |tick: Tick| {
+                    runs.lock().unwrap().push(tick.nominal_unix());
+                    async {}
+                })?;
+            locks.add_job(&scheduler, job).await?;
+            Ok::<_, JobError>(())
+        };
+        let _oldest = sim.replica("oldest").start(&setup).await;
+        let mut other: Option<Replica> = None;
+        for month in 0..12 {
+            if let Some(other) = other.take() {
+                other.crash();
+            }
+            other = Some(sim.replica(format!("of month {month}")).start(&setup).await);
+            sim.run_until(&text(first + (last - first) / 12 * (month + 1)))
+                .await;
+        }
+        sim.run_until(&text(last + 3_600)).await;
+        assert_eq!(*runs.lock().unwrap(), midnights, "{zone}");
+    }
+}

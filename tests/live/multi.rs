@@ -1,0 +1,367 @@
+//! Several locks at once, on a real server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::aio::MultiplexedConnection;
+use tenure::{Locks, MultiGuard};
+
+use crate::help::{Eyes, Other, held, locks, ms, now, server_time, soon, until};
+use crate::server::RedisServer;
+
+const ACCOUNTS: usize = 4;
+const BALANCE: i64 = 10_000;
+
+/// Reads both accounts in one step, and makes itself known: from then on whoever has earlier fences is refused. Without that
+/// what is written too late could come between somebody's read and write.
+const READ: &str = "
+for i = 1, 2 do
+  local fence = redis.call('HGET', KEYS[i], 'fence')
+  if fence and fence > ARGV[i] then return {} end
+end
+local balances = {}
+for i = 1, 2 do
+  redis.call('HSET', KEYS[i], 'fence', ARGV[i])
+  balances[i] = tonumber(redis.call('HGET', KEYS[i], 'balance'))
+end
+return balances";
+
+/// Writes both accounts in one step, unless one of them was read or written under a later fence.
+const WRITE: &str = "
+for i = 1, 2 do
+  local fence = redis.call('HGET', KEYS[i], 'fence')
+  if fence and fence > ARGV[i] then return 0 end
+end
+for i = 1, 2 do redis.call('HSET', KEYS[i], 'balance', ARGV[i + 2], 'fence', ARGV[i]) end
+return redis.call('INCR', 'bank:transfers')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn free_keys_take_one_trip_each_way() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(60_000)).await;
+    held(&locks, "warm").await.release().await.unwrap();
+    let mut trips = || eyes.calls()["evalsha"];
+    let multi = locks.multi(["a", "b", "c", "d", "e"]);
+    let before = trips();
+    let guard = soon(multi.lock()).await.unwrap();
+    assert_eq!(trips() - before, 1, "to lock");
+    soon(guard.release()).await.unwrap();
+    assert_eq!(trips() - before, 2, "to release");
+    let guard = soon(multi.try_lock()).await.unwrap().expect("all are free");
+    drop(guard);
+    // Behind its own release, which is under way.
+    let guard = soon(multi.lock()).await.unwrap();
+    assert_eq!(trips() - before, 5, "to drop, and to lock again at once");
+    soon(guard.release()).await.unwrap();
+    eyes.until_empty().await;
+}
+
+/// Per key, a multi-lock of five free keys takes at most twice the server's time of a mutex.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_several_costs_the_server_no_more_than_a_mutex() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(60_000)).await;
+    let [mutex, multi] = server_time(
+        &mut eyes,
+        [
+            &async |n| held(&locks, n).await.release().await.unwrap(),
+            &async |n| {
+                let multi = locks.multi((0..5).map(|key| 5 * n + key));
+                let guard = soon(multi.lock()).await.unwrap();
+                soon(guard.release()).await.unwrap();
+            },
+        ],
+    )
+    .await;
+    println!("to lock and release: a mutex {mutex:.1} us, five keys at once {multi:.1} us");
+    assert!(
+        multi / 5.0 <= 2.0 * mutex,
+        "{multi:.1} us for five keys, a mutex {mutex:.1} us"
+    );
+}
+
+/// What is free is not touched when another is not; who waits holds only what comes before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_are_taken_or_none_and_one_waits_in_order() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    let (one, other) = (locks(&url, ms(60_000)).await, locks(&url, ms(60_000)).await);
+    let b = held(&other, "b").await;
+    let multi = one.multi(["c", "b", "a"]);
+    assert!(soon(multi.try_lock()).await.unwrap().is_none());
+    assert_eq!((eyes.owner("a"), eyes.owner("c")), (None, None));
+    // Somebody waits for c, whose holder is gone by the time a multi-lock would take it: it does not pass them.
+    let waits = tokio::spawn(multi.lock());
+    until("it waits for b", || eyes.queue("b") == 1).await;
+    assert!(eyes.owner("a").is_some() && eyes.owner("c").is_none());
+    let fence = b.fence();
+    b.release().await.unwrap();
+    let guard = soon(waits).await.unwrap().unwrap();
+    assert!(guard.fence("b").unwrap() > fence && guard.is_held());
+    soon(guard.release()).await.unwrap();
+    eyes.until_empty().await;
+}
+
+/// Crossing sets, of two processes' nodes: everybody gets all of theirs, alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crossing_sets_exclude_each_other_and_do_not_deadlock() {
+    const KEYS: usize = 6;
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    let nodes = [locks(&url, ms(30_000)).await, locks(&url, ms(30_000)).await];
+    let inside: Arc<[AtomicBool; KEYS]> = Arc::default();
+    let mut tasks = Vec::new();
+    for task in 0..6 {
+        let (locks, inside) = (nodes[task % 2].clone(), inside.clone());
+        tasks.push(tokio::spawn(async move {
+            let mut rng = fastrand::Rng::with_seed(task as u64);
+            for _ in 0..25 {
+                let wanted = (0..rng.usize(1..=4)).map(|_| rng.usize(..KEYS));
+                let multi = locks.multi(wanted.collect::<Vec<_>>());
+                let guard = multi.lock().await.unwrap();
+                let mine: Vec<usize> = multi.keys().map(|key| key.to_string().parse().unwrap()).collect();
+                for &key in &mine {
+                    assert!(!inside[key].swap(true, Ordering::SeqCst), "{key} is held twice");
+                }
+                tokio::task::yield_now().await;
+                for &key in &mine {
+                    inside[key].store(false, Ordering::SeqCst);
+                }
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    eyes.until_empty().await;
+}
+
+fn account(n: usize) -> String {
+    format!("bank:{n}")
+}
+
+fn open_accounts(eyes: &mut Eyes) {
+    for n in 0..ACCOUNTS {
+        let _: () = eyes.text(&format!("HSET {} balance {BALANCE}", account(n)));
+    }
+}
+
+/// Of one moment: whoever transfers meanwhile is seen wholly or not at all.
+fn total(eyes: &mut Eyes) -> i64 {
+    let mut all = redis::pipe();
+    all.atomic();
+    for n in 0..ACCOUNTS {
+        all.cmd("HGET").arg(account(n)).arg("balance");
+    }
+    all.query::<Vec<i64>>(&mut eyes.0).unwrap().iter().sum()
+}
+
+/// The fences of the first two accounts, as texts of one length.
+fn fences(eyes: &mut Eyes) -> [Option<String>; 2] {
+    [0, 1].map(|n| eyes.text(&format!("HGET {} fence", account(n))))
+}
+
+fn balances(eyes: &mut Eyes) -> [i64; 2] {
+    [0, 1].map(|n| eyes.text(&format!("HGET {} balance", account(n))))
+}
+
+/// Where the accounts are.
+struct Bank(MultiplexedConnection);
+
+impl Bank {
+    async fn connect(url: &str) -> Bank {
+        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+        let client = redis::Client::open(url).unwrap();
+        let connection = client.get_multiplexed_async_connection_with_config(&patient);
+        Bank(connection.await.unwrap())
+    }
+
+    /// Reads two accounts, pauses and writes both. False when the bank refused: it looks at fences if it is told any.
+    async fn transfer(
+        &mut self,
+        accounts: &[String; 2],
+        amount: i64,
+        guard: Option<&MultiGuard>,
+        pause: impl Future<Output = ()>,
+    ) -> bool {
+        let fence = |account: &String| guard.and_then(|guard| guard.fence(account.as_str()));
+        // Padded: the script compares texts, as Lua's numbers are exact to 53 bits.
+        let fences = accounts
+            .each_ref()
+            .map(|account| format!("{:020}", fence(account).map_or(0, |fence| fence.get())));
+        let script = |text: &str| {
+            let mut eval = redis::cmd("EVAL");
+            eval.arg(text).arg(2).arg(&accounts[..]).arg(&fences[..]);
+            eval
+        };
+        let balances: Vec<i64> = script(READ).query_async(&mut self.0).await.unwrap();
+        let [from, to] = balances[..] else { return false };
+        pause.await;
+        let mut write = script(WRITE);
+        write.arg(from - amount).arg(to + amount);
+        let written: u64 = write.query_async(&mut self.0).await.unwrap();
+        written > 0
+    }
+}
+
+/// Transfers between two accounts, over and over.
+pub async fn transfers(locks: Option<Locks>, url: &str, fenced: bool) {
+    let mut bank = Bank::connect(url).await;
+    let mut rng = fastrand::Rng::new();
+    loop {
+        let from = rng.usize(..ACCOUNTS);
+        let accounts = [from, (from + rng.usize(1..ACCOUNTS)) % ACCOUNTS].map(account);
+        let guard = match &locks {
+            // A process that stood still is told so, and tries again.
+            Some(locks) => match locks.multi(accounts.iter().map(String::as_str)).lock().await {
+                Ok(guard) => Some(guard),
+                Err(_) => continue,
+            },
+            None => None,
+        };
+        let fences_of = guard.as_ref().filter(|_| fenced);
+        let pause = tokio::time::sleep(ms(1));
+        bank.transfer(&accounts, rng.i64(1..100), fences_of, pause).await;
+        if let Some(guard) = guard {
+            let _ = guard.release().await;
+        }
+    }
+}
+
+/// One transfer between the first two accounts, with a pause of any length between its read and its write. Whether the bank
+/// took it.
+pub async fn one_transfer(locks: Option<Locks>, url: &str, pause: impl Future<Output = ()>) -> bool {
+    let mut bank = Bank::connect(url).await;
+    let accounts = [0, 1].map(account);
+    let guard = match &locks {
+        Some(locks) => {
+            let multi = locks.multi(accounts.iter().map(String::as_str));
+            Some(soon(multi.lock()).await.unwrap())
+        }
+        None => None,
+    };
+    bank.transfer(&accounts, 1_000, guard.as_ref(), pause).await
+}
+
+fn transfers_done(eyes: &mut Eyes) -> u64 {
+    eyes.text::<Option<u64>>("GET bank:transfers").unwrap_or(0)
+}
+
+/// The locks alone, without fences, while nobody is stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_keep_the_total() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    open_accounts(&mut eyes);
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (locks, url) = (locks(&url, ms(60_000)).await, url.clone());
+        for _ in 0..2 {
+            let (locks, url) = (locks.clone(), url.clone());
+            tasks.spawn(async move { transfers(Some(locks), &url, false).await });
+        }
+    }
+    until("they transfer", || transfers_done(&mut eyes) >= 400).await;
+    tasks.shutdown().await;
+    assert_eq!(total(&mut eyes), ACCOUNTS as i64 * BALANCE);
+}
+
+/// Processes that transfer between accounts, some of which are stopped for longer than a lease, or killed, at any moment:
+/// no money is made and none is lost, and nothing stays locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_keep_the_total_whoever_is_stopped_or_killed() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    open_accounts(&mut eyes);
+    let lease = ms(1_000);
+    let start = || Other::plays("transfers", &server.url(), "with locks", lease);
+    let mut others: Vec<Other> = (0..3).map(|_| start()).collect();
+    for other in &mut others {
+        other.hears("ready");
+    }
+    let until_more = async |eyes: &mut Eyes| {
+        let enough = transfers_done(eyes) + 20;
+        until("they go on", || transfers_done(eyes) >= enough).await;
+    };
+    for round in 0..2 {
+        until_more(&mut eyes).await;
+        others[round % 3].signal("-STOP");
+        // Past its lease and margin others go on, and write under later fences.
+        tokio::time::sleep(ms(1_400)).await;
+        until_more(&mut eyes).await;
+        others[round % 3].signal("-CONT");
+        until_more(&mut eyes).await;
+        let killed = (round + 1) % 3;
+        others[killed].kill();
+        others[killed] = start();
+        others[killed].hears("ready");
+    }
+    until_more(&mut eyes).await;
+    drop(others);
+    let locks = locks(&url, lease).await;
+    // Whatever they held when they were killed is free in the end.
+    let killed = now();
+    let all = soon(locks.multi((0..ACCOUNTS).map(account)).lock())
+        .await
+        .unwrap();
+    let (done, after) = (transfers_done(&mut eyes), now() - killed);
+    println!("{done} transfers, all accounts free {after:?} after the last was killed");
+    assert_eq!(total(&mut eyes), ACCOUNTS as i64 * BALANCE);
+    all.release().await.unwrap();
+}
+
+/// A process is stopped between its read and its write for so long that others transfer with both accounts. What it then
+/// writes is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_process_that_stood_still_writes_is_refused() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    open_accounts(&mut eyes);
+    let lease = ms(1_000);
+    let mut slow = Other::plays("transfers once", &url, "with locks", lease);
+    slow.hears("read");
+    slow.signal("-STOP");
+    let before = fences(&mut eyes);
+    assert!(before.iter().all(Option::is_some), "it made itself known");
+    let _others = [(); 2].map(|()| Other::plays("transfers", &url, "with locks", lease));
+    until("others transfer with both accounts", || {
+        let after = fences(&mut eyes);
+        after.iter().zip(&before).all(|(after, before)| after > before)
+    })
+    .await;
+    slow.signal("-CONT");
+    slow.nod();
+    assert_eq!(slow.hears("wrote"), "false");
+    assert_eq!(total(&mut eyes), ACCOUNTS as i64 * BALANCE);
+}
+
+/// Or the tests above show nothing: the same without locks, and by chance in the first place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_without_the_locks_do_not_keep_the_total() {
+    let server = RedisServer::start();
+    let (url, mut eyes) = (server.url(), Eyes::on(&server));
+    let right = ACCOUNTS as i64 * BALANCE;
+    let start = |role| Other::plays(role, &server.url(), "without locks", ms(1_000));
+    open_accounts(&mut eyes);
+    let others = [(); 3].map(|()| start("transfers"));
+    until("money is made or lost", || total(&mut eyes) != right).await;
+    drop(others);
+    until("nothing of them is under way", || {
+        eyes.text::<String>("CLIENT LIST").lines().count() == 1
+    })
+    .await;
+    // One is enough that stands still between its read and its write.
+    open_accounts(&mut eyes);
+    let mut slow = start("transfers once");
+    slow.hears("read");
+    let mut bank = Bank::connect(&url).await;
+    let accounts = [0, 2].map(account);
+    assert!(bank.transfer(&accounts, 300, None, async {}).await);
+    assert_eq!(balances(&mut eyes)[0], BALANCE - 300);
+    slow.nod();
+    assert_eq!(slow.hears("wrote"), "true");
+    assert_eq!(total(&mut eyes), right + 300);
+}

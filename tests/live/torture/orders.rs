@@ -1,0 +1,116 @@
+//! What a worker is told, and what all of them share.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a worker is told.
+#[derive(Debug, Clone)]
+pub struct Orders {
+    /// The Redis of the locks, through a proxy.
+    pub url: String,
+    /// The Redis of the register, which has no faults.
+    pub register: Option<String>,
+    /// Where the counters are.
+    pub counters: Option<PathBuf>,
+    pub journal: PathBuf,
+    pub seed: u64,
+    pub keys: usize,
+    pub lease: Duration,
+    pub locked: Locked,
+}
+
+impl Orders {
+    pub fn encode(&self) -> String {
+        let register = self.register.as_deref().unwrap_or_default();
+        let counters = self.counters.clone().unwrap_or_default();
+        format!(
+            "{}|{register}|{}|{}|{}|{}|{}|{:?}",
+            self.url,
+            counters.display(),
+            self.journal.display(),
+            self.seed,
+            self.keys,
+            self.lease.as_millis(),
+            self.locked
+        )
+    }
+
+    pub fn decode(text: &str) -> Self {
+        let [url, register, counters, journal, seed, keys, lease, locked] = text
+            .split('|')
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("eight orders");
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Orders {
+            url: url.into(),
+            register: some(register),
+            counters: some(counters).map(PathBuf::from),
+            journal: journal.into(),
+            seed: seed.parse().expect("a seed"),
+            keys: keys.parse().expect("a number of keys"),
+            lease: Duration::from_millis(lease.parse().expect("a lease")),
+            locked: match locked {
+                "Everybody" => Locked::Everybody,
+                "Writers" => Locked::Writers,
+                other => {
+                    assert_eq!(other, "Nobody");
+                    Locked::Nobody
+                }
+            },
+        }
+    }
+}
+
+/// Who takes locks. Everybody else believes to hold what it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locked {
+    Everybody,
+    Writers,
+    Nobody,
+}
+
+impl Locked {
+    pub fn is_real(self, reads: bool) -> bool {
+        match self {
+            Locked::Everybody => true,
+            Locked::Writers => !reads,
+            Locked::Nobody => false,
+        }
+    }
+}
+
+/// The name of a lock.
+pub fn name(key: usize) -> String {
+    format!("torture:{key}")
+}
+
+/// How many permits there are.
+pub const PERMITS: u32 = 3;
+/// What they are of.
+pub const SEMAPHORE: &str = "torture";
+
+/// The key that is also held for longer than a lease.
+pub const LONG: usize = 0;
+
+/// A file of eight bytes.
+pub fn counter(dir: &std::path::Path, key: usize) -> File {
+    let path = dir.join(format!("counter-{key}"));
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path);
+    file.expect("a counter")
+}
+
+pub fn count(counter: &File) -> u64 {
+    let mut bytes = [0; 8];
+    match counter.read_at(&mut bytes, 0) {
+        Ok(8) => u64::from_le_bytes(bytes),
+        _ => 0,
+    }
+}

@@ -1,0 +1,101 @@
+//! Permits in the torture: more tasks than permits, which hold one, two or three of a semaphore.
+
+use std::time::Duration;
+
+use tenure::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::torture::journal::now;
+use crate::torture::orders::Locked;
+use crate::torture::worker::{Held, How, Worker};
+
+impl Worker {
+    /// Wants permits of the semaphore, which is the key after the last lock, again and again.
+    pub async fn wants_permits(&self, rng: &mut fastrand::Rng) {
+        let semaphore = self.semaphore();
+        let mut stop = self.stop.clone();
+        while !*self.stop.borrow() {
+            let (how, many) = (How::any(rng), [1, 1, 1, 2, 3][rng.usize(..5)]);
+            let got = tokio::select! {
+                got = self.acquire_permits(&semaphore, how, many, rng) => got,
+                _ = stop.wait_for(|stop| *stop) => return,
+            };
+            let key = self.orders.keys;
+            match got {
+                Ok(Some(held)) => self.hold_permits(held, many, rng).await,
+                Ok(None) => self
+                    .journal
+                    .write(now(), format_args!("miss {key} {how:?} Permits")),
+                Err(error) => {
+                    self.failed(key, &error);
+                    sleep(Duration::from_millis(rng.u64(5..25))).await;
+                }
+            }
+            sleep(Duration::from_micros(rng.u64(0..3000))).await;
+        }
+    }
+
+    async fn acquire_permits(
+        &self,
+        semaphore: &Semaphore,
+        how: How,
+        many: u32,
+        rng: &mut fastrand::Rng,
+    ) -> Result<Option<Held>, tenure::Error> {
+        if self.orders.locked != Locked::Everybody {
+            sleep(Duration::from_millis(rng.u64(0..4))).await;
+            return Ok(Some(self.pretended()));
+        }
+        let lease = self.orders.lease;
+        let real = |guard| Some(Held::Real(guard));
+        match how {
+            How::Lock => semaphore.acquire_many(many).await.map(real),
+            How::Shorter => semaphore
+                .clone()
+                .lease(lease / 2)
+                .acquire_many(many)
+                .await
+                .map(real),
+            How::Fixed => semaphore
+                .clone()
+                .fixed(lease * 2 / 3)
+                .acquire_many(many)
+                .await
+                .map(real),
+            How::Try => Ok(semaphore.try_acquire_many(many).await?.and_then(real)),
+            How::Timeout => {
+                let wait = Duration::from_millis(rng.u64(1..300));
+                match semaphore.acquire_many_timeout(many, wait).await {
+                    Err(tenure::Error::Busy { .. }) => Ok(None),
+                    other => other.map(real),
+                }
+            }
+            How::Cancelled => {
+                let patience = Duration::from_micros(1 << rng.u32(4..16));
+                match timeout(patience, semaphore.acquire_many(many)).await {
+                    Err(_) => Ok(None),
+                    Ok(other) => other.map(real),
+                }
+            }
+        }
+    }
+
+    async fn hold_permits(&self, held: Held, many: u32, rng: &mut fastrand::Rng) {
+        let id = self.granted(self.orders.keys, &held, format_args!("permits:{many}"));
+        let span = Duration::from_micros(match rng.u32(..10) {
+            0..2 => rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2),
+            2..5 => rng.u64(..2_000),
+            _ => rng.u64(2_000..20_000),
+        });
+        let began = now();
+        loop {
+            let left = span.saturating_sub(Duration::from_nanos(now() - began));
+            if !self.check(id, &held) || left.is_zero() {
+                break;
+            }
+            sleep(left.min(Duration::from_millis(5))).await;
+        }
+        self.tell_loss(id, &held).await;
+        self.end(id, held, rng).await;
+    }
+}

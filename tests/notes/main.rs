@@ -1,0 +1,41 @@
+//! What does not compile. Behind `//~` stands a part of what the compiler says about the line; tests/it/layer_notes.rs
+//! compares.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use http::StatusCode;
+use http::request::Parts;
+use tenure::middleware::{KeySource, keys};
+use tenure::{Key, LockLayer, Locks};
+
+struct AccountId(#[allow(dead_code)] u64);
+
+fn main() {
+    let locks = Locks::memory();
+
+    // What is no source at all.
+    LockLayer::new(&locks, 42); //~ a key source is one of `tenure::middleware::keys`, or a closure
+    LockLayer::new(&locks, "account:42"); //~ a tuple such as `("account", 42)`
+
+    // Closures over the request's head.
+    LockLayer::by(&locks, |_: &Parts| 1.5); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
+    LockLayer::by(&locks, |_: &Parts| AccountId(42)); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
+    LockLayer::by(&locks, |_: &Parts| Some(AccountId(42))); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
+    LockLayer::by(&locks, |_: &Parts| ("account", AccountId(42))); //~ a type of yours is one if it implements `KeyPart`
+    LockLayer::by(&locks, |_: &Parts| (1.5, 2)); //~ parts of a key are integers, `bool`, `char`, `uuid::Uuid` and text
+    LockLayer::by(&locks, |_: &Parts| Ok::<AccountId, StatusCode>(AccountId(42))); //~ a key is an integer, `bool`
+    LockLayer::by(&locks, |_: &Parts| Err::<u64, u64>(42)); //~ the trait bound `u64: IntoResponse` is not satisfied
+    LockLayer::new(&locks, |_: &Parts| AccountId(42)); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
+
+    // Closures over extractors.
+    LockLayer::from_extractors(&locks, |Json(id): Json<u64>| ("account", id)); //~ it would read the body before the handler does
+    LockLayer::from_extractors(&locks, |Path(_): Path<u64>, Json(id): Json<u64>| id); //~ it would read the body
+    LockLayer::from_extractors(&locks, |Path(id): Path<u64>| AccountId(id)); //~ that returns a key: an integer, `bool`, `Uuid`
+    LockLayer::from_extractors(&locks, |State(id): State<u64>| id); //~ go into `LockLayer::from_extractors_with_state`
+    LockLayer::from_extractors(&locks, |id: u64| id); //~ with one to eight arguments that have types
+
+    // Ready-made ones.
+    LockLayer::new(&locks, keys::extension(|id: &u64| AccountId(*id))); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
+    LockLayer::new(&locks, keys::fixed("a").per(42)); //~ a key source is one of `tenure::middleware::keys`
+    let _ = Key::from(("account", AccountId(42))); //~ parts of a key are integers, `bool`, `char`, `uuid::Uuid` and text
+}

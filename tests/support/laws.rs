@@ -1,0 +1,532 @@
+//! What every store must show of read-write locks, seen by two nodes.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::{Error, Fence, Guard, Locks, RwLock};
+use tokio::task::JoinHandle;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+/// Until a reader of this node would have to wait.
+async fn until_readers_wait(locks: &Locks, key: &str) {
+    soon(async {
+        while let Some(guard) = locks.rw_lock(key).try_read().await.unwrap() {
+            guard.release().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+pub async fn readers_share_and_exclude_writers(one: &Locks, other: &Locks) {
+    let (here, there) = (one.rw_lock("prices"), other.rw_lock("prices"));
+    let first = soon(here.read()).await.unwrap();
+    let second = soon(here.read_timeout(PATIENCE)).await.unwrap();
+    let third = there.try_read().await.unwrap().expect("others only read");
+    assert!(first.is_held() && second.is_held() && third.is_held());
+    for locks in [one, other] {
+        assert!(locks.rw_lock("prices").try_write().await.unwrap().is_none());
+        assert!(locks.mutex("prices").try_lock().await.unwrap().is_none());
+        let wait = Duration::from_millis(30);
+        let refused = locks.rw_lock("prices").write_timeout(wait).await;
+        assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+    }
+    first.release().await.unwrap();
+    drop(second);
+    third.release().await.unwrap();
+    let writer = soon(there.write()).await.unwrap();
+    for locks in [one, other] {
+        assert!(locks.rw_lock("prices").try_read().await.unwrap().is_none());
+        assert!(locks.mutex("prices").try_lock().await.unwrap().is_none());
+    }
+    writer.release().await.unwrap();
+    let mutex = soon(one.mutex("prices").lock()).await.unwrap();
+    assert!(here.try_read().await.unwrap().is_none());
+    assert!(there.try_read().await.unwrap().is_none());
+    mutex.release().await.unwrap();
+}
+
+pub async fn a_writers_fence_exceeds_all_before_it(one: &Locks, other: &Locks) {
+    let mut highest = 0;
+    for _ in 0..5 {
+        let writer = soon(one.rw_lock("fence").write()).await.unwrap();
+        assert!(writer.fence().get() > highest);
+        highest = writer.fence().get();
+        writer.release().await.unwrap();
+        let mut readers = Vec::new();
+        for locks in [one, other, one, other] {
+            let reader = soon(locks.rw_lock("fence").read()).await.unwrap();
+            assert!(reader.fence().get() > highest, "after the writer");
+            readers.push(reader);
+        }
+        highest = readers
+            .iter()
+            .map(|reader| reader.fence().get())
+            .max()
+            .unwrap_or_default();
+        for reader in readers {
+            reader.release().await.unwrap();
+        }
+    }
+}
+
+pub async fn who_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks) {
+    let reader = soon(one.rw_lock("order").read()).await.unwrap();
+    let turns = Arc::new(AtomicU64::new(0));
+    let (writes, turn) = (other.rw_lock("order"), turns.clone());
+    let writer = tokio::spawn(async move {
+        let guard = writes.write().await.unwrap();
+        let mine = turn.fetch_add(1, Ordering::SeqCst);
+        guard.release().await.unwrap();
+        mine
+    });
+    until_readers_wait(one, "order").await;
+    until_readers_wait(other, "order").await;
+    let later: Vec<_> = [one, other]
+        .map(|locks| {
+            let (reads, turn) = (locks.rw_lock("order"), turns.clone());
+            tokio::spawn(async move {
+                let guard = reads.read().await.unwrap();
+                let mine = turn.fetch_add(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+                mine
+            })
+        })
+        .into();
+    assert!(reader.is_held());
+    reader.release().await.unwrap();
+    assert_eq!(soon(writer).await.unwrap(), 0, "the writer came first");
+    for reader in later {
+        assert!(soon(reader).await.unwrap() > 0);
+    }
+}
+
+/// What callers that come and go for ever were granted: how far the test was when each came, and the fence.
+#[derive(Clone, Default)]
+struct Grants {
+    phase: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    all: Arc<Mutex<Vec<(u64, Fence)>>>,
+}
+
+impl Grants {
+    fn come(&self) -> u64 {
+        self.phase.load(Ordering::SeqCst)
+    }
+
+    fn note(&self, came: u64, guard: &Guard) {
+        self.all.lock().unwrap().push((came, guard.fence()));
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+
+    fn count(&self) -> usize {
+        self.all.lock().unwrap().len()
+    }
+
+    /// Until so many more were granted.
+    async fn until_more(&self, more: usize) {
+        let enough = self.count() + more;
+        soon(async {
+            while self.count() < enough {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
+    /// Ends all tasks. Answers the fences of those that came in this phase or later.
+    async fn end(self, tasks: Vec<JoinHandle<()>>) -> impl Fn(u64) -> Vec<Fence> {
+        self.stop.store(true, Ordering::SeqCst);
+        for task in tasks {
+            soon(task).await.unwrap();
+        }
+        let all = std::mem::take(&mut *self.all.lock().unwrap());
+        move |since| {
+            let came = all.iter().filter(|(came, _)| *came >= since);
+            came.map(|(_, fence)| *fence).collect()
+        }
+    }
+
+    /// Reads for ever, and lets go only of what it has another guard beside, unless it would have to wait.
+    fn readers(&self, lock: RwLock) -> JoinHandle<()> {
+        let grants = self.clone();
+        tokio::spawn(async move {
+            let mut held: Option<Guard> = None;
+            while grants.goes_on() {
+                let mut came = grants.come();
+                let next = match lock.try_read().await.unwrap() {
+                    Some(next) => next,
+                    None => {
+                        if let Some(held) = held.take() {
+                            held.release().await.unwrap();
+                        }
+                        came = grants.come();
+                        lock.read().await.unwrap()
+                    }
+                };
+                grants.note(came, &next);
+                if let Some(before) = held.replace(next) {
+                    before.release().await.unwrap();
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+    }
+
+    fn writers(&self, lock: RwLock) -> JoinHandle<()> {
+        let grants = self.clone();
+        tokio::spawn(async move {
+            while grants.goes_on() {
+                let came = grants.come();
+                let guard = lock.write().await.unwrap();
+                grants.note(came, &guard);
+                tokio::task::yield_now().await;
+                guard.release().await.unwrap();
+            }
+        })
+    }
+}
+
+/// One step of a future, whose answer it is if it has one.
+async fn step<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        Poll::Ready(match Pin::new(&mut *future).poll(cx) {
+            Poll::Ready(ready) => Some(ready),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// Readers come for ever. Once a writer waits it is the next: whoever comes after that reads after it, on whatever node.
+pub async fn a_writer_is_the_next_among_readers_for_ever(one: &Locks, other: &Locks) {
+    let grants = Grants::default();
+    let lock_of = |n: usize| [one, other][n % 2].rw_lock("busy");
+    let tasks: Vec<_> = (0..6).map(|n| grants.readers(lock_of(n))).collect();
+    let mut fences = Vec::new();
+    for round in 0..4 {
+        grants.until_more(50).await;
+        // What is held until it is known that the writer waits.
+        let before = soon(lock_of(round / 2).read()).await.unwrap();
+        let writer = tokio::spawn(lock_of(round).write());
+        until_readers_wait(one, "busy").await;
+        until_readers_wait(other, "busy").await;
+        grants.phase.store(round as u64 + 1, Ordering::SeqCst);
+        // In the line of their process, and by claims of their own, about which the store is asked.
+        let own_claim = |n| lock_of(n).fixed(PATIENCE);
+        let late = (0..4).flat_map(|n| [lock_of(n).read(), own_claim(n).read()]);
+        let mut late: Vec<_> = late.collect();
+        for read in &mut late {
+            assert!(step(read).await.is_none(), "it reads past a writer");
+        }
+        let known = before.fence();
+        before.release().await.unwrap();
+        let writer = soon(writer).await.unwrap().unwrap();
+        assert!(writer.fence() > known);
+        for read in &mut late {
+            assert!(step(read).await.is_none(), "it reads beside a writer");
+        }
+        let fence = writer.fence();
+        fences.push(fence);
+        writer.release().await.unwrap();
+        for read in late {
+            let read = soon(read).await.unwrap();
+            assert!(read.fence() > fence, "it came after the writer");
+            read.release().await.unwrap();
+        }
+    }
+    let came_since = grants.end(tasks).await;
+    for (phase, fence) in (1..).zip(fences) {
+        let passed: Vec<_> = came_since(phase)
+            .into_iter()
+            .filter(|read| *read < fence)
+            .collect();
+        assert!(
+            passed.is_empty(),
+            "{passed:?} read before {fence:?}, which waited"
+        );
+    }
+}
+
+/// Writers come for ever, on both nodes. A reader is granted before every writer of its process that came after it.
+pub async fn a_reader_is_next_among_writers_of_its_process(one: &Locks, other: &Locks) {
+    let grants = [Grants::default(), Grants::default()];
+    let lock_of = |n: usize| [one, other][n % 2].rw_lock("busy");
+    let mut tasks = [Vec::new(), Vec::new()];
+    (0..6).for_each(|n| tasks[n % 2].push(grants[n % 2].writers(lock_of(n))));
+    let mut fences = Vec::new();
+    for round in 0..10 {
+        grants[0].until_more(3).await;
+        grants[1].until_more(3).await;
+        let mut read = one.rw_lock("busy").read();
+        let answered = step(&mut read).await;
+        grants[0].phase.store(round + 1, Ordering::SeqCst);
+        let reader = match answered {
+            Some(reader) => reader,
+            None => soon(read).await,
+        };
+        let reader = reader.unwrap();
+        fences.push(reader.fence());
+        reader.release().await.unwrap();
+    }
+    let [here, there] = grants;
+    let [own, others] = tasks;
+    let came_since = here.end(own).await;
+    drop(there.end(others).await);
+    for (phase, fence) in (1..).zip(fences) {
+        let passed = came_since(phase).into_iter().filter(|write| *write < fence);
+        assert_eq!(passed.count(), 0, "wrote before {fence:?}, which came first");
+    }
+}
+
+/// Writers of one process come for ever. Once a reader of another is in the store's queue it is the next: only the grant
+/// that is there then goes on before it, until its burst is over.
+pub async fn a_reader_is_next_among_writers_for_ever(one: &Locks, other: &Locks, queued: impl Fn() -> usize) {
+    let grants = Grants::default();
+    let tasks: Vec<_> = (0..4).map(|_| grants.writers(other.rw_lock("turns"))).collect();
+    let mut fences = Vec::new();
+    for round in 0..10 {
+        grants.until_more(5).await;
+        let read = tokio::spawn(one.rw_lock("turns").read());
+        soon(async {
+            while queued() == 0 && !read.is_finished() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        grants.phase.store(round + 1, Ordering::SeqCst);
+        let reader = soon(read).await.unwrap().unwrap();
+        fences.push(reader.fence());
+        reader.release().await.unwrap();
+    }
+    let came_since = grants.end(tasks).await;
+    for (phase, fence) in (1..).zip(fences) {
+        let before = came_since(phase).into_iter().filter(|write| *write < fence);
+        let turns: BTreeSet<_> = before.map(Fence::number).collect();
+        assert!(turns.len() <= 1, "{turns:?} before {fence:?}, which waited");
+    }
+}
+
+pub async fn a_writer_becomes_a_reader_and_nobody_writes_between(one: &Locks, other: &Locks) {
+    let written = Arc::new(AtomicU64::new(0));
+    for round in 1..=5 {
+        let writer = soon(one.rw_lock("report").write()).await.unwrap();
+        let (next, count) = (other.rw_lock("report"), written.clone());
+        let waits = tokio::spawn(async move {
+            let guard = next.write().await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            guard.release().await.unwrap();
+        });
+        until_waiting(other, 1).await;
+        let fence = writer.fence();
+        let lease = writer.lease();
+        let reader = soon(writer.downgrade()).await.unwrap();
+        assert!(reader.is_held() && reader.fence() > fence);
+        assert!(!lease.is_held(), "what was written by is over");
+        assert_eq!(lease.lost().await, LostCause::Released);
+        // It stays one.
+        let reader = soon(reader.downgrade()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert_eq!(
+            written.load(Ordering::SeqCst),
+            round - 1,
+            "nobody writes beside a reader"
+        );
+        assert!(reader.is_held());
+        reader.release().await.unwrap();
+        soon(waits).await.unwrap();
+    }
+    // Of a mutex, too, and readers that wait get in.
+    let mutex = soon(one.mutex("report").lock()).await.unwrap();
+    let waits = tokio::spawn({
+        let next = other.rw_lock("report");
+        async move { next.read().await.unwrap() }
+    });
+    until_waiting(other, 1).await;
+    let reader = soon(mutex.downgrade()).await.unwrap();
+    let beside = soon(waits).await.unwrap();
+    assert!(reader.is_held() && beside.is_held());
+    let here = soon(one.rw_lock("report").read()).await.unwrap();
+    for guard in [reader, beside, here] {
+        guard.release().await.unwrap();
+    }
+}
+
+async fn until_waiting(locks: &Locks, callers: usize) {
+    soon(async {
+        while locks.waiting() < callers {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+pub async fn a_reader_does_not_become_a_writer(one: &Locks, _: &Locks) {
+    let lock = one.rw_lock("upgrade");
+    let reader = soon(lock.read()).await.unwrap();
+    let refused = reader.run(lock.write()).await.unwrap().unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        matches!(refused, Error::WouldDeadlock { is_upgrade: true, .. }),
+        "{refused:?}"
+    );
+    assert!(text.contains("a reader cannot become a writer"), "{text}");
+    // Nor is it the lease of a mutex.
+    let mutex = reader.run(one.mutex("upgrade").lock()).await.unwrap();
+    assert!(matches!(
+        mutex,
+        Err(Error::WouldDeadlock { is_upgrade: true, .. })
+    ));
+    let again = reader.run(lock.read()).await.unwrap();
+    assert!(matches!(
+        again,
+        Err(Error::WouldDeadlock {
+            is_upgrade: false,
+            ..
+        })
+    ));
+    assert!(reader.run(lock.try_write()).await.unwrap().unwrap().is_none());
+    reader.release().await.unwrap();
+    let writer = soon(lock.write()).await.unwrap();
+    let other_guard = writer.again().unwrap();
+    let refused = soon(writer.downgrade()).await.unwrap_err();
+    assert!(matches!(refused, Error::Options(_)), "{refused:?}");
+    other_guard.release().await.unwrap();
+}
+
+/// A transfer reads two counters and writes both; whoever reads sees a whole one.
+pub async fn readers_see_no_half_transfer(one: &Locks, other: &Locks) {
+    let accounts = Arc::new([AtomicU64::new(500), AtomicU64::new(500)]);
+    let tasks: Vec<_> = (0..8)
+        .map(|n| {
+            let lock = if n % 2 == 0 { one } else { other }.rw_lock("accounts");
+            let accounts = accounts.clone();
+            tokio::spawn(async move {
+                for round in 0..25 {
+                    if (n + round) % 4 > 0 {
+                        let guard = lock.read().await.unwrap();
+                        let left = accounts[0].load(Ordering::Relaxed);
+                        tokio::task::yield_now().await;
+                        let right = accounts[1].load(Ordering::Relaxed);
+                        assert_eq!(left + right, 1000, "half a transfer");
+                        guard.release().await.unwrap();
+                        continue;
+                    }
+                    let guard = lock.write().await.unwrap();
+                    let left = accounts[0].load(Ordering::Relaxed);
+                    let right = accounts[1].load(Ordering::Relaxed);
+                    accounts[0].store(left - 1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                    accounts[1].store(right + 1, Ordering::Relaxed);
+                    let reader = guard.downgrade().await.unwrap();
+                    assert_eq!(accounts[1].load(Ordering::Relaxed), right + 1);
+                    reader.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    assert_eq!(accounts[1].load(Ordering::Relaxed), 550);
+}
+
+/// Several locks at once are exclusive: while somebody reads one of the keys none is taken, and the other way round.
+pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &Locks) {
+    let multi = one.multi(["a", "b", "c"]);
+    for locks in [one, other] {
+        let reader = soon(locks.rw_lock("b").read()).await.unwrap();
+        assert!(
+            soon(multi.try_lock()).await.unwrap().is_none(),
+            "somebody reads b"
+        );
+        for key in ["a", "c"] {
+            // What a try had taken of a process that reads b itself is on its way back.
+            let free = soon(other.mutex(key).lock()).await.expect("not taken without b");
+            soon(free.release()).await.unwrap();
+        }
+        // A try that failed keeps no reader out.
+        let beside = soon(other.rw_lock("b").try_read()).await.unwrap();
+        soon(beside.expect("readers share").release()).await.unwrap();
+        assert!(reader.is_held());
+        soon(reader.release()).await.unwrap();
+    }
+    let all = soon(multi.lock()).await.unwrap();
+    for locks in [one, other] {
+        for key in ["a", "b", "c"] {
+            assert!(
+                soon(locks.rw_lock(key).try_read()).await.unwrap().is_none(),
+                "{key}"
+            );
+        }
+    }
+    let waiting = tokio::spawn(other.rw_lock("c").read());
+    until_waiting(other, 1).await;
+    soon(all.release()).await.unwrap();
+    let reader = soon(waiting).await.unwrap().unwrap();
+    // And it waits for a reader.
+    let waiting = tokio::spawn({
+        let multi = multi.clone();
+        async move { multi.lock().await }
+    });
+    until_waiting(one, 1).await;
+    assert!(reader.is_held());
+    soon(reader.release()).await.unwrap();
+    soon(soon(waiting).await.unwrap().unwrap().release())
+        .await
+        .unwrap();
+}
+
+/// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left. `$queued` looks how many claims
+/// wait for a key.
+#[macro_export]
+macro_rules! laws_of_read_write_locks {
+    ($nodes:path, $empty:path, $queued:path) => {
+        $crate::laws_of_read_write_locks!($nodes, $empty:
+            readers_share_and_exclude_writers,
+            a_writers_fence_exceeds_all_before_it,
+            who_comes_after_a_writer_reads_after_it,
+            a_writer_is_the_next_among_readers_for_ever,
+            a_reader_is_next_among_writers_of_its_process,
+            a_writer_becomes_a_reader_and_nobody_writes_between,
+            a_reader_does_not_become_a_writer,
+            readers_see_no_half_transfer,
+            readers_and_several_locks_exclude_each_other,
+        );
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn a_reader_is_next_among_writers_for_ever() {
+            let (one, other, store) = $nodes().await;
+            let queued = || $queued(&store, "turns");
+            $crate::support::laws::a_reader_is_next_among_writers_for_ever(&one, &other, queued).await;
+            one.idle().await;
+            other.idle().await;
+            $empty(store);
+        }
+    };
+    ($nodes:path, $empty:path: $($law:ident,)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $law() {
+            let (one, other, store) = $nodes().await;
+            $crate::support::laws::$law(&one, &other).await;
+            one.idle().await;
+            other.idle().await;
+            $empty(store);
+        })+
+    };
+}
