@@ -20,6 +20,7 @@ lint:
     cargo fmt --all --check
     cargo clippy --all-targets --all-features --test live -- -D warnings
     cargo clippy -p tenure-sim --all-targets -- -D warnings
+    cargo clippy -p tenure-reconcile-sqlite --all-targets -- -D warnings
     if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "no cargo-deny: licences not checked"; fi
 
 # The documentation, with every broken link an error
@@ -29,6 +30,7 @@ docs *args:
 # Every example; on memory unless REDIS_URL is set
 examples:
     for example in examples/*.rs; do cargo run --all-features --example "$(basename "$example" .rs)" || exit 1; done
+    cargo run -p tenure-reconcile-sqlite
 
 # Numbers per floor
 bench *args:

@@ -2,28 +2,32 @@
 //! `SET NX PX` and a script that compares and deletes, on one multiplexed connection. TCP_NODELAY is set on both
 //! sides and on the wire. Only ratios from interleaved windows mean anything.
 //!
-//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- memory`, `-- hand-off` or `-- server` for a part of
-//! it. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- memory`, `-- layer`, `-- kinds`, `-- hand-off` or `-- server` for a
+//! part of it. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
 mod support;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use http::request::Parts;
+use http::{Request, Response};
 use rustix::time::{ClockId, clock_gettime};
 use support::scenes::{self, lock_and_release};
 use support::server::RedisServer;
 use support::wire::{self, Wire};
 use support::{Raw, Report, Target, median, rate};
-use tenure::{Locks, Mutex};
+use tenure::{LockLayer, Locks, Mutex};
+use tower::{Layer, ServiceExt, service_fn};
 
 const TOKEN: &str = "5f0c3a52d7e84d0f9a61";
 const TASKS: [usize; 4] = [1, 10, 100, 1000];
@@ -67,6 +71,12 @@ fn main() {
         }
         if support::asks_for("memory") {
             memory(&mut report).await;
+        }
+        if support::asks_for("layer") {
+            layer(&wires[1].0, &mut report).await;
+        }
+        if support::asks_for("kinds") {
+            kinds(&server, &wires[0].0, &mut report).await;
         }
         if support::asks_for("hand-off") {
             let (wire, _) = &wires[1];
@@ -257,6 +267,126 @@ async fn memory(report: &mut Report) {
     let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
     let rates = [("cycles/s", median(ours)), ("tokio's Mutex", median(theirs))];
     report.line("100 tasks", ratio, Target::AtLeast(0.125), &rates);
+}
+
+/// What a layer adds to a request that has a key of its own: round trips at the median.
+async fn layer(wire: &Wire, report: &mut Report) {
+    report.section("behind 1 ms each way, a key per request: round trips that the layer adds to it");
+    let locks = Locks::redis(&wire.url()).await.expect("the server is there");
+    let trip = Raw::connect(&wire.url()).await.ping(200).await.as_secs_f64();
+    let requests = if support::is_quick() { 20 } else { 1000 };
+    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let by = || LockLayer::by(&locks, |parts: &Parts| parts.uri.path().to_owned());
+    let rows = [
+        ("the answer does not wait", by(), Target::AtMost(1.1)),
+        (
+            "the same, runs to completion",
+            by().run_to_completion(true),
+            Target::AtMost(1.1),
+        ),
+        (
+            "release before answer",
+            by().release_before_answer(),
+            Target::None,
+        ),
+    ];
+    for (row, (what, layer, target)) in rows.into_iter().enumerate() {
+        let layered = layer.layer(service);
+        let (mut bare, mut locked) = (Vec::new(), Vec::new());
+        for n in 0..requests {
+            let request = || Request::get(format!("/{row}/{n}")).body(()).expect("a request");
+            let start = Instant::now();
+            let Ok(response) = service.oneshot(request()).await;
+            bare.push(start.elapsed().as_secs_f64());
+            assert_eq!(response.status(), 200);
+            let start = Instant::now();
+            let Ok(response) = layered.clone().oneshot(request()).await;
+            locked.push(start.elapsed().as_secs_f64());
+            assert_eq!(response.status(), 200);
+        }
+        let added = median(locked) - median(bare);
+        let beside = [("ms", added * 1e3), ("PING ms", trip * 1e3)];
+        report.line(what, added / trip, target, &beside);
+    }
+}
+
+/// What is done over and over: it is told how often it was.
+trait Cycle {
+    fn run(&self, n: usize) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+}
+
+impl<F: AsyncFn(usize)> Cycle for F {
+    fn run(&self, n: usize) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self(n))
+    }
+}
+
+/// What each kind of lock costs while its keys are free: trips, as the server counts them, and the median time of a cycle as
+/// times that of a mutex.
+async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
+    report.section("behind 0.25 ms each way, free keys, lock + release: times the median of a mutex");
+    let locks = Locks::redis(&wire.url()).await.expect("the server is there");
+    let mut stats = Raw::connect(&server.url()).await;
+    let released = "nobody else releases it";
+    let mutex = async |n: usize| {
+        let guard = locks.mutex(n).lock().await.expect("a lock");
+        guard.release().await.expect(released);
+    };
+    let read = async |n: usize| {
+        let guard = locks.rw_lock(n).read().await.expect("a lock");
+        guard.release().await.expect(released);
+    };
+    let write = async |n: usize| {
+        let guard = locks.rw_lock(n).write().await.expect("a lock");
+        guard.release().await.expect(released);
+    };
+    let downgrade = async |n: usize| {
+        let guard = locks.rw_lock(n).write().await.expect("a lock");
+        let guard = guard.downgrade().await.expect("still held");
+        guard.release().await.expect(released);
+    };
+    let multi = async |n: usize| {
+        let guard = locks.multi(5 * n..5 * n + 5).lock().await.expect("locks");
+        guard.release().await.expect(released);
+    };
+    let cycles: [(&str, f64, f64, &dyn Cycle); 5] = [
+        ("a mutex", 2.0, 1.0, &mutex),
+        ("a reader", 2.0, 1.1, &read),
+        ("a writer", 2.0, 1.1, &write),
+        ("a writer that goes on as a reader", 3.0, 1.65, &downgrade),
+        ("five keys at once", 2.0, 1.25, &multi),
+    ];
+    let rounds = if support::is_quick() { 5 } else { 400 };
+    let mut times = cycles.map(|_| Vec::new());
+    let (mut trips, mut micros) = (cycles.map(|_| 0.0), cycles.map(|_| Vec::new()));
+    for round in 0..=rounds {
+        for (at, (.., cycle)) in cycles.iter().enumerate() {
+            stats.forget_stats().await;
+            let start = Instant::now();
+            cycle.run(round).await;
+            let took = start.elapsed().as_secs_f64();
+            // The first ones pay for scripts and caches.
+            if round > 0 {
+                times[at].push(took);
+                let (calls, spent) = stats.stats(|name| name == "evalsha").await;
+                trips[at] += calls / rounds as f64;
+                micros[at].push(spent);
+            }
+        }
+    }
+    let (base, server_base) = (median(times[0].clone()), median(micros[0].clone()));
+    for (at, (what, wanted, most, _)) in cycles.into_iter().enumerate() {
+        assert!((trips[at] - wanted).abs() < 1e-6, "{what}: {} trips", trips[at]);
+        let (time, spent) = (median(times[at].clone()), median(micros[at].clone()));
+        let beside = [
+            ("trips", trips[at]),
+            ("ms", time * 1e3),
+            ("server µs", spent),
+            ("times a mutex's", spent / server_base),
+        ];
+        // A trip more is half as much again.
+        report.line(what, time / base, Target::AtMost(most), &beside);
+    }
 }
 
 /// What a cycle costs the server, by the size of the batches that its requests travelled in.
