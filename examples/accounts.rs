@@ -30,6 +30,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
+use tenure::middleware::keys;
 use tenure::{Fence, Lease, LockLayer, Locks, MemoryStore};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -43,8 +44,7 @@ const WITHDRAWALS: i64 = 100;
 
 fn service(locks: &Locks, ledger: Ledger) -> Router {
     let one_at_a_time =
-        LockLayer::from_extractors(locks, |Path((id, _)): Path<(u64, i64)>| format!("account:{id}"))
-            .wait(Duration::from_secs(30));
+        LockLayer::new(locks, keys::path_param::<u64>("id").named("account")).wait(Duration::from_secs(30));
     Router::new()
         .route("/accounts/{id}/withdraw/{amount}", post(withdraw))
         .route_layer(one_at_a_time)

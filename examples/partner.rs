@@ -1,0 +1,144 @@
+//! A partner who answers three calls at a time and refuses the fourth. Two replicas have forty reports to send it, some of
+//! which are large and count as two calls. Without a semaphore the partner refuses many; with one it never does, whichever
+//! replica calls, and nobody who holds permits and dies keeps them for ever.
+//!
+//! In this process's memory, in a second or two:
+//!
+//!     cargo run --example partner
+//!
+//! The same with the permits on a Redis:
+//!
+//!     REDIS_URL=redis://127.0.0.1/ cargo run --example partner
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure::{Locks, MemoryStore, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+type Trouble = Box<dyn Error + Send + Sync>;
+
+const REPORTS: u32 = 40;
+const LIMIT: u32 = 3;
+
+/// The other side: it counts, and knows no locks.
+#[derive(Debug, Default)]
+struct Partner {
+    calls: AtomicU32,
+    most: AtomicU32,
+    refused: AtomicU32,
+}
+
+impl Partner {
+    async fn send(&self, weight: u32) {
+        let now = self.calls.fetch_add(weight, Ordering::SeqCst) + weight;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        if now > LIMIT {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        self.calls.fetch_sub(weight, Ordering::SeqCst);
+    }
+}
+
+/// A large report counts as two.
+fn weight(report: u32) -> u32 {
+    1 + u32::from(report.is_multiple_of(5))
+}
+
+/// Sends all reports, by both replicas in turn. Answers how many the partner refused, and the most that it had at once.
+async fn send_all(permits: Option<[Semaphore; 2]>) -> Result<(u32, u32), Trouble> {
+    let partner = Arc::new(Partner::default());
+    let mut reports = JoinSet::new();
+    for report in 0..REPORTS {
+        let (partner, weight) = (partner.clone(), weight(report));
+        let permits = permits.as_ref().map(|of| of[report as usize % 2].clone());
+        reports.spawn(async move {
+            let Some(permits) = permits else {
+                partner.send(weight).await;
+                return Ok::<_, Trouble>(());
+            };
+            let guard = permits.acquire_many(weight).await?;
+            partner.send(weight).await;
+            guard.release().await?;
+            Ok(())
+        });
+    }
+    while let Some(sent) = reports.join_next().await {
+        sent??;
+    }
+    Ok((
+        partner.refused.load(Ordering::SeqCst),
+        partner.most.load(Ordering::SeqCst),
+    ))
+}
+
+/// A replica takes every permit and hangs. Its lease is a fixed one here, as that of a dead process is: it ends by itself.
+async fn outlive(replicas: &[Locks; 2]) -> Result<Duration, Trouble> {
+    let lease = Duration::from_millis(500);
+    let dead = replicas[0].semaphore("partner", LIMIT).fixed(lease);
+    let all = dead.acquire_many(LIMIT).await?;
+    let since = Instant::now();
+    let one = replicas[1].semaphore("partner", LIMIT).acquire().await?;
+    let waited = since.elapsed();
+    assert!(!all.is_held(), "it is told before others get its permits");
+    one.release().await?;
+    Ok(waited)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Trouble> {
+    if std::env::args().len() > 1 {
+        eprintln!(
+            "usage: cargo run --example partner\n\
+             REDIS_URL=redis://127.0.0.1/ puts the permits on that Redis."
+        );
+        std::process::exit(2);
+    }
+    let redis = std::env::var("REDIS_URL").ok();
+    let memory = MemoryStore::new();
+    let replicas = [
+        replica(redis.as_deref(), &memory).await?,
+        replica(redis.as_deref(), &memory).await?,
+    ];
+    let place = if redis.is_some() { "on Redis" } else { "in memory" };
+    println!(
+        "{REPORTS} reports by two replicas to a partner who answers {LIMIT} calls at a time, permits {place}.\n"
+    );
+
+    let (refused, most) = send_all(None).await?;
+    println!("without a semaphore\n    {refused} refused, up to {most} calls at once\n");
+    assert_ne!(refused, 0, "nobody called at the same time");
+
+    let permits = [0, 1].map(|n: usize| replicas[n].semaphore("partner", LIMIT));
+    let (refused, most) = send_all(Some(permits)).await?;
+    println!("with a semaphore of {LIMIT}\n    {refused} refused, up to {most} calls at once\n");
+    assert_eq!(refused, 0, "the partner had too many calls");
+
+    let waited = outlive(&replicas).await?;
+    println!(
+        "a replica that holds all permits and never gives them back\n    the other one waited for {waited:.0?}"
+    );
+    for locks in replicas {
+        locks.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Each replica has `Locks` of its own, as each process would.
+async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
+    match redis {
+        None => Ok(Locks::builder().memory_shared(memory)?),
+        #[cfg(feature = "redis")]
+        // So that two of these on one Redis know nothing of each other.
+        Some(url) => {
+            let prefix = format!("example:{}:", std::process::id());
+            Ok(Locks::builder().prefix(prefix).redis(url).await?)
+        }
+        #[cfg(not(feature = "redis"))]
+        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+    }
+}

@@ -1,0 +1,242 @@
+//! A price list of two prices that belong together, read by many, changed by few. Without a lock readers see half a change;
+//! with a read-write lock they read side by side and see whole ones only. Then a change that is published: the writer goes
+//! on as a reader, so what it announces is what everybody reads.
+//!
+//! In this process's memory, in a second:
+//!
+//!     cargo run --example prices
+//!
+//! The same on a Redis, where the lock and the prices then live:
+//!
+//!     REDIS_URL=redis://127.0.0.1/ cargo run --example prices
+
+use std::error::Error;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tenure::{Locks, MemoryStore, RwLock};
+use tokio::task::JoinSet;
+
+type Trouble = Box<dyn Error + Send + Sync>;
+
+const READERS: usize = 40;
+const READS: usize = 5;
+const CHANGES: i64 = 20;
+/// A pair of shoes costs twice what one shoe does.
+const PAIR: i64 = 2;
+
+/// What was seen.
+#[derive(Debug, Default)]
+struct Seen {
+    reads: usize,
+    /// Of them when a change was half done.
+    halves: usize,
+    /// So many readers at once, at most.
+    beside: usize,
+}
+
+/// Reads both prices, one after the other: right if nobody changes them in between. True if they belong together.
+async fn read(list: &PriceList) -> Result<bool, Trouble> {
+    let one = list.read("shoe").await?;
+    // The rest of the page.
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    Ok(list.read("pair").await? == PAIR * one)
+}
+
+async fn change(list: &PriceList, price: i64) -> Result<(), Trouble> {
+    list.write("shoe", price).await?;
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    list.write("pair", PAIR * price).await
+}
+
+/// Readers at both replicas, and somebody who changes the prices meanwhile.
+async fn business(list: &PriceList, replicas: Option<&[Locks; 2]>) -> Result<Seen, Trouble> {
+    change(list, 1).await?;
+    let lock = |n: usize| replicas.map(|replicas| replicas[n % 2].rw_lock("prices"));
+    let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut readers = JoinSet::new();
+    for n in 0..READERS {
+        let (list, lock) = (list.clone(), lock(n));
+        let (inside, most) = (inside.clone(), most.clone());
+        readers.spawn(async move {
+            let mut halves = 0;
+            for _ in 0..READS {
+                let guard = match &lock {
+                    Some(lock) => Some(lock.read().await?),
+                    None => None,
+                };
+                most.fetch_max(1 + inside.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+                let is_whole = read(&list).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                halves += usize::from(!is_whole?);
+                if let Some(guard) = guard {
+                    guard.release().await?;
+                }
+            }
+            Ok::<_, Trouble>(halves)
+        });
+    }
+    for price in 2..2 + CHANGES {
+        match lock(1) {
+            None => change(list, price).await?,
+            Some(lock) => {
+                let guard = lock.write().await?;
+                change(list, price).await?;
+                guard.release().await?;
+            }
+        }
+    }
+    let mut seen = Seen::default();
+    while let Some(halves) = readers.join_next().await {
+        seen.reads += READS;
+        seen.halves += halves??;
+    }
+    seen.beside = most.load(Ordering::SeqCst);
+    Ok(seen)
+}
+
+/// Changes the prices and goes on as a reader, which reads what it wrote, though somebody waits to change them again.
+async fn publish(list: &PriceList, [mine, theirs]: [RwLock; 2]) -> Result<[i64; 2], Trouble> {
+    let writer = mine.write().await?;
+    change(list, 100).await?;
+    let rival = {
+        let list = list.clone();
+        tokio::spawn(async move {
+            let guard = theirs.write().await?;
+            change(&list, 200).await?;
+            guard.release().await?;
+            Ok::<_, Trouble>(())
+        })
+    };
+    let reader = writer.downgrade().await?;
+    // Everybody may read now, and nobody changes anything.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let announced = list.read("shoe").await?;
+    reader.release().await?;
+    rival.await??;
+    Ok([announced, list.read("shoe").await?])
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Trouble> {
+    if std::env::args().len() > 1 {
+        eprintln!(
+            "usage: cargo run --example prices\n\
+             REDIS_URL=redis://127.0.0.1/ puts the lock and the prices on that Redis."
+        );
+        std::process::exit(2);
+    }
+    let redis = std::env::var("REDIS_URL").ok();
+    let list = PriceList::open(redis.as_deref()).await?;
+    let memory = MemoryStore::new();
+    let replicas = [
+        replica(redis.as_deref(), &memory).await?,
+        replica(redis.as_deref(), &memory).await?,
+    ];
+    let place = if redis.is_some() { "on Redis" } else { "in memory" };
+    println!("{READERS} readers at two replicas, {CHANGES} changes of two prices, list and lock {place}.\n");
+
+    println!("without a lock");
+    let mut seen = business(&list, None).await?;
+    for _ in 0..10 {
+        // By chance nobody may have come in the middle of a change.
+        if seen.halves == 0 {
+            seen = business(&list, None).await?;
+        }
+    }
+    println!(
+        "    {} reads, {} of them of half a change\n",
+        seen.reads, seen.halves
+    );
+    assert_ne!(seen.halves, 0, "nobody was in anybody's way");
+
+    println!("with a read-write lock");
+    let seen = business(&list, Some(&replicas)).await?;
+    println!(
+        "    {} reads, {} of half a change, up to {} readers at once\n",
+        seen.reads, seen.halves, seen.beside
+    );
+    assert_eq!(seen.halves, 0, "somebody read half a change under the lock");
+    assert!(seen.beside > 1, "readers waited for each other");
+
+    println!("a change that is announced");
+    let locks = [0, 1].map(|n| replicas[n].rw_lock("prices"));
+    let [announced, after] = publish(&list, locks).await?;
+    println!("    announced {announced}, as it was written; then the next one made it {after}");
+    assert_eq!([announced, after], [100, 200]);
+    for locks in replicas {
+        locks.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Each replica has `Locks` of its own, as each process would.
+async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
+    match redis {
+        None => Ok(Locks::builder().memory_shared(memory)?),
+        #[cfg(feature = "redis")]
+        Some(url) => Ok(Locks::builder().prefix(prefix()).redis(url).await?),
+        #[cfg(not(feature = "redis"))]
+        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+    }
+}
+
+/// So that two of these on one Redis are two shops.
+#[cfg(feature = "redis")]
+fn prefix() -> String {
+    format!("example:{}:", std::process::id())
+}
+
+/// Prices by name. Like any list it shows a reader whatever is there at that moment.
+#[derive(Clone)]
+enum PriceList {
+    Memory(Arc<Mutex<[i64; 2]>>),
+    #[cfg(feature = "redis")]
+    Redis(redis::aio::MultiplexedConnection),
+}
+
+impl PriceList {
+    async fn open(redis: Option<&str>) -> Result<PriceList, Trouble> {
+        match redis {
+            None => Ok(PriceList::Memory(Arc::default())),
+            #[cfg(feature = "redis")]
+            Some(url) => {
+                let client = redis::Client::open(url)?;
+                Ok(PriceList::Redis(client.get_multiplexed_async_connection().await?))
+            }
+            #[cfg(not(feature = "redis"))]
+            Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+        }
+    }
+
+    async fn read(&self, what: &str) -> Result<i64, Trouble> {
+        match self {
+            PriceList::Memory(prices) => {
+                let prices = prices.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(prices[usize::from(what == "pair")])
+            }
+            #[cfg(feature = "redis")]
+            PriceList::Redis(connection) => {
+                let mut get = redis::cmd("GET");
+                get.arg(prefix() + what);
+                Ok(get.query_async(&mut connection.clone()).await?)
+            }
+        }
+    }
+
+    async fn write(&self, what: &str, price: i64) -> Result<(), Trouble> {
+        match self {
+            PriceList::Memory(prices) => {
+                prices.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(what == "pair")] = price;
+            }
+            #[cfg(feature = "redis")]
+            PriceList::Redis(connection) => {
+                let mut set = redis::cmd("SET");
+                set.arg(prefix() + what).arg(price).arg("EX").arg(60);
+                set.exec_async(&mut connection.clone()).await?;
+            }
+        }
+        Ok(())
+    }
+}
