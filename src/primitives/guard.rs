@@ -418,7 +418,7 @@ impl Guard {
                 let held = &self.lease.held;
                 held.handle.node().release(&held.name, held.ticket, finished);
                 self.tell_end(lost);
-                self.given_back(lost).await
+                self.given_back().await
             }
         }
     }
@@ -439,8 +439,8 @@ impl Guard {
             Input::Release,
         );
         last.iter().for_each(|(at, lost)| guards[*at].tell_end(*lost));
-        for (at, lost) in last {
-            all = all.and(guards[at].given_back(lost).await);
+        for (at, _) in last {
+            all = all.and(guards[at].given_back().await);
         }
         all
     }
@@ -463,11 +463,13 @@ impl Guard {
     }
 
     /// What became of the release.
-    async fn given_back(&self, lost: Option<LostCause>) -> Result<(), Error> {
+    async fn given_back(&self) -> Result<(), Error> {
         let held = &self.lease.held;
         let node = held.handle.node();
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = || held.name.key.clone();
+        // It may have ended between the last look and the request to give it back.
+        let told = held.waiter.over().filter(|cause| *cause != LostCause::Released);
         match outcome {
             Outcome::Kept => {
                 observe::released(node.events.label(), &held.name);
@@ -478,7 +480,7 @@ impl Guard {
                 if cause == LostCause::Gone {
                     node.events.lost(&held.name, cause);
                 }
-                let cause = lost.unwrap_or(cause);
+                let cause = told.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })
             }
             Outcome::Failed(source) => {

@@ -27,6 +27,34 @@ async fn a_process_that_slept_is_told_before_anything_else() {
     assert!(guard.release().await.unwrap_err().is_lost());
 }
 
+/// However close its end comes to the call, and whether it is one of several.
+#[tokio::test]
+async fn a_release_after_the_end_tells_the_same_cause() {
+    let store = MemoryStore::new();
+    let clock = Clock::new();
+    let locks = Locks::builder()
+        .clock(clock.clone())
+        .memory_shared(&store)
+        .unwrap();
+    for (fixed, cause) in [(true, LostCause::Ended), (false, LostCause::Deadline)] {
+        let mutex = locks.mutex("a").lease(ms(60_000));
+        let multi = locks.multi(["b", "c"]).lease(ms(60_000));
+        let (mutex, multi) = match fixed {
+            true => (mutex.fixed(ms(60_000)), multi.fixed(ms(60_000))),
+            false => (mutex, multi),
+        };
+        let (guard, guards) = (mutex.lock().await.unwrap(), multi.lock().await.unwrap());
+        clock.jump(ms(60_001));
+        for released in [guard.release().await, guards.release().await] {
+            assert!(
+                matches!(&released, Err(Error::Lost { cause: of, .. }) if *of == cause),
+                "{released:?}"
+            );
+        }
+        soon(locks.idle()).await;
+    }
+}
+
 #[tokio::test]
 async fn work_under_a_lock_ends_with_it() {
     let store = MemoryStore::new();
