@@ -9,13 +9,13 @@ use std::collections::{HashMap, HashSet};
 
 use foldhash::quality::RandomState;
 
+pub use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{
     Batch, BatchReply, Grant, GrantNumber, Holder, Kind, Name, NodeId, Reply, Request, Rule,
 };
 pub use crate::protocol::record::{Job, LeftFree, Record, RecordOwner, Saved, Share};
 use crate::protocol::record::{State, is_past};
-pub use crate::protocol::transaction::Branch;
 use crate::protocol::transaction::Transaction;
 
 /// What became of what was known of a job.

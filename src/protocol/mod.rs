@@ -3,13 +3,16 @@
 //! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
-//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request; `shares`: what several have at once).
+//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request; `hand_over`: who is next;
+//! `shares`: what several have at once; `ticks`, `question`: what is different with jobs).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `readers`, `sharing`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `backoff`, `batch_replies`, [`ledger`].
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `backoff`, `batch_replies`, [`ledger`].
 
+pub(crate) mod asking;
 pub(crate) mod backoff;
 pub(crate) mod batch_replies;
+pub mod branch;
 pub(crate) mod claim;
 pub mod claims;
 pub(crate) mod connecting;
@@ -17,6 +20,8 @@ pub(crate) mod connection;
 pub mod context;
 pub mod failures;
 pub mod flaw;
+pub(crate) mod hand_over;
+pub(crate) mod holding;
 pub(crate) mod in_flight;
 pub(crate) mod inbox;
 pub mod key_state;
@@ -36,6 +41,7 @@ pub mod shard;
 pub(crate) mod shares;
 pub(crate) mod sharing;
 pub mod step;
+pub(crate) mod ticks;
 pub mod time;
 pub(crate) mod timers;
 pub mod transaction;

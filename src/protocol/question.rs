@@ -3,10 +3,11 @@
 //! Whoever asks makes no claim: the answer may be old when it comes, and whatever is done about it is done by a claim,
 //! which the store judges.
 
+use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Checkpoint, JobReport, Question, Reply};
 use crate::protocol::record::Saved;
-use crate::protocol::transaction::{Branch, Transaction};
+use crate::protocol::transaction::Transaction;
 
 impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn answer(&mut self, question: Question, data: Option<&Checkpoint>) -> Reply {

@@ -1,9 +1,11 @@
 //! A key that several have at once: who may share it, how many permits are left, and how a writer becomes a reader.
 
+use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::hand_over::Search;
 use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Permits, Reply};
 use crate::protocol::record::{Entry, Record, RecordOwner, Share};
-use crate::protocol::transaction::{Branch, Search, Transaction};
+use crate::protocol::transaction::Transaction;
 
 impl<P: Plant> Transaction<'_, P> {
     /// Nobody has it.

@@ -1,0 +1,184 @@
+//! What is held: from the grant to its end, and who of this process goes on with it.
+
+use crate::error::LostCause;
+use crate::protocol::claim::{Claimant, Held, Holders, Local, Phase};
+use crate::protocol::context::StepContext;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key_state::KeyState;
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
+use crate::protocol::time::Instant;
+
+impl<P: Plant> KeyState<P> {
+    /// The lease is the node's: whoever is first in the line starts, or it is left again.
+    pub(crate) fn start(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        grant: GrantNumber,
+        deadline: Instant,
+    ) {
+        let claim = &mut self.claims[number];
+        let lease = claim.lease();
+        claim.failed_requests = 0;
+        claim.may_execute_until = None;
+        let next = match claim.claimant {
+            Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
+            Claimant::Solo(caller) => Some(caller),
+            Claimant::Nobody => None,
+        };
+        self.taken = Some(cx.now);
+        let Some(next) = next else {
+            return self.leave(cx, number, None);
+        };
+        if matches!(claim.claimant, Claimant::Cohort | Claimant::Ahead) {
+            self.failed_claims = 0;
+            claim.claimant = Claimant::Cohort;
+            self.asks_for_one = !matches!(claim.phase, Phase::Asked);
+            // Its number has one length and one mode for life, and whoever is first wants more, or another.
+            if next.lease() > lease || next.options.mode != claim.mode {
+                cx.event(KeyEvent::TooShort);
+                self.asks_for_one = true;
+                return self.give_way(cx, number, None);
+            }
+            self.line.pop();
+        } else if next.was_writer && !claim.fixed && next.options.max_hold.is_none() {
+            // From now on it is as any other.
+            claim.claimant = Claimant::Cohort;
+        }
+        let is_open = claim.claimant == Claimant::Cohort && claim.mode == Mode::Read;
+        let unfetched = cx.now + lease;
+        let holders = if is_open {
+            self.readers.add(next.ticket, (number, 0), cx.now, unfetched);
+            Holders::Readers(1)
+        } else {
+            Holders::One(Local::new(cx.now, next.ticket, next.options, lease))
+        };
+        claim.phase = Phase::Held(Held {
+            number: grant,
+            deadline,
+            holders,
+            index: 0,
+            since: cx.now,
+            due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
+            ends: cx.now + claim.hold(),
+        });
+        self.held = number;
+        cx.effects
+            .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
+        self.schedule(cx, number);
+        if is_open {
+            self.open_to_readers(cx, number);
+        } else {
+            self.deny_beside(cx, number);
+        }
+    }
+
+    /// A claim of somebody's own was granted: whoever would not wait and cannot hold beside it hears of it.
+    pub(crate) fn deny_beside(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        match self.claims[number].mode {
+            Mode::Exclusive => self.deny_the_impatient(cx),
+            Mode::Read if self.line.has_impatient() => self.deny_writers(cx),
+            Mode::Read | Mode::Permits(_) => {}
+        }
+    }
+
+    /// Somebody has the lock: whoever would not wait hears of it.
+    pub(crate) fn deny_the_impatient(&mut self, cx: &mut StepContext<'_>) {
+        if self.line.has_impatient() {
+            self.line.retain(
+                |caller| caller.options.wait,
+                |caller| {
+                    let why = caller.options.busy();
+                    cx.effects.push(Effect::Denied(caller.ticket, why));
+                },
+            );
+        }
+    }
+
+    /// Tells until when it is held at least.
+    pub(crate) fn fetched(&mut self, ticket: Ticket) -> Option<Instant> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        let (number, deadline) = (claim.holder.claim, held.deadline);
+        if !self.readers.fetched(ticket)
+            && let Phase::Held(held) = &mut self.claims[number].phase
+            && let Holders::One(local) = &mut held.holders
+        {
+            local.unfetched = None;
+        }
+        Some(deadline)
+    }
+
+    /// The holder is done: the next caller of this process, another node, or nobody.
+    pub(crate) fn give_back(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        release: Option<Ticket>,
+    ) {
+        let claim = &mut self.claims[number];
+        let lease = claim.lease();
+        let Phase::Held(held) = &mut claim.phase else {
+            return;
+        };
+        let is_shared = claim.claimant == Claimant::Cohort || self.plant.planted(Flaw::SoloHandedOn);
+        let next = self.line.front().filter(|_| is_shared);
+        let Some(next) = next.copied() else {
+            return self.leave(cx, number, release);
+        };
+        let rules = &cx.source.rules;
+        let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
+        // With less than a third left the renewals are failing: who is next should not inherit that.
+        let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
+        let is_alike = next.options.mode == claim.mode || claim.mode.is_of_permits() && !weighs;
+        let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
+        if !in_burst || is_short || !is_alike {
+            return self.give_way(cx, number, release);
+        }
+        self.line.pop();
+        held.holders = Holders::One(Local::new(cx.now, next.ticket, next.options, lease));
+        held.index += 1;
+        let fence = Fence::new(held.number, held.index);
+        self.taken = Some(cx.now);
+        cx.event(KeyEvent::HandedOn);
+        cx.effects.push(Effect::Granted(next.ticket, fence));
+        if let Some(ticket) = release {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        // Its holder before may have held it for too long, or this one may not hold it for long.
+        let claim = &self.claims[number];
+        if claim.asking.is_none() && (claim.act.is_none() || next.options.max_hold.is_some()) {
+            self.schedule(cx, number);
+        }
+    }
+
+    /// Nobody of this process goes on with it: whoever waits elsewhere has its turn. Who waits here has a claim already that
+    /// stands in the store's queue, where there may be several holders.
+    pub(crate) fn give_way(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        release: Option<Ticket>,
+    ) {
+        if self.claims[number].mode.is_of_permits() {
+            self.leave(cx, number, release);
+        } else {
+            self.yield_(cx, number, release);
+        }
+    }
+
+    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
+    /// extended the record.
+    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
+        match self.claims[number].held().map(Held::local) {
+            Some(Some(local)) => cx.effects.push(Effect::Lost(local.ticket, cause)),
+            Some(None) => self.lose_readers(cx, number, cause),
+            None => {}
+        }
+        if cause == LostCause::Gone {
+            self.claims.end(number);
+        } else {
+            self.leave(cx, number, None);
+        }
+    }
+}
