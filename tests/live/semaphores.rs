@@ -49,9 +49,8 @@ async fn permits_cost_what_a_mutex_costs() {
     assert_eq!(trips, [2, 2, 2], "a mutex, a permit, three permits");
     let [mutex, one, three] = server_time(&mut eyes, cycles).await;
     println!("server us: a mutex {mutex:.1}, a permit {one:.1}, three permits {three:.1}");
-    // Twice is what is wanted, 1.8 what is measured; the rest is for a busy machine.
-    assert!(one <= 2.5 * mutex, "{one:.1} us, a mutex {mutex:.1} us");
-    assert!(three <= 2.5 * mutex, "{three:.1} us, a mutex {mutex:.1} us");
+    assert!(one <= 2.0 * mutex, "{one:.1} us, a mutex {mutex:.1} us");
+    assert!(three <= 2.0 * mutex, "{three:.1} us, a mutex {mutex:.1} us");
 }
 
 /// Whoever comes while there are permits does not wait until those before were answered.

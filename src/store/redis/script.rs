@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 /// What locks do without, jobs, and semaphores.
 const NOT_OF_LOCKS: [&str; 6] = ["alone", "job", "finish", "ask", "permits", "used"];
-const NOT_OF_JOBS: [&str; 5] = ["share", "downgrade", "all", "permits", "used"];
+const NOT_OF_JOBS: [&str; 6] = ["lone", "share", "downgrade", "all", "permits", "used"];
 const NOT_OF_SEMAPHORES: [&str; 8] = [
     "plain",
     "share",
@@ -17,10 +17,11 @@ const NOT_OF_SEMAPHORES: [&str; 8] = [
     "all",
 ];
 
-/// In the order in which they are run: what is plain is done in the first two.
-const FILES: [(&str, &str); 19] = [
+/// In the order in which they are run: what is plain is done in the first three.
+const FILES: [(&str, &str); 20] = [
     ("open", include_str!("lua/open.lua")),
     ("plain", include_str!("lua/plain.lua")),
+    ("lone", include_str!("lua/lone.lua")),
     ("verbs", include_str!("lua/verbs.lua")),
     ("share", include_str!("lua/share.lua")),
     ("alone", include_str!("lua/alone.lua")),

@@ -49,3 +49,5 @@ local together = find(ARGV[3], 'a', 1, true)
 local replies = n > 0 and { us, 0 } or { us }
 -- The first request that was not done in the short way, see plain.lua.
 local first = 1
+-- How many of the keys have a queue, and of a lone leave who is first in it; nil until somebody looks.
+local queues, head

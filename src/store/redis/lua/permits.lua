@@ -5,8 +5,6 @@
 --            w<node>:<claim>:<nonce>:                      score = 8 * 10^15 + weight, only of more than one permit
 --          It expires with the last of them.
 -- returns  functions answer what is said above them
--- Nothing is done in the short way, and nobody has looked for queues.
-local queues, head
 -- Who of those that have permits is the first to end; nil until somebody looks.
 local shared = {}
 local look, fits, join, part

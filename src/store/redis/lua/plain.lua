@@ -10,8 +10,6 @@
 -- ARGV[at+5]       tick
 -- returns          {server time in µs, one reply per request} when all were plain: integer = granted, its number;
 --                  0 = done; E<error>
--- How many of the keys have a queue, and of a lone leave who is first in it; nil until somebody looks.
-local queues, head
 -- Of claims that go together none is granted before all are known to be free.
 if together then queues = call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1)) end
 if not jobs and (not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0) then
