@@ -13,6 +13,7 @@ use tracing::instrument::WithSubscriber;
 
 use crate::error::LostCause;
 use crate::middleware::layer::Settings;
+use crate::middleware::watched::Watched;
 use crate::primitives::guard::{Guard, Lease};
 
 /// How long an answer waits at most until the store knows that the lock is free.
@@ -48,7 +49,7 @@ impl Loss {
 
 impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
     /// Runs the handler with its lock in a task, as part of the span and the trace that it began in.
-    pub(super) fn spawn<F>(handler: F, mut guard: Guard, settings: &Settings) -> Self
+    pub(super) fn spawn<F>(handler: F, mut guard: Watched, settings: &Settings) -> Self
     where
         F: Future<Output = Result<R, E>> + Send + 'static,
     {
@@ -71,7 +72,7 @@ impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
             };
             let is_held = guard.is_held();
             if releases_first {
-                release(guard).await;
+                release(guard.into_guard()).await;
             } else {
                 drop(guard);
             }

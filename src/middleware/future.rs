@@ -17,7 +17,7 @@ use crate::middleware::completion::{Completion, release};
 use crate::middleware::layer::Settings;
 use crate::middleware::observer::Observer;
 use crate::middleware::refusal::Refused;
-use crate::primitives::guard::Guard;
+use crate::middleware::watched::Watched;
 use crate::protocol::message::Fence;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -33,7 +33,7 @@ pub(super) enum Entered {
 /// With what a request goes in. Nothing at all if it has no key.
 #[derive(Default)]
 pub(super) struct Admission {
-    pub(super) guard: Option<Guard>,
+    pub(super) guard: Option<Watched>,
     /// How long it waited.
     pub(super) waited: Duration,
     pub(super) observer: Option<Observer>,
@@ -72,13 +72,13 @@ enum State<S: Service<Request<B>>, B> {
     Readying {
         inner: S,
         request: Request<B>,
-        guard: Option<Guard>,
+        guard: Option<Watched>,
     },
     /// The handler runs. Dropped in this order: first the work, then what protects it.
     Handling {
         #[pin]
         handler: S::Future,
-        guard: Option<Guard>,
+        guard: Option<Watched>,
     },
     /// The handler runs in a task of its own.
     Completing(Completion<S::Response, S::Error>),
@@ -161,7 +161,7 @@ where
                             },
                         ) => {
                             told.waited = waited;
-                            told.fence = guard.as_ref().map(Guard::fence);
+                            told.fence = guard.as_ref().map(|guard| guard.fence());
                             *this.observer = observer;
                             let request = Request::from_parts(parts, body);
                             state.set(State::Readying {
@@ -177,7 +177,7 @@ where
                 }
                 Step::Readying { inner, guard, .. } => {
                     // What the inner service does, it does with the knowledge of the lock.
-                    let scope = guard.as_ref().map(Guard::enter);
+                    let scope = guard.as_ref().map(|guard| guard.enter());
                     let ready = inner.poll_ready(cx);
                     // Whatever the option says: no handler starts without its lock.
                     if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
@@ -218,10 +218,10 @@ where
                         return refused(Refused::OutcomeUnknown, None);
                     }
                     let guarded = guard.as_ref();
-                    let scope = guarded.map(Guard::enter);
+                    let scope = guarded.map(|guard| guard.enter());
                     let answer = ready!(handler.poll(cx));
                     drop(scope);
-                    let is_held = guarded.is_none_or(Guard::is_held);
+                    let is_held = guarded.is_none_or(|guard| guard.is_held());
                     let guard = guard.take();
                     if !is_held && settings.replaces() {
                         state.set(State::Done);
@@ -229,7 +229,7 @@ where
                     }
                     match guard {
                         Some(guard) if settings.releases_first() => state.set(State::Releasing {
-                            release: Box::pin(release(guard)),
+                            release: Box::pin(release(guard.into_guard())),
                             answer,
                         }),
                         guard => {

@@ -194,3 +194,4 @@ mod leases;
 mod observer;
 mod refusal;
 mod service;
+mod watched;

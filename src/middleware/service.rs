@@ -19,6 +19,7 @@ use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
 use crate::middleware::observer::{Observed, Observer};
 use crate::middleware::refusal::{Answer, Refused, route};
+use crate::middleware::watched::Watched;
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
@@ -130,7 +131,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                 leases::insert(&mut parts, Some(&guard.lease()));
                 let waited = since.map_or(Duration::ZERO, |since| layer.locks.now().since(since));
                 let admission = Admission {
-                    guard: Some(guard),
+                    guard: Some(Watched::new(guard)),
                     waited,
                     observer: None,
                 };

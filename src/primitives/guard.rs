@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 #[cfg(feature = "tower")]
-use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
 #[cfg(feature = "tower")]
@@ -13,7 +12,6 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 #[cfg(feature = "tower")]
-use tokio_util::sync::WaitForCancellationFutureOwned;
 #[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
@@ -41,9 +39,6 @@ pub struct Guard {
     /// It is one of several, whose tasks may differ.
     #[cfg(feature = "tower")]
     is_shared: bool,
-    /// How one of several sees that it is over.
-    #[cfg(feature = "tower")]
-    watch: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 /// Sees a lock that somebody else holds: for the handler behind a layer, and for tasks that work under a guard. Cheap
@@ -143,8 +138,6 @@ impl Lease {
             done: false,
             #[cfg(feature = "tower")]
             is_shared: true,
-            #[cfg(feature = "tower")]
-            watch: None,
         })
     }
 
@@ -229,8 +222,6 @@ impl Guard {
             done: false,
             #[cfg(feature = "tower")]
             is_shared: false,
-            #[cfg(feature = "tower")]
-            watch: None,
         }
     }
 
@@ -296,18 +287,11 @@ impl Guard {
         scope::enter([&self.lease.held])
     }
 
-    /// Ready when it is held no more. The first guard costs no token: its task is woken where it waited for the grant. One
-    /// of several may be in another task, and has a token of its own.
+    /// Ready when it is over, for the task that waited for the grant: it is woken where it slept then, and that costs no token.
+    /// `None` where this is one of several, whose tasks may differ.
     #[cfg(feature = "tower")]
-    pub(crate) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !self.is_held() {
-            return Poll::Ready(());
-        }
-        if !self.is_shared {
-            return self.lease.held.waiter.poll_over(cx);
-        }
-        let token = || Box::pin(self.lease.end_token().cancelled_owned());
-        self.watch.get_or_insert_with(token).as_mut().poll(cx)
+    pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Option<Poll<()>> {
+        (!self.is_shared).then(|| self.lease.held.waiter.poll_over(cx))
     }
 
     /// Where work goes that outlives its caller.
