@@ -226,7 +226,7 @@ pub enum StoreErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreRefusal {
-    /// The key holds something that is not a lock.
+    /// The key holds something that is not a lock, a job or a semaphore, as the case may be.
     WrongType,
     /// `OOM`: the server is at its memory limit.
     OutOfMemory,
@@ -266,7 +266,9 @@ impl StoreRefusal {
 impl fmt::Display for StoreRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            StoreRefusal::WrongType => "the key holds a value that is not a lock: use another key or prefix",
+            StoreRefusal::WrongType => {
+                "the key holds a value that is not a lock, a job or a semaphore: use another key or prefix"
+            }
             StoreRefusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
             StoreRefusal::ReadOnly => "the server is read-only (READONLY): connect to the master",
             StoreRefusal::Loading => "the server is loading its data (LOADING): try again when it is done",

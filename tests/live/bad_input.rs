@@ -418,6 +418,81 @@ async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
     }
 }
 
+/// The same under the name of a semaphore's record, also when it comes there under a holder.
+#[tokio::test]
+async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    let semaphore = locks.semaphore("calls", 3);
+    let permit = soon(semaphore.acquire()).await.unwrap();
+    let names: Vec<String> = eyes.text("KEYS tenure1:s:*");
+    let name = &names[0];
+    permit.release().await.unwrap();
+    for (make, dump) in [
+        ("RPUSH {} 1 2 3", "LRANGE {} 0 -1"),
+        ("ZADD {} 1 one 2 two", "ZRANGE {} 0 -1"),
+        // As if it were one of ours, of a format to come.
+        ("ZADD {} 0 hof-a-later-version 99 n1:1:1:", "ZRANGE {} 0 -1"),
+        ("HSET {} field value", "HVALS {}"),
+    ] {
+        let (make, dump) = (make.replace("{}", name), dump.replace("{}", name));
+        let _: () = eyes.text(&make);
+        let theirs: Vec<String> = eyes.text(&dump);
+        for (what, error) in [
+            ("one", soon(semaphore.acquire()).await.map(drop)),
+            ("many", soon(semaphore.acquire_many(3)).await.map(drop)),
+            ("try", soon(semaphore.try_acquire()).await.map(drop)),
+            (
+                "in time",
+                soon(semaphore.acquire_timeout(PATIENCE)).await.map(drop),
+            ),
+            ("how many", soon(semaphore.available_permits()).await.map(drop)),
+        ] {
+            let error = error.expect_err(what);
+            let is_told = matches!(&error, Error::Store { source, .. }
+                if *source.kind() == StoreErrorKind::Refused(StoreRefusal::WrongType));
+            assert!(is_told, "{make}, {what}: {error:?}");
+            tells(&error, &["`calls`", "or a semaphore", "another key or prefix"]);
+        }
+        soon(locks.idle()).await;
+        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!(eyes.text::<Vec<String>>(&dump), theirs);
+        assert_eq!(
+            eyes.text::<i64>(&format!("PTTL {name}")),
+            -1,
+            "{make}: it got an end"
+        );
+        let _: i64 = eyes.text(&format!("DEL {name}"));
+    }
+    // It comes there while we hold.
+    let permit = soon(locks.semaphore("calls", 3).lease(ms(3_000)).acquire())
+        .await
+        .unwrap();
+    let _: () = redis::pipe()
+        .atomic()
+        .del(name)
+        .rpush(name, 1)
+        .query(&mut eyes.0)
+        .unwrap();
+    soon(permit.lost()).await;
+    assert!(soon(permit.release()).await.is_err());
+    soon(locks.idle()).await;
+    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    // Text is what somebody holds who knows no queue: it is waited for, and left alone.
+    let _: () = eyes.text(&format!("SET {name} theirs"));
+    assert!(soon(semaphore.try_acquire()).await.unwrap().is_none());
+    let waited = soon(semaphore.acquire_timeout(ms(300))).await.unwrap_err();
+    assert!(matches!(waited, Error::Busy { .. }), "{waited:?}");
+    assert_eq!(soon(semaphore.available_permits()).await.unwrap(), 0);
+    let waits = tokio::spawn(semaphore.acquire());
+    until("it waits", || locks.waiting() == 1).await;
+    assert_eq!(eyes.text::<String>(&format!("GET {name}")), "theirs");
+    let _: i64 = eyes.text(&format!("DEL {name}"));
+    soon(waits).await.unwrap().unwrap().release().await.unwrap();
+    eyes.until_empty().await;
+}
+
 /// The same where the queue of a record should be. What a later version may write there is passed over, and stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {

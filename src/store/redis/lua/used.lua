@@ -16,7 +16,8 @@ local ask
 if asks then
   -- Who waits for free ones gets them before.
   function ask(i, queue)
-    if records[i] then return 'I0' end
+    -- Whoever has it as no claim of ours has all of it.
+    if records[i] then return 'I4294967295' end
     hand_over(i, queue)
     return 'I' .. (look(i) and used(i) or 0)
   end
