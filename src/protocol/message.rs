@@ -521,6 +521,19 @@ pub enum Reply {
     Refused(StoreRefusal),
 }
 
+impl Reply {
+    /// The number of the grant that it tells of.
+    pub fn number(&self) -> Option<GrantNumber> {
+        match self {
+            Reply::Granted(number)
+            | Reply::Unlike(number, _)
+            | Reply::Won(number, _)
+            | Reply::Overtook(number, _) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
 /// How the requests of a batch stand to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Rule {
