@@ -76,7 +76,10 @@ impl Gate {
 
     /// Tells the store that the tick is over.
     async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> Run {
+        let lease = guard.lease();
         match guard.finish(outcome == TickOutcome::Done).await {
+            // What the job has left behind may have a guard of its own: then the store is told with that one.
+            Ok(()) if lease.over().is_none() => {}
             Ok(()) => self.note_over(mark),
             // What was run was run; but the store may not know, and have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),

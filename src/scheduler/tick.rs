@@ -230,7 +230,8 @@ impl Tick {
         self.end.token().child_token()
     }
 
-    /// The lease behind it.
+    /// The lease behind it. What goes on when the job has returned may take a guard of its own
+    /// ([`Lease::again`]): then the tick is over when that ends.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }
