@@ -614,6 +614,16 @@ async fn a_tick_whose_lease_goes_on_with_another_guard_is_over_when_that_ends() 
     assert_eq!(watch.count("store_went_back"), 0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_of_a_tick_becomes_no_reader() {
+    let downgrades = |guard: Guard| async move {
+        let fence = guard.fence();
+        let guard = guard.downgrade().await.unwrap();
+        assert!(guard.is_held() && guard.fence() == fence);
+    };
+    assert_eq!(runs_beside_a_guard("downgraded", downgrades).await, 1);
+}
+
 fn once(ago: Duration) -> String {
     let at = chrono::Utc::now() - ago;
     at.format("%S %M %H %d %m *").to_string()
