@@ -214,8 +214,10 @@ impl Gate {
         };
         let told = tokio::select! {
             biased;
-            ended = guard.run(job.as_mut()) => match ended {
-                Ok(ended) => return Ended::by_itself(ended),
+            ended = guard.run(job.as_mut()) => match ended.map(Ended::by_itself) {
+                // It heard of the drain in that very moment, and says so: its tick is not over for that.
+                Ok(Ended::Itself(Some(_))) if end.is_drained() => return Ended::Drained,
+                Ok(ended) => return ended,
                 Err(_) => Ended::LeaseLost,
             },
             () = self.jobs.cancelling.cancelled() => {

@@ -115,7 +115,8 @@ impl Tick {
     }
 
     /// The run still is the only one, as far as this process can know without asking: its lease has not ended and nobody told
-    /// it to end. It costs nanoseconds; call it before each step.
+    /// it to end. It costs nanoseconds; call it before each step. A job may return the error: when the node drains its tick is
+    /// handed over all the same, and has not failed.
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease is over, or the run was told to end ([`LostCause::Shutdown`]: the node drains or the

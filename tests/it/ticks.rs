@@ -614,6 +614,39 @@ async fn a_tick_whose_lease_goes_on_with_another_guard_is_over_when_that_ends() 
     assert_eq!(watch.count("store_went_back"), 0);
 }
 
+/// On one thread, so that the job is told before anything else of its run goes on.
+#[tokio::test]
+async fn a_run_that_ends_as_the_drain_told_it_to_is_taken_over() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store)];
+    let of_job = log.clone();
+    let mut first = nodes[0]
+        .job("says so", move |tick: Tick| {
+            of_job.note("start", 0, &tick);
+            async move {
+                tick.lost().await;
+                tick.check()
+            }
+        })
+        .unwrap();
+    let of_job = log.clone();
+    let mut second = nodes[1]
+        .job("says so", move |tick| of_job.clone().during(1, tick, async {}))
+        .unwrap();
+    let run = tokio::spawn(first(id, scheduler.clone()));
+    until("it runs", || log.count("start") == 1).await;
+    drained(&nodes[0], Duration::ZERO).await;
+    soon(run).await.unwrap();
+    soon(second(id, scheduler)).await;
+    let begun: Vec<_> = log
+        .all("start")
+        .iter()
+        .map(|line| (line.who, line.attempt))
+        .collect();
+    assert_eq!(begun, [(0, 1), (1, 2)], "its tick was handed over");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_of_a_tick_becomes_no_reader() {
     let downgrades = |guard: Guard| async move {
