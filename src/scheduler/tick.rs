@@ -122,15 +122,14 @@ impl Tick {
     /// [`Error::Lost`] when the lease is over, or the run was told to end ([`LostCause::Shutdown`]: the node drains or the
     /// timeout is over).
     pub fn check(&self) -> Result<(), Error> {
-        let lost = |cause| Error::Lost {
-            key: self.job().clone(),
-            cause,
-        };
         if !self.is_held() {
-            return Err(lost(self.lease.over().unwrap_or(LostCause::Deadline)));
+            return Err(self.lease.held.lost());
         }
         if self.end.token().is_cancelled() {
-            return Err(lost(self.lease.over().unwrap_or(LostCause::Shutdown)));
+            return Err(Error::Lost {
+                key: self.job().clone(),
+                cause: self.lease.over().unwrap_or(LostCause::Shutdown),
+            });
         }
         Ok(())
     }
@@ -165,7 +164,6 @@ impl Tick {
                 cursor.len()
             ))));
         }
-        self.check()?;
         let seq = self.about.saves.fetch_add(1, Ordering::Relaxed) + 1;
         let about = AboutRun::Save(seq, Checkpoint(cursor.into()));
         self.ask(about).await.map(drop)
@@ -198,6 +196,7 @@ impl Tick {
     }
 
     async fn ask(&self, about: AboutRun) -> Result<JobReport, Error> {
+        self.check()?;
         ask_about_run(&self.lease, self.about.lease, self.mark, about).await
     }
 
