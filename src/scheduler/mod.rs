@@ -246,11 +246,11 @@ impl Locks {
     }
 
     /// Says which scheduler fires the jobs of this node, before it has fired one: from then on a tick of a job that knows its
-    /// schedule is started by this node's own clock if the scheduler has not fired it within a second.
-    /// [`add_job`](Self::add_job) does the same.
+    /// schedule is started by this node's own clock if the scheduler has not fired it within a second. A scheduler that takes
+    /// the place of another is attached in its turn. [`add_job`](Self::add_job) does the same.
     pub async fn attach(&self, scheduler: &JobScheduler) {
         let ended = job::ended_flag(scheduler).await;
-        let _ = self.handle().jobs().engine.set(ended);
+        *lock(&self.handle().jobs().engine) = Some(ended);
     }
 
     /// Adds a leased job to its scheduler, and refuses what could not be leased when it fires: a job with another offset
