@@ -562,6 +562,13 @@ pub struct Batch {
     pub requests: Vec<Request>,
 }
 
+impl Batch {
+    /// What sort of thing it is about. `None` when nothing is asked.
+    pub fn kind(&self) -> Option<Kind> {
+        self.requests.first().map(|request| request.name.kind)
+    }
+}
+
 /// The answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchReply {

@@ -21,7 +21,7 @@ const EXACT: u64 = 1 << 53;
 
 /// The script that applies a batch, which is all of one kind.
 pub(super) fn script_of(batch: &Batch) -> &'static Script {
-    match batch.requests.first().map(|request| request.name.kind) {
+    match batch.kind() {
         Some(Kind::Job) => &JOBS,
         Some(Kind::Semaphore) => &SEMAPHORES,
         Some(Kind::Lock) | None => &LOCKS,
@@ -31,7 +31,7 @@ pub(super) fn script_of(batch: &Batch) -> &'static Script {
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
-    let is_jobs = requests.iter().any(|request| request.name.kind == Kind::Job);
+    let is_jobs = batch.kind() == Some(Kind::Job);
     debug_assert!(requests.iter().all(|r| r.name.kind == requests[0].name.kind));
     let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
     let data = |r: &Request| r.data.as_ref().map_or(0, |data| data.0.len());
@@ -73,7 +73,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         if batch.rule == Rule::All {
             word.push(b'a');
         }
-        if batch.poll_gap_ms > 0 && requests.iter().all(|r| r.name.kind == Kind::Lock) {
+        if batch.poll_gap_ms > 0 && batch.kind().is_none_or(|kind| kind == Kind::Lock) {
             append_number(word, batch.poll_gap_ms);
         }
     });
