@@ -2,7 +2,7 @@
 //! cron crate.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -110,15 +110,16 @@ pub(super) struct Step {
 pub(crate) struct Life {
     jobs: Arc<Jobs>,
     name: Key,
+    is_over: AtomicBool,
     token: CancellationToken,
 }
 
 impl Life {
     /// Once: the name may be that of another job since.
     pub(crate) fn end(&self) {
-        let mut names = lock(&self.jobs.names);
-        if !self.token.is_cancelled() {
-            names.remove(&self.name);
+        if !self.is_over.swap(true, Ordering::SeqCst) {
+            lock(&self.jobs.names).remove(&self.name);
+            self.token.cancel();
         }
         drop(names);
         self.token.cancel();
@@ -148,6 +149,7 @@ impl Gate {
         let jobs = handle.jobs().clone();
         let is_new = jobs.take(&name);
         let life = is_new.then(|| Life {
+            is_over: AtomicBool::new(false),
             jobs: jobs.clone(),
             name: name.clone(),
             token: CancellationToken::new(),
