@@ -133,20 +133,29 @@ impl Call {
         self.put_holder(&of.unwrap_or(request.holder));
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
-        let number = match (request.verb, request.mark) {
-            (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
-            (_, Some(TickTime(ms))) if is_job => ms.min(EXACT),
-            _ if !is_job => u64::from(request.mode == Mode::Read),
-            _ => 0,
-        };
-        match request.mode {
-            Mode::Permits(Permits { weight, capacity }) => self.put(|word| {
+        self.put_tick(request);
+        self.put_to(request);
+    }
+
+    /// Which tick it is about, or how its lease is shared.
+    fn put_tick(&mut self, request: &Request) {
+        match (request.name.kind, request.mode) {
+            (Kind::Job, _) => self.put_number(match (request.verb, request.mark) {
+                (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
+                (_, mark) => mark.map_or(0, |TickTime(ms)| ms.min(EXACT)),
+            }),
+            (_, Mode::Permits(Permits { weight, capacity })) => self.put(|word| {
                 append_number(word, weight.into());
                 word.push(b'/');
                 append_number(word, capacity.into());
             }),
-            Mode::Exclusive | Mode::Read => self.put_number(number),
+            (_, mode) => self.put_number(u64::from(mode == Mode::Read)),
         }
+    }
+
+    /// Who goes on with it, or what else the verb needs.
+    fn put_to(&mut self, request: &Request) {
+        let is_job = request.name.kind == Kind::Job;
         match &request.verb {
             Verb::Yield { to } | Verb::Downgrade { to } => self.put_holder(to),
             Verb::Ask(Question::Open {
@@ -431,7 +440,7 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        for script in [&LOCKS, &JOBS] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
             assert!(script.text.contains(&format!("local words,at={WORDS},3\n")));
         }
     }
