@@ -121,8 +121,6 @@ impl Life {
             lock(&self.jobs.names).remove(&self.name);
             self.token.cancel();
         }
-        drop(names);
-        self.token.cancel();
     }
 }
 
@@ -149,9 +147,9 @@ impl Gate {
         let jobs = handle.jobs().clone();
         let is_new = jobs.take(&name);
         let life = is_new.then(|| Life {
-            is_over: AtomicBool::new(false),
             jobs: jobs.clone(),
             name: name.clone(),
+            is_over: AtomicBool::new(false),
             token: CancellationToken::new(),
         })?;
         let gate = Gate {
@@ -415,10 +413,12 @@ impl Gate {
     fn refused(&self, mark: TickTime, how: How, refused: Unacquired) -> Result<Refused, Behind> {
         let over = |outcome| Ok(Refused::Over(outcome));
         match refused {
-            Unacquired::Over | Unacquired::Report(_) | Unacquired::InUse(_) => {
+            Unacquired::Over => {
                 self.note_over(mark);
                 over(TickOutcome::Elsewhere)
             }
+            // Those answer questions, and this was none.
+            Unacquired::Report(_) | Unacquired::InUse(_) => over(TickOutcome::Elsewhere),
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)
