@@ -51,8 +51,7 @@ use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
 #[cfg(feature = "scheduler")]
 use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::Name;
-use crate::protocol::message::NodeId;
+use crate::protocol::message::{Name, NodeId};
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
 #[cfg(feature = "tower")]

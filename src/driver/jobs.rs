@@ -9,7 +9,7 @@ use std::pin::Pin;
 #[cfg(feature = "testing")]
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,8 +30,8 @@ pub(crate) struct Jobs {
     pub(crate) cancelling: CancellationToken,
     /// What runs, by its fence, and how it is told.
     pub(crate) running: Mutex<HashMap<u64, RunEnd>>,
-    /// The scheduler to which they were attached: what it sets when it is shut down.
-    pub(crate) engine: OnceLock<Arc<AtomicBool>>,
+    /// The scheduler to which they were attached last: what it sets when it is shut down.
+    pub(crate) engine: Mutex<Option<Arc<AtomicBool>>>,
     /// The zones of those that have one, for simulations of a scheduler that freezes offsets.
     #[cfg(feature = "testing")]
     pub(crate) zones: Mutex<HashMap<Uuid, chrono_tz::Tz>>,

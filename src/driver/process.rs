@@ -149,6 +149,11 @@ impl Process {
         let _ = self.run.subscribe().wait_for(|run| *run == Run::Goes).await;
     }
 
+    /// Resolves when it is killed, and its connections are closed.
+    pub(crate) async fn died(&self) {
+        let _ = self.run.subscribe().wait_for(|run| *run == Run::Dead).await;
+    }
+
     /// A task of this process.
     pub(crate) fn task<F: Future<Output = ()> + Send + 'static>(self: &Arc<Self>, of: F) -> Task<F> {
         let mut tasks = lock(&self.tasks);

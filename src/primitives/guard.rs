@@ -316,8 +316,18 @@ impl Guard {
     ///
     /// # Cancel safety
     /// The lock counts as given back from the first poll; dropping the future only loses the answer.
-    pub async fn release(self) -> Result<(), Error> {
-        self.give_back(None).await
+    pub async fn release(mut self) -> Result<(), Error> {
+        match self.part()? {
+            Parting::Stays { over } => over.map_or(Ok(()), Err),
+            Parting::Last { lost } => {
+                let held = &self.lease.held;
+                held.handle
+                    .node()
+                    .release(&held.name, held.ticket, held.finished());
+                self.tell_end(lost);
+                self.given_back().await
+            }
+        }
     }
 
     /// What is held, of which this is a guard.
@@ -348,10 +358,12 @@ impl Guard {
         block_on(self.release())
     }
 
-    /// Gives a job back whose tick was run to its end, and says whether that went well.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
+    /// Gives a job back whose tick was run to its end, and says whether that went well. While there are other guards of it
+    /// the store is not told: it is with the last of them.
+    #[cfg(feature = "scheduler")]
     pub(crate) async fn finish(self, well: bool) -> Result<(), Error> {
-        self.give_back(Some(well)).await
+        self.lease.held.finish(well);
+        self.release().await
     }
 
     /// The number of the attempt at its tick this is.
@@ -393,18 +405,6 @@ impl Guard {
         Ok(Parting::Stays {
             over: (!is_held).then(|| held.lost()),
         })
-    }
-
-    async fn give_back(mut self, finished: Option<bool>) -> Result<(), Error> {
-        match self.part()? {
-            Parting::Stays { over } => over.map_or(Ok(()), Err),
-            Parting::Last { lost } => {
-                let held = &self.lease.held;
-                held.handle.node().release(&held.name, held.ticket, finished);
-                self.tell_end(lost);
-                self.given_back().await
-            }
-        }
     }
 
     /// Gives several back at once, and says whether exclusivity held to this call for all of them.
@@ -453,7 +453,7 @@ impl Guard {
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = || held.name.key.clone();
         // It may have ended between the last look and the request to give it back.
-        let told = held.waiter.over().filter(|cause| *cause != LostCause::Released);
+        let told = held.lost_before();
         match outcome {
             Outcome::Kept => {
                 observe::released(node.events.label(), &held.name);
@@ -498,7 +498,12 @@ impl Drop for Guard {
         if !self.done && held.part() && !held.handle.node().is_forked() {
             let over = held.waiter.over();
             held.waiter.give_back();
-            held.handle.node().cancel(&held.name, held.ticket);
+            let node = held.handle.node();
+            match held.finished() {
+                // Nobody waits for the answer.
+                finished @ Some(_) => node.release(&held.name, held.ticket, finished),
+                None => node.cancel(&held.name, held.ticket),
+            }
             self.tell_end(over);
         }
     }

@@ -1,7 +1,7 @@
 //! What is held: shared by its guards and by whoever only looks at it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
@@ -25,6 +25,8 @@ pub(crate) struct Held {
     pub(crate) began: Began,
     /// It is given back with the last of its guards.
     guards: AtomicUsize,
+    /// Its tick was run to its end, and whether that went well: told to the store with the last of its guards.
+    finished: OnceLock<bool>,
 }
 
 impl Held {
@@ -46,6 +48,7 @@ impl Held {
             waiter,
             fence,
             guards: AtomicUsize::new(1),
+            finished: OnceLock::new(),
         }
     }
 
@@ -91,6 +94,22 @@ impl Held {
     /// One guard less. True for the last of them.
     pub(crate) fn part(&self) -> bool {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Its tick was run to its end. What is said first counts.
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn finish(&self, well: bool) {
+        self.finished.get_or_init(|| well);
+    }
+
+    /// Whether its tick was run to its end, and well.
+    pub(crate) fn finished(&self) -> Option<bool> {
+        self.finished.get().copied()
+    }
+
+    /// Why it was lost, if it was before it was given back.
+    pub(crate) fn lost_before(&self) -> Option<LostCause> {
+        self.waiter.over().filter(|cause| *cause != LostCause::Released)
     }
 
     /// Why it is held no more.

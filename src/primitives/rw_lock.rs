@@ -8,7 +8,7 @@ use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Lock, Mutex};
-use crate::protocol::message::Mode;
+use crate::protocol::message::{Kind, Mode};
 
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
 /// [`Locks::rw_lock`](crate::Locks::rw_lock); cheap to make and to clone.
@@ -153,7 +153,7 @@ impl RwLock {
 
 impl Guard {
     /// A writer goes on as a reader: nobody writes in between, and readers that wait get in, up to the first writer. The
-    /// guard of a mutex is a writer's. A guard that reads, or holds permits, stays as it is.
+    /// guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
     ///
     /// It costs a trip to the store, and the new guard has a [fence](Self::fence) of its own, larger than that of the
     /// writer.
@@ -166,7 +166,7 @@ impl Guard {
     /// # Cancel safety
     /// The lock counts as given back from the first poll. Dropping the future gives up what it becomes, too.
     pub async fn downgrade(mut self) -> Result<Guard, Error> {
-        if self.held().mode != Mode::Exclusive {
+        if self.held().mode != Mode::Exclusive || self.held().name.kind != Kind::Lock {
             return Ok(self);
         }
         let key = self.key().clone();
@@ -180,7 +180,12 @@ impl Guard {
             ))));
         }
         let reader = Acquire::downgrade(self.held());
-        reader.await.map_err(|refused| refused.into_error(&key))
+        reader.await.map_err(
+            |refused| match (refused.into_error(&key), self.held().lost_before()) {
+                (Error::Lost { key, .. }, Some(cause)) => Error::Lost { key, cause },
+                (error, _) => error,
+            },
+        )
     }
 }
 

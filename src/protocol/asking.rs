@@ -229,7 +229,7 @@ impl<P: Plant> KeyState<P> {
         };
         let request = Request {
             mark: claim.mark,
-            turn: claim.turn,
+            turn: claim.turn(),
             name: cx.name.clone(),
             holder,
             term: claim.term,

@@ -63,10 +63,10 @@ impl<P: Plant> Session<P> {
         let mut requests = batch.requests;
         let mut replies = reply.replies;
         for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
+            if let Some(number) = reply.number() {
+                self.saw(number);
+            }
             match &reply {
-                Reply::Granted(number) | Reply::Won(number, _) | Reply::Overtook(number, _) => {
-                    self.saw(*number);
-                }
                 Reply::Refused(refusal) => {
                     refused = true;
                     demoted |= *refusal == StoreRefusal::ReadOnly;

@@ -19,8 +19,6 @@ pub(crate) struct Claim {
     pub(crate) fixed: bool,
     /// The tick that it is for.
     pub(crate) mark: Option<TickTime>,
-    /// What becomes of it while an earlier tick is in the way.
-    pub(crate) turn: Turn,
     /// The number of the attempt at its tick it is.
     pub(crate) attempt: u32,
     /// The tick before, which had not ended well and is never run again.
@@ -222,10 +220,6 @@ impl Claim {
             mode,
             fixed,
             mark,
-            turn: match claimant {
-                Claimant::Solo(caller) => caller.options.turn,
-                Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => Turn::Skip,
-            },
             attempt: 0,
             overtook: None,
             finished: None,
@@ -261,6 +255,14 @@ impl Claim {
         match self.claimant {
             Claimant::Solo(caller) => caller.options.question,
             Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
+        }
+    }
+
+    /// What becomes of it while an earlier tick is in the way.
+    pub(crate) fn turn(&self) -> Turn {
+        match self.claimant {
+            Claimant::Solo(caller) => caller.options.turn,
+            Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => Turn::Skip,
         }
     }
 

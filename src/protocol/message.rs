@@ -521,6 +521,19 @@ pub enum Reply {
     Refused(StoreRefusal),
 }
 
+impl Reply {
+    /// The number of the grant that it tells of.
+    pub fn number(&self) -> Option<GrantNumber> {
+        match self {
+            Reply::Granted(number)
+            | Reply::Unlike(number, _)
+            | Reply::Won(number, _)
+            | Reply::Overtook(number, _) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
 /// How the requests of a batch stand to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Rule {
@@ -547,6 +560,13 @@ pub struct Batch {
     /// What is asked. All of one kind, and no name twice: a store may read all of its keys before it treats the
     /// first.
     pub requests: Vec<Request>,
+}
+
+impl Batch {
+    /// What sort of thing it is about. `None` when nothing is asked.
+    pub fn kind(&self) -> Option<Kind> {
+        self.requests.first().map(|request| request.name.kind)
+    }
 }
 
 /// The answer to a batch.

@@ -66,14 +66,14 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
-            (_, Reply::Over) => self.refused_tick(cx, number, AcquireError::Over),
-            (_, Reply::Skipped) => self.refused_tick(cx, number, AcquireError::Skipped),
-            (_, Reply::Early(left)) => self.refused_tick(cx, number, AcquireError::Early(ms(left))),
+            (_, Reply::Over) => self.denied(cx, number, AcquireError::Over),
+            (_, Reply::Skipped) => self.denied(cx, number, AcquireError::Skipped),
+            (_, Reply::Early(left)) => self.denied(cx, number, AcquireError::Early(ms(left))),
             (_, Reply::Behind { latest, is_open }) => {
-                self.refused_tick(cx, number, AcquireError::Behind { latest, is_open });
+                self.denied(cx, number, AcquireError::Behind { latest, is_open });
             }
-            (_, Reply::Report(report)) => self.refused_tick(cx, number, AcquireError::Report(report)),
-            (_, Reply::InUse(permits)) => self.refused_tick(cx, number, AcquireError::InUse(permits)),
+            (_, Reply::Report(report)) => self.denied(cx, number, AcquireError::Report(report)),
+            (_, Reply::InUse(permits)) => self.denied(cx, number, AcquireError::InUse(permits)),
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
             (RequestKind::Claim { .. }, _) => {
@@ -194,8 +194,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store will not have this tick run. For one that holds it means that its lease is over, as "gone" does.
-    fn refused_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+    /// The store will not have its tick run, or answers its question: the claim is over with that. For one that holds it means
+    /// that its lease is over, as "gone" does.
+    fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = &self.claims[number];
         match (&claim.phase, claim.claimant) {
             (Phase::Held(_), _) => self.lose(cx, number, LostCause::Gone),

@@ -13,7 +13,7 @@ use croner::Cron;
 
 use crate::driver::clock::Clock;
 use crate::scheduler::error::JobError;
-use crate::scheduler::schedule::parser;
+use crate::scheduler::schedule::parsed;
 use crate::scheduler::zone::IntoZone;
 
 /// So far ahead it is looked.
@@ -82,34 +82,29 @@ impl fmt::Display for OddDay {
 /// # Errors
 /// [`JobError::Unfit`] when the expression or the zone is none.
 pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, JobError> {
-    let zone = zone.into_zone().map_err(|why| JobError::Unfit { why })?;
-    odd_days_of(expression, zone, DateTime::<Utc>::from(Clock::new().wall()))
-}
-
-fn odd_days_of(expression: &str, zone: Tz, from: DateTime<Utc>) -> Result<Vec<OddDay>, JobError> {
-    let cron = parser().parse(expression).map_err(|error| JobError::Unfit {
-        why: format!("`{expression}` is no cron expression: {error}"),
-    })?;
-    Ok(odd_days(&cron, zone, from))
+    let unfit = |why| JobError::Unfit { why };
+    let (zone, cron) = (
+        zone.into_zone().map_err(unfit)?,
+        parsed(expression).map_err(unfit)?,
+    );
+    Ok(odd_days(&cron, zone, Clock::new().wall().into()))
 }
 
 /// What is to be told when a job is made.
 ///
 /// # Errors
-/// As [`explain`].
-pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, JobError> {
-    let from = DateTime::<Utc>::from(now);
-    if let Ok(cron) = parser().parse(expression) {
-        let next = std::iter::successors(Some(from), |at| cron.find_next_occurrence(at, false).ok());
-        let frequent = next.take(FREQUENT + 2).last();
-        if frequent.is_some_and(|at| at < from + chrono::Duration::days(1)) {
-            return Ok(Vec::new());
-        }
+/// What is wrong with the expression.
+pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
+    let (cron, from) = (parsed(expression)?, DateTime::<Utc>::from(now));
+    let next = std::iter::successors(Some(from), |at| cron.find_next_occurrence(at, false).ok());
+    let last = next.take(FREQUENT + 2).last();
+    if last.is_some_and(|at| at < from + chrono::Duration::days(1)) {
+        return Ok(Vec::new());
     }
-    odd_days_of(expression, zone, from)
+    Ok(odd_days(&cron, zone, from))
 }
 
-pub(crate) fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
+fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
     let first = from.with_timezone(&zone).date_naive();
     let dates = (0..DAYS).filter_map(|n| first.checked_add_days(Days::new(n)));
     dates
@@ -205,7 +200,7 @@ mod tests {
     use super::*;
 
     fn told(expression: &str, zone: &str) -> Vec<String> {
-        let cron = parser().parse(expression).unwrap();
+        let cron = parsed(expression).unwrap();
         let from = "2026-01-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, zone.parse().unwrap(), from);
         days.iter()
@@ -255,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_day_that_is_not_is_told() {
-        let cron = parser().parse("0 0 12 * * *").unwrap();
+        let cron = parsed("0 0 12 * * *").unwrap();
         let from = "2011-12-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, chrono_tz::Pacific::Apia, from);
         let days: Vec<String> = days.iter().take(1).map(OddDay::to_string).collect();

@@ -2,7 +2,7 @@
 //! cron crate.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -110,18 +110,17 @@ pub(super) struct Step {
 pub(crate) struct Life {
     jobs: Arc<Jobs>,
     name: Key,
+    is_over: AtomicBool,
     token: CancellationToken,
 }
 
 impl Life {
     /// Once: the name may be that of another job since.
     pub(crate) fn end(&self) {
-        let mut names = lock(&self.jobs.names);
-        if !self.token.is_cancelled() {
-            names.remove(&self.name);
+        if !self.is_over.swap(true, Ordering::SeqCst) {
+            lock(&self.jobs.names).remove(&self.name);
+            self.token.cancel();
         }
-        drop(names);
-        self.token.cancel();
     }
 }
 
@@ -150,6 +149,7 @@ impl Gate {
         let life = is_new.then(|| Life {
             jobs: jobs.clone(),
             name: name.clone(),
+            is_over: AtomicBool::new(false),
             token: CancellationToken::new(),
         })?;
         let gate = Gate {
@@ -413,10 +413,12 @@ impl Gate {
     fn refused(&self, mark: TickTime, how: How, refused: Unacquired) -> Result<Refused, Behind> {
         let over = |outcome| Ok(Refused::Over(outcome));
         match refused {
-            Unacquired::Over | Unacquired::Report(_) | Unacquired::InUse(_) => {
+            Unacquired::Over => {
                 self.note_over(mark);
                 over(TickOutcome::Elsewhere)
             }
+            // Those answer questions, and this was none.
+            Unacquired::Report(_) | Unacquired::InUse(_) => over(TickOutcome::Elsewhere),
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)

@@ -95,9 +95,12 @@ impl<F> Job<F> {
         self.engine.get().is_some()
     }
 
-    /// The engine that fired it, or to which this node's jobs were attached.
-    fn engine(&self) -> Option<&Arc<AtomicBool>> {
-        self.engine.get().or_else(|| self.gate.jobs.engine.get())
+    /// Whether the engine has ended that fired it, or else to which this node's jobs were attached last. `None` while none is
+    /// known.
+    fn engine_has_ended(&self) -> Option<bool> {
+        let engine = self.engine.get().cloned();
+        let engine = engine.or_else(|| lock(&self.gate.jobs.engine).clone());
+        engine.map(|ended| ended.load(Ordering::Relaxed))
     }
 
     /// When its schedule came with it, the engine's firing says nothing: a tick may have been pursued long ago, or come
@@ -110,10 +113,6 @@ impl<F> Job<F> {
     /// Its engine's storage was looked at, or is now.
     pub(crate) fn was_looked_at(&self) -> bool {
         self.looked_at.swap(true, Ordering::Relaxed)
-    }
-
-    fn is_engine_ended(&self) -> bool {
-        self.engine().is_some_and(|ended| ended.load(Ordering::Relaxed))
     }
 
     fn notice(&self, mark: TickTime) {
@@ -159,8 +158,8 @@ impl<F> Job<F> {
 
     /// The newest tick, when one that came since then was not fired in time; or how long until there may be one.
     fn overdue(&self, since: Instant) -> Result<TickTime, Duration> {
-        // Nobody may have added it to a scheduler.
-        let (Some(schedule), Some(_)) = (self.schedule(), self.engine()) else {
+        // Nobody may have added it to a scheduler, or to the one that takes the place of another.
+        let (Some(schedule), Some(false)) = (self.schedule(), self.engine_has_ended()) else {
             return Err(ENGINE);
         };
         let now = self.gate.now();
@@ -253,7 +252,7 @@ impl<F: Work> Job<F> {
             sleep(pause).await;
             news.heard();
             let Some(job) = this.upgrade() else { return };
-            if !job.is_engine_ended() {
+            if job.engine_has_ended() != Some(true) {
                 let found = tokio::select! {
                     biased;
                     _ = job.gate.ended() => return,
@@ -275,7 +274,11 @@ impl<F: Work> Job<F> {
         let since = Instant::now();
         loop {
             let Some(job) = this.upgrade() else { return };
-            if job.gate.is_ended() || job.is_engine_ended() {
+            let is_own_ended = job
+                .engine
+                .get()
+                .is_some_and(|ended| ended.load(Ordering::Relaxed));
+            if job.gate.is_ended() || is_own_ended {
                 return;
             }
             job.gate.look_at_steps();

@@ -173,7 +173,6 @@
 //! | keeps a closure for as long as one of its runs goes on, also when the job was removed | the job's standby ends and its name is free, as soon as the scheduler has told us |
 //! | fires the jobs of other processes that share its storage, in vain, and these do not | refused by [`add_job`](Locks::add_job), and told in an event |
 
-use std::fmt;
 use std::time::Duration;
 
 use tokio_cron_scheduler::{Job, JobScheduler};
@@ -185,7 +184,6 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::primitives::tick::ask_about_job;
 use crate::protocol::message::Question;
-use crate::scheduler::gate::Gate;
 use crate::scheduler::job::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
@@ -246,11 +244,11 @@ impl Locks {
     }
 
     /// Says which scheduler fires the jobs of this node, before it has fired one: from then on a tick of a job that knows its
-    /// schedule is started by this node's own clock if the scheduler has not fired it within a second.
-    /// [`add_job`](Self::add_job) does the same.
+    /// schedule is started by this node's own clock if the scheduler has not fired it within a second. A scheduler that takes
+    /// the place of another is attached in its turn. [`add_job`](Self::add_job) does the same.
     pub async fn attach(&self, scheduler: &JobScheduler) {
         let ended = job::ended_flag(scheduler).await;
-        let _ = self.handle().jobs().engine.set(ended);
+        *lock(&self.handle().jobs().engine) = Some(ended);
     }
 
     /// Adds a leased job to its scheduler, and refuses what could not be leased when it fires: a job with another offset
@@ -313,13 +311,5 @@ impl Locks {
             jobs if ended.is_err() && jobs > 0 => Err(StillRunning { jobs }),
             _ => Ok(()),
         }
-    }
-}
-
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate")
-            .field("name", self.name())
-            .finish_non_exhaustive()
     }
 }

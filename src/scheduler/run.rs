@@ -76,7 +76,10 @@ impl Gate {
 
     /// Tells the store that the tick is over.
     async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> Run {
+        let lease = guard.lease();
         match guard.finish(outcome == TickOutcome::Done).await {
+            // What the job has left behind may have a guard of its own: then the store is told with that one.
+            Ok(()) if lease.over().is_none() => {}
             Ok(()) => self.note_over(mark),
             // What was run was run; but the store may not know, and have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
@@ -211,8 +214,10 @@ impl Gate {
         };
         let told = tokio::select! {
             biased;
-            ended = guard.run(job.as_mut()) => match ended {
-                Ok(ended) => return Ended::by_itself(ended),
+            ended = guard.run(job.as_mut()) => match ended.map(Ended::by_itself) {
+                // It heard of the drain in that very moment, and says so: its tick is not over for that.
+                Ok(Ended::Itself(Some(_))) if end.is_drained() => return Ended::Drained,
+                Ok(ended) => return ended,
                 Err(_) => Ended::LeaseLost,
             },
             () = self.jobs.cancelling.cancelled() => {

@@ -46,8 +46,7 @@ impl Schedule {
     where
         T: TimeZone + Debug + Send + Sync + 'static,
     {
-        let parsed = parser().parse(text);
-        let cron = parsed.map_err(|error| format!("`{text}` is no cron expression: {error}"))?;
+        let cron = parsed(text)?;
         Ok(Schedule {
             text: format!("{} {zone:?}", cron.as_str()),
             rule: Rule::Cron(Box::new(cron), Arc::new(In(zone))),
@@ -179,14 +178,19 @@ fn date(at: SystemTime) -> Result<DateTime<Utc>, String> {
     date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is no date"))
 }
 
-/// Set as tokio-cron-scheduler sets its own, which is an older croner: seconds are required, day of month and day of
+/// Reads an expression as tokio-cron-scheduler does, which has an older croner: seconds are required, day of month and day of
 /// week must both match, and `1/10` is a range.
-pub(crate) fn parser() -> CronParser {
-    CronParser::builder()
+///
+/// # Errors
+/// What is wrong with the text.
+pub(crate) fn parsed(text: &str) -> Result<Cron, String> {
+    let parser = CronParser::builder()
         .seconds(Seconds::Required)
         .dom_and_dow(true)
         .sloppy_ranges(true)
-        .build()
+        .build();
+    let cron = parser.parse(text);
+    cron.map_err(|error| format!("`{text}` is no cron expression: {error}"))
 }
 
 #[cfg(test)]

@@ -236,7 +236,7 @@ impl LeasedJob<Scheduled> {
             When::Cron(text) => {
                 let schedule = Schedule::in_zone(&text, zone).map_err(unfit)?;
                 schedule.comes_again(now).map_err(unfit)?;
-                tell_odd_days(&gate.0, &explain_seldom(&text, zone, now)?);
+                tell_odd_days(&gate.0, &explain_seldom(&text, zone, now).map_err(unfit)?);
                 (schedule, text)
             }
             When::Every(period) => (Schedule::every(period).map_err(unfit)?, engines(period)),
@@ -401,7 +401,7 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
         {
             #[cfg(feature = "testing")]
             lock(&locks.handle().jobs().zones).insert(id, *zone);
-            tell_odd_days(&gate.0, &explain_seldom(&text, *zone, now)?);
+            tell_odd_days(&gate.0, &explain_seldom(&text, *zone, now).map_err(unfit)?);
         }
         locks.handle().jobs().knows_schedule(gate.0.name(), id);
         let fire = job::closure(gate, Some(schedule), work);

@@ -115,21 +115,21 @@ impl Tick {
     }
 
     /// The run still is the only one, as far as this process can know without asking: its lease has not ended and nobody told
-    /// it to end. It costs nanoseconds; call it before each step.
+    /// it to end. It costs nanoseconds; call it before each step. A job may return the error: when the node drains its tick is
+    /// handed over all the same, and has not failed.
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease is over, or the run was told to end ([`LostCause::Shutdown`]: the node drains or the
     /// timeout is over).
     pub fn check(&self) -> Result<(), Error> {
-        let lost = |cause| Error::Lost {
-            key: self.job().clone(),
-            cause,
-        };
         if !self.is_held() {
-            return Err(lost(self.lease.over().unwrap_or(LostCause::Deadline)));
+            return Err(self.lease.held.lost());
         }
         if self.end.token().is_cancelled() {
-            return Err(lost(self.lease.over().unwrap_or(LostCause::Shutdown)));
+            return Err(Error::Lost {
+                key: self.job().clone(),
+                cause: self.lease.over().unwrap_or(LostCause::Shutdown),
+            });
         }
         Ok(())
     }
@@ -164,7 +164,6 @@ impl Tick {
                 cursor.len()
             ))));
         }
-        self.check()?;
         let seq = self.about.saves.fetch_add(1, Ordering::Relaxed) + 1;
         let about = AboutRun::Save(seq, Checkpoint(cursor.into()));
         self.ask(about).await.map(drop)
@@ -197,6 +196,7 @@ impl Tick {
     }
 
     async fn ask(&self, about: AboutRun) -> Result<JobReport, Error> {
+        self.check()?;
         ask_about_run(&self.lease, self.about.lease, self.mark, about).await
     }
 
@@ -230,7 +230,8 @@ impl Tick {
         self.end.token().child_token()
     }
 
-    /// The lease behind it.
+    /// The lease behind it. What goes on when the job has returned may take a guard of its own
+    /// ([`Lease::again`]): then the tick is over when that ends.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }

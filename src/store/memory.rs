@@ -134,12 +134,8 @@ impl AtOnce for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let mut pushes = Vec::new();
         let mut shared = self.lock();
-        // Only ticks are judged by it, and a batch is of one kind.
-        if batch
-            .requests
-            .first()
-            .is_some_and(|request| request.name.kind == Kind::Job)
-        {
+        // Only ticks are judged by it.
+        if batch.kind() == Some(Kind::Job) {
             shared.ledger.set_date(date_ms());
         }
         let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);

@@ -68,7 +68,13 @@ impl SimulatedStore {
 
     /// What it knows now, as a backup or a replica has it.
     pub fn copy(&self) -> StoreCopy {
-        StoreCopy(lock(&self.server).ledger.clone())
+        let server = lock(&self.server);
+        let mut ledger = server.ledger.clone();
+        // Who listens is not among it.
+        for node in server.inboxes.keys() {
+            ledger.listens(*node, false);
+        }
+        StoreCopy(ledger)
     }
 
     /// It is restarted with what it knew then: whatever it has acknowledged since is lost.
@@ -110,11 +116,7 @@ impl SimulatedStore {
     fn apply(&self, batch: &Batch) -> BatchReply {
         let mut pushes = Vec::new();
         let mut server = lock(&self.server);
-        if batch
-            .requests
-            .iter()
-            .any(|request| request.name.kind == Kind::Job)
-        {
+        if batch.kind() == Some(Kind::Job) {
             let date = self.world.date().duration_since(std::time::UNIX_EPOCH);
             let date_ms = date.unwrap_or_default().as_millis() as u64;
             let date_ms = date_ms.saturating_add_signed(server.ahead_ms);
@@ -208,28 +210,35 @@ impl Store for Reached {
         Box::pin(async move {
             reached.process.goes().await;
             let open = reached.open()?;
-            let (sender, mut pushed) = mpsc::unbounded_channel();
+            let (sender, events) = mpsc::unbounded_channel();
             let mut server = lock(&open.to.store.server);
             server.inboxes.insert(node, sender);
             server.ledger.listens(node, true);
             drop(server);
+            let mut pushed = Pushed {
+                store: open.to.store.clone(),
+                node,
+                events,
+            };
             let (pings, served) = (open.clone(), open);
             let serve = async move {
-                let closing = Closing(served.to.store.clone(), node);
-                let broken = served.broken();
-                tokio::pin!(broken);
+                let process = &served.to.process;
+                let (broken, died) = (served.broken(), process.died());
+                tokio::pin!(broken, died);
                 loop {
-                    tokio::select! {
+                    let event = tokio::select! {
                         () = &mut broken => break,
-                        event = pushed.recv() => {
-                            let Some(event) = event else { break };
-                            // A process that is stopped reads nothing.
-                            served.to.process.goes().await;
-                            sink(event);
-                        }
+                        () = &mut died => break,
+                        event = pushed.events.recv() => event,
+                    };
+                    let Some(event) = event else { break };
+                    tokio::select! {
+                        () = &mut died => break,
+                        // A process that is stopped reads nothing.
+                        () = process.goes() => sink(event),
                     }
                 }
-                drop(closing);
+                drop(pushed);
                 away()
             };
             Ok(Inbox {
@@ -240,20 +249,22 @@ impl Store for Reached {
     }
 }
 
-/// An inbox that is open.
-struct Closing(SimulatedStore, NodeId);
+/// What is pushed to an inbox that is open. Its end closes that.
+struct Pushed {
+    store: SimulatedStore,
+    node: NodeId,
+    events: mpsc::UnboundedReceiver<InboxEvent>,
+}
 
-impl Drop for Closing {
+impl Drop for Pushed {
     fn drop(&mut self) {
-        let mut server = lock(&self.0.server);
+        self.events.close();
+        let mut server = lock(&self.store.server);
         // One that was opened since has a channel of its own.
-        if server
-            .inboxes
-            .get(&self.1)
-            .is_none_or(mpsc::UnboundedSender::is_closed)
-        {
-            server.inboxes.remove(&self.1);
-            server.ledger.listens(self.1, false);
+        let inbox = server.inboxes.get(&self.node);
+        if inbox.is_none_or(mpsc::UnboundedSender::is_closed) {
+            server.inboxes.remove(&self.node);
+            server.ledger.listens(self.node, false);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tenure::error::LostCause;
 use tenure::protocol::ledger::{Job as StoredJob, Record, RecordOwner};
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::tick::LONGEST_CHECKPOINT;
@@ -150,6 +151,41 @@ async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
         assert!(matches!(told, Err(Error::Lost { .. })), "{told:?}");
     }
     assert_eq!(kept.as_deref(), Some(&b"while it is ours"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_was_told_to_end_is_told_so_whatever_it_asks() {
+    let (id, scheduler) = by_hand().await;
+    let (locks, made) = (Locks::memory(), Arc::new(Mutex::new(Vec::new())));
+    let (of_job, runtime) = (made.clone(), tokio::runtime::Handle::current());
+    // A thread cannot be cancelled, so its lease goes on.
+    let job = locks.job_builder("told").timeout(ms(50));
+    let mut fire = job
+        .run_blocking(move |tick: Tick| {
+            let told = runtime.block_on(async {
+                tick.lost().await;
+                assert!(tick.is_held());
+                [
+                    tick.check(),
+                    tick.verify().await,
+                    tick.checkpoint(b"late").await,
+                    tick.resume().await.map(drop),
+                    tick.last_success().await.map(drop),
+                ]
+            });
+            of_job.lock().unwrap().extend(told);
+        })
+        .unwrap();
+    soon(fire(id, scheduler)).await;
+    let told = std::mem::take(&mut *made.lock().unwrap());
+    assert_eq!(told.len(), 5);
+    for told in told {
+        let cause = match told {
+            Err(Error::Lost { cause, .. }) => Some(cause),
+            _ => None,
+        };
+        assert_eq!(cause, Some(LostCause::Shutdown), "{told:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -56,6 +56,26 @@ async fn a_loss_is_one_for_all_guards() {
 }
 
 #[tokio::test]
+async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let guard = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();
+    store.with_ledger(|ledger, _| ledger.forget());
+    assert_eq!(soon(guard.lost()).await, LostCause::Gone);
+    let error = guard.downgrade().await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Lost {
+                cause: LostCause::Gone,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn who_holds_a_key_does_not_wait_for_it() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");

@@ -129,6 +129,20 @@ async fn a_job_whose_engine_fires_it_at_other_moments_is_started_by_our_own_cloc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduler_that_takes_the_place_of_another_has_our_own_clock_beside_it() {
+    let (locks, ticks) = (Locks::memory(), Ticks::default());
+    let mut before = JobScheduler::new().await.unwrap();
+    locks.attach(&before).await;
+    before.shutdown().await.unwrap();
+    // It is never started, so it fires nothing.
+    let scheduler = JobScheduler::new().await.unwrap();
+    let job = locks.cron("replaced", "* * * * * *").run(ticks.note()).unwrap();
+    locks.add_job(&scheduler, job).await.unwrap();
+    until("it is run", || ticks.all().len() >= 2).await;
+    scheduler.clone().shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_was_never_added_is_never_run() {
     let (locks, idle, added) = (Locks::memory(), Ticks::default(), Ticks::default());
     let _kept = locks.cron("kept", "* * * * * *").run(idle.note()).unwrap();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimNumber, Executed, Failure, Holder, LeaseTimes, Mode, Name, NodeId, Reply,
-    Request, Unanswered, Verb,
+    Batch, BatchReply, ClaimNumber, Executed, Failure, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId,
+    Reply, Request, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{
@@ -150,7 +150,10 @@ impl Bench {
     }
 
     fn answer(&mut self, batch: BatchId, requests: usize) {
-        let replies = vec![Reply::Done; requests];
+        self.answer_with(batch, vec![Reply::Done; requests]);
+    }
+
+    fn answer_with(&mut self, batch: BatchId, replies: Vec<Reply>) {
         let reply = Ok(BatchReply { time: 6, replies });
         self.tell(SessionInput::Replied { batch, reply });
     }
@@ -206,6 +209,27 @@ fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
     let next = bench.sent();
     assert_eq!(next.len(), 1);
     assert_eq!(claims(&next[0].2), [31, 32, 30]);
+}
+
+#[test]
+fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_of_it() {
+    let (mut bench, _) = Bench::proven();
+    let granted = [
+        Reply::Granted(GrantNumber(11)),
+        Reply::Won(GrantNumber(12), 1),
+        Reply::Overtook(GrantNumber(13), TickTime(7)),
+        Reply::Unlike(GrantNumber(14), 3),
+    ];
+    for (claim, reply) in (1..).zip(granted) {
+        bench.ask("hot", claim, 10_000, Class::Claim);
+        bench.step();
+        let (_, id, batch) = bench.sent().remove(0);
+        assert_eq!(batch.highest.0, if claim == 1 { 0 } else { 9 + claim });
+        bench.answer_with(id, vec![reply]);
+    }
+    bench.ask("hot", 5, 10_000, Class::Claim);
+    bench.step();
+    assert_eq!(bench.sent()[0].2.highest, GrantNumber(14));
 }
 
 #[test]

@@ -115,6 +115,41 @@ async fn a_job_that_its_service_removes_is_run_no_more() {
     assert_eq!(runs.lock().unwrap().len(), 2);
 }
 
+/// Of those who stand by, the first is killed: nothing is handed to it, and nobody waits for its lease to end.
+async fn a_standby_is_killed(comes_back_from_a_copy: bool) {
+    let runs = Runs::default();
+    let sim = Simulation::at("2026-10-22T21:59:00Z");
+    let mut replicas = Vec::new();
+    for (name, phase) in [("a", 100), ("b", 200), ("c", 300)] {
+        let replica = sim.replica(name).phase(Duration::from_millis(phase));
+        let setup = |locks, scheduler| schedule(locks, scheduler, name, runs.clone());
+        replicas.push(replica.start(setup).await);
+    }
+    sim.run_until("2026-10-22T22:00:10Z").await;
+    let midnight = runs.lock().unwrap()[0].1;
+    assert_eq!(*runs.lock().unwrap(), [("a", midnight, 1, false)]);
+    let copy = sim.store().copy();
+    replicas.remove(1).crash();
+    sim.run_for(Duration::from_millis(1)).await;
+    if comes_back_from_a_copy {
+        sim.store().restart_from(&copy);
+    }
+    sim.run_for(Duration::from_secs(1)).await;
+    replicas.remove(0).shut_down(Duration::ZERO).await.unwrap();
+    sim.run_for(Duration::from_secs(3)).await;
+    assert_eq!(runs.lock().unwrap()[1..], [("c", midnight, 2, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_that_was_killed_is_passed_over() {
+    a_standby_is_killed(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_that_was_killed_is_passed_over_when_its_place_comes_back_with_a_copy() {
+    a_standby_is_killed(true).await;
+}
+
 /// The instants of daily jobs in a year, by zone and time of day; `tests/zones/expected.py` makes them.
 const EXPECTED: &str = include_str!("../../src/scheduler/zones.csv");
 

@@ -32,7 +32,7 @@ use tenure::error::LostCause;
 use tenure::protocol::ledger::Job as StoredJob;
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::{JobError, StillRunning};
-use tenure::{Locks, MemoryStore, Tick};
+use tenure::{Guard, Locks, MemoryStore, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::job::job_data::{JobAndNextTick, JobStoredData};
 use tokio_cron_scheduler::store::{DataStore, InitStore, MetaDataStorage};
@@ -566,6 +566,97 @@ async fn a_standby_takes_over_what_its_winner_left() {
 }
 
 /// An expression whose latest tick was so long ago, and whose next is in a year.
+/// Runs a tick whose work leaves another guard of its lease behind, and has a standby wait for the end of that guard. Says
+/// how often it was run.
+async fn runs_beside_a_guard<Fut>(name: &'static str, end: impl FnOnce(Guard) -> Fut) -> usize
+where
+    Fut: Future<Output = ()>,
+{
+    let (store, log, kept) = (
+        MemoryStore::new(),
+        Log::default(),
+        Arc::new(Mutex::new(Vec::new())),
+    );
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store)];
+    let work = |who: usize| {
+        let (log, kept) = (log.clone(), kept.clone());
+        move |tick: Tick| {
+            if who == 0 {
+                kept.lock().unwrap().push(tick.lease().again().unwrap());
+            }
+            log.clone().during(who, tick, async {})
+        }
+    };
+    let mut first = nodes[0].job_with(name, ms(1_500), work(0)).unwrap();
+    let mut second = nodes[1].job_with(name, ms(1_500), work(1)).unwrap();
+    soon(first(id, scheduler.clone())).await;
+    let guard = kept.lock().unwrap().pop().expect("it was left there");
+    assert!(guard.is_held(), "its lease goes on");
+    let standby = tokio::spawn(second(id, scheduler.clone()));
+    until_standing_by(&store, name, 1).await;
+    end(guard).await;
+    soon(standby).await.unwrap();
+    // Nor does whoever comes later.
+    soon(first(id, scheduler)).await;
+    log.count("start")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tick_whose_lease_goes_on_with_another_guard_is_over_when_that_ends() {
+    let watch = Watch::of("job=a guard goes on ");
+    let drops = |guard| async move { drop::<Guard>(guard) };
+    let dropped = runs_beside_a_guard("a guard goes on", drops).await;
+    assert_eq!(dropped, 1, "it was run to its end");
+    let releases = |guard: Guard| async move { guard.release().await.unwrap() };
+    let released = runs_beside_a_guard("a guard goes on", releases).await;
+    assert_eq!(released, 1, "it was run to its end");
+    assert_eq!(watch.count("store_went_back"), 0);
+}
+
+/// On one thread, so that the job is told before anything else of its run goes on.
+#[tokio::test]
+async fn a_run_that_ends_as_the_drain_told_it_to_is_taken_over() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store)];
+    let of_job = log.clone();
+    let mut first = nodes[0]
+        .job("says so", move |tick: Tick| {
+            of_job.note("start", 0, &tick);
+            async move {
+                tick.lost().await;
+                tick.check()
+            }
+        })
+        .unwrap();
+    let of_job = log.clone();
+    let mut second = nodes[1]
+        .job("says so", move |tick| of_job.clone().during(1, tick, async {}))
+        .unwrap();
+    let run = tokio::spawn(first(id, scheduler.clone()));
+    until("it runs", || log.count("start") == 1).await;
+    drained(&nodes[0], Duration::ZERO).await;
+    soon(run).await.unwrap();
+    soon(second(id, scheduler)).await;
+    let begun: Vec<_> = log
+        .all("start")
+        .iter()
+        .map(|line| (line.who, line.attempt))
+        .collect();
+    assert_eq!(begun, [(0, 1), (1, 2)], "its tick was handed over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_of_a_tick_becomes_no_reader() {
+    let downgrades = |guard: Guard| async move {
+        let fence = guard.fence();
+        let guard = guard.downgrade().await.unwrap();
+        assert!(guard.is_held() && guard.fence() == fence);
+    };
+    assert_eq!(runs_beside_a_guard("downgraded", downgrades).await, 1);
+}
+
 fn once(ago: Duration) -> String {
     let at = chrono::Utc::now() - ago;
     at.format("%S %M %H %d %m *").to_string()

@@ -804,11 +804,7 @@ impl Run {
                 batch.requests.len(),
                 batch.poll_gap_ms
             );
-            if let Reply::Granted(number)
-            | Reply::Unlike(number, _)
-            | Reply::Won(number, _)
-            | Reply::Overtook(number, _) = real
-            {
+            if let Some(number) = real.number() {
                 self.last = self.last.max(number.0);
             }
             self.saw(word(real));

@@ -74,9 +74,8 @@ impl DriverEvent {
             DriverEvent::Key { event, .. } => return level_of_key(event),
             DriverEvent::Lost { cause, .. } => match cause {
                 LostCause::Deadline | LostCause::Gone => Level::ERROR,
-                LostCause::Unfetched => Level::WARN,
+                LostCause::Unfetched | LostCause::Overdue => Level::WARN,
                 LostCause::Ended | LostCause::Shutdown | LostCause::Released => Level::DEBUG,
-                LostCause::Overdue => Level::WARN,
             },
             DriverEvent::Connected { .. }
             | DriverEvent::ConnectionLost { .. }

@@ -234,6 +234,7 @@ fn every_event_is_told_as_loudly_as_it_says() {
         KeyEvent::Inherited,
         KeyEvent::Overdue { held: left, left },
         KeyEvent::HeldLong { held: left },
+        KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 },
         KeyEvent::PushStale,
         KeyEvent::UnknownLeft,
         KeyEvent::PushForged,
@@ -255,7 +256,7 @@ fn every_event_is_told_as_loudly_as_it_says() {
         })
         .into();
     events.extend(
-        [LostCause::Ended, LostCause::Gone].map(|cause| DriverEvent::Lost {
+        [LostCause::Ended, LostCause::Overdue, LostCause::Gone].map(|cause| DriverEvent::Lost {
             name: name("a"),
             cause,
         }),

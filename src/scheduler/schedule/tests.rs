@@ -40,7 +40,7 @@ fn the_scheduler_and_we_read_an_expression_alike() {
             panic!("`{pattern}` is refused by tokio-cron-scheduler")
         };
         let theirs = job.job_data().unwrap().schedule().unwrap();
-        let ours = parser().parse(theirs.pattern.as_str()).unwrap();
+        let ours = parsed(theirs.pattern.as_str()).unwrap();
         let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
         for _ in 0..20 {
             let next = theirs.find_next_occurrence(&at, false).unwrap();

@@ -21,7 +21,7 @@ const EXACT: u64 = 1 << 53;
 
 /// The script that applies a batch, which is all of one kind.
 pub(super) fn script_of(batch: &Batch) -> &'static Script {
-    match batch.requests.first().map(|request| request.name.kind) {
+    match batch.kind() {
         Some(Kind::Job) => &JOBS,
         Some(Kind::Semaphore) => &SEMAPHORES,
         Some(Kind::Lock) | None => &LOCKS,
@@ -31,7 +31,7 @@ pub(super) fn script_of(batch: &Batch) -> &'static Script {
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
-    let is_jobs = requests.iter().any(|request| request.name.kind == Kind::Job);
+    let is_jobs = batch.kind() == Some(Kind::Job);
     debug_assert!(requests.iter().all(|r| r.name.kind == requests[0].name.kind));
     let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
     let data = |r: &Request| r.data.as_ref().map_or(0, |data| data.0.len());
@@ -73,7 +73,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         if batch.rule == Rule::All {
             word.push(b'a');
         }
-        if batch.poll_gap_ms > 0 && requests.iter().all(|r| r.name.kind == Kind::Lock) {
+        if batch.poll_gap_ms > 0 && batch.kind().is_none_or(|kind| kind == Kind::Lock) {
             append_number(word, batch.poll_gap_ms);
         }
     });
@@ -133,20 +133,29 @@ impl Call {
         self.put_holder(&of.unwrap_or(request.holder));
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
-        let number = match (request.verb, request.mark) {
-            (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
-            (_, Some(TickTime(ms))) if is_job => ms.min(EXACT),
-            _ if !is_job => u64::from(request.mode == Mode::Read),
-            _ => 0,
-        };
-        match request.mode {
-            Mode::Permits(Permits { weight, capacity }) => self.put(|word| {
+        self.put_tick(request);
+        self.put_to(request);
+    }
+
+    /// Which tick it is about, or how its lease is shared.
+    fn put_tick(&mut self, request: &Request) {
+        match (request.name.kind, request.mode) {
+            (Kind::Job, _) => self.put_number(match (request.verb, request.mark) {
+                (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
+                (_, mark) => mark.map_or(0, |TickTime(ms)| ms.min(EXACT)),
+            }),
+            (_, Mode::Permits(Permits { weight, capacity })) => self.put(|word| {
                 append_number(word, weight.into());
                 word.push(b'/');
                 append_number(word, capacity.into());
             }),
-            Mode::Exclusive | Mode::Read => self.put_number(number),
+            (_, mode) => self.put_number(u64::from(mode == Mode::Read)),
         }
+    }
+
+    /// Who goes on with it, or what else the verb needs.
+    fn put_to(&mut self, request: &Request) {
+        let is_job = request.name.kind == Kind::Job;
         match &request.verb {
             Verb::Yield { to } | Verb::Downgrade { to } => self.put_holder(to),
             Verb::Ask(Question::Open {
@@ -431,7 +440,7 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        for script in [&LOCKS, &JOBS] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
             assert!(script.text.contains(&format!("local words,at={WORDS},3\n")));
         }
     }
