@@ -159,10 +159,15 @@ impl Node {
             .for_each(|effect| self.perform(server, effect, now));
     }
 
-    /// The same, and sends what follows from it.
+    /// The same, and sends what follows from it. The driver sleeps meanwhile, until a time that it chose before: it is woken
+    /// when something is due sooner now, such as what still gathers behind this reply.
     fn happened(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
         self.feed(server, input);
         self.step(server);
+        let due = lock(&server.session).next_due();
+        if let Some(due) = due {
+            self.alarm.expect(due.as_nanos());
+        }
     }
 
     /// Does what a session wants done, at `now`. One that panics does not keep the rest from being done.

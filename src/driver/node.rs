@@ -117,7 +117,7 @@ impl Alarm {
     }
 
     /// Something is to be done at `due`. The planned wake-up only moves earlier.
-    fn expect(&self, due: u64) {
+    pub(crate) fn expect(&self, due: u64) {
         if due < self.planned.load(Ordering::SeqCst) {
             self.notify.notify_one();
         }

@@ -252,9 +252,13 @@ impl Acquire {
         if let Mode::Permits(Permits { weight, capacity }) = self.wanted.mode
             && !(1..=capacity).contains(&weight)
         {
-            return Err(Error::Options(OptionsError(format!(
-                "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
-            ))));
+            return Err(Error::Options(OptionsError(if capacity == 0 {
+                format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
+            } else {
+                format!(
+                    "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
+                )
+            })));
         }
         if node.is_forked() {
             return Err(Error::Closed {

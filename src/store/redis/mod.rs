@@ -183,14 +183,21 @@ fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }
 
-/// The URL without what stands between the scheme and the last `@`.
+/// The URL without what stands between the scheme and the last `@`, and without its query: that of a socket has the password
+/// there.
 fn redacted(url: &str) -> String {
-    match url.rsplit_once('@') {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let is_socket = scheme.is_some_and(|scheme| scheme.ends_with("unix"));
+    let shown = match url.rsplit_once('@').filter(|_| !is_socket) {
         Some((head, host)) => match head.split_once("://") {
             Some((scheme, _)) => format!("{scheme}://…@{host}"),
             None => format!("…@{host}"),
         },
         None => url.to_owned(),
+    };
+    match shown.split_once('?') {
+        Some((before, _)) => format!("{before}?…"),
+        None => shown,
     }
 }
 
@@ -240,6 +247,9 @@ mod tests {
             "user:hunter2@host",
             "rediss://user:hunter2@host/#insecure",
             "redis://user:hunter2@0.0.0.0/",
+            "unix:///socket?user=me&pass=hunter2&db=x",
+            "UNIX:///socket?pass=x@hunter2&db=x",
+            "redis+unix:///socket?p%61ss=hunter2&db=x",
         ] {
             let error = RedisStore::open(url).expect_err(url).to_string();
             assert!(!error.contains("hunter2"), "{error}");
