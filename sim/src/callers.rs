@@ -114,13 +114,7 @@ impl World {
         // Not drawn, as above.
         let is_together = !crowd && !self.profile.permits && self.nodes[slot].callers.len() % 8 == 1;
         if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
-            return self.arrive_together(
-                slot,
-                AcquireOptions {
-                    mode: Mode::Exclusive,
-                    ..want
-                },
-            );
+            return self.arrive_together(slot, want);
         }
         let ticket = self.enter(slot, key, want);
         self.feed(slot, key, Input::Lock(ticket, want));

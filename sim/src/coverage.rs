@@ -87,6 +87,8 @@ counters! {
     ResumedByAnother: "run told what another run of its tick had left",
     OtherFingerprint: "node told that another fingerprint was kept",
     Together: "claims that go together granted",
+    TogetherMixed: "claims that go together granted, some to read and some to write",
+    TogetherJoined: "one of claims that go together joined readers",
     LeftApart: "free key not granted, as another that goes with it is not free",
     MarkReset: "mark ahead of the server's clock brought back",
     ServerWentBack: "server came back with an older copy of a job",

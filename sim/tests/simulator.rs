@@ -312,6 +312,16 @@ fn finds_claims_that_go_together_and_are_half_granted() {
 }
 
 #[test]
+fn finds_a_reader_of_several_keys_that_passes_a_writer() {
+    finds(with(Flaw::TogetherPastWriter), Wrong::Half, 1);
+}
+
+#[test]
+fn finds_a_reader_of_several_keys_that_is_kept_from_other_readers() {
+    finds(with(Flaw::TogetherAsWriter), Wrong::Half, 1);
+}
+
+#[test]
 fn finds_a_tick_that_is_skipped_instead_of_queued() {
     finds(with(Flaw::QueuedTickSkipped), Wrong::TickDropped, 1);
 }

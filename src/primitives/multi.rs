@@ -14,38 +14,76 @@ use crate::primitives::acquire::{Acquire, Wanted};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guard;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
-use crate::protocol::message::Name;
+use crate::protocol::message::{Mode, Name};
 
 /// So many keys at most.
 const MOST: usize = 64;
 
-/// One of the locks of a [`Multi`]: a key, which is held exclusively. Whatever is a [`Key`] is one.
+/// One of the locks of a [`Multi`]: a key, and whether it is written or read. Whatever is a [`Key`] is one that is written,
+/// which is the lock of a [`Mutex`](crate::Mutex).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::MultiKey;
+///
+/// // A payment changes an account by the rates of the day, which many may read meanwhile.
+/// let payment = locks.multi([MultiKey::write("account:1"), MultiKey::read("rates")]);
+/// let guard = payment.lock().await?;
+/// assert!(locks.rw_lock("rates").try_read().await?.is_some());
+/// assert!(locks.rw_lock("rates").try_write().await?.is_none());
+/// # guard.release().await }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MultiKey {
     name: Name,
+    mode: Mode,
+}
+
+impl MultiKey {
+    /// A key that is read: beside other readers, as [`RwLock::read`](crate::RwLock::read).
+    pub fn read(key: impl Into<Key>) -> MultiKey {
+        MultiKey {
+            name: Name::lock(key.into()),
+            mode: Mode::Read,
+        }
+    }
+
+    /// A key that is written: beside nobody, as [`RwLock::write`](crate::RwLock::write) and
+    /// [`Mutex::lock`](crate::Mutex::lock).
+    pub fn write(key: impl Into<Key>) -> MultiKey {
+        MultiKey {
+            name: Name::lock(key.into()),
+            mode: Mode::Exclusive,
+        }
+    }
+
+    /// Which lock it is.
+    pub fn key(&self) -> &Key {
+        &self.name.key
+    }
 }
 
 impl<K: Into<Key>> From<K> for MultiKey {
     fn from(key: K) -> MultiKey {
-        MultiKey {
-            name: Name::lock(key.into()),
-        }
+        MultiKey::write(key)
     }
 }
 
-/// Locks on 1 to 64 keys, taken together. Made by [`Locks::multi`](crate::Locks::multi); cheap to clone.
+/// Locks on 1 to 64 keys, each written or [read](MultiKey::read), taken together. Made by [`Locks::multi`](crate::Locks::multi); cheap to clone.
 ///
-/// Where all keys are free and nobody waits for any of them, one request takes them all. The store grants every one of
+/// Where all keys can be had and nobody waits for any of them, one request takes them all: what is written is free, and
+/// what is read is free or held by readers of other processes. The store grants every one of
 /// them, or none; so does a process where callers of its own are in the way. Else they are taken one after the other, in
-/// the order of their bytes, each with the patience of a [`Mutex`](crate::Mutex): whoever waits holds only smaller keys
-/// than the one that it waits for, so callers of `multi` never wait for each other in a circle, whatever they want. A key that
-/// is named twice is one.
+/// the order of their bytes, each with the patience of a [`Mutex`](crate::Mutex) or a reader's: whoever waits holds only
+/// smaller keys than the one that it waits for, so callers of `multi` never wait for each other in a circle, whatever they
+/// want. A key that is named twice is one, and written if it is written once.
 ///
 /// The argument ends where a task that *holds* something waits for more. A `lock` inside of a held multi-lock, of a key that
 /// is smaller than one that is held, can be one side of a deadlock: take all keys at once. In the
 /// [scope](MultiGuard::scope) of the guard a key that it holds is [`Error::WouldDeadlock`].
 ///
-/// A multi-lock and a mutex of one key exclude each other, and wait in one queue.
+/// A multi-lock, a mutex and an [`RwLock`](crate::RwLock) of one key are one lock, with one queue.
 ///
 /// What it costs: one trip for free keys, and one to give them back. Beside others a trip for each key, and a wait for
 /// each that is held, with the smaller ones held meanwhile. Each lease is renewed, unless it is [`fixed`](Self::fixed).
@@ -60,7 +98,7 @@ pub struct Multi {
 #[derive(Clone)]
 struct Group {
     handle: Handle,
-    names: Vec<Name>,
+    keys: Vec<MultiKey>,
     lease: Duration,
     fixed: bool,
     fair: bool,
@@ -70,20 +108,27 @@ struct Group {
 
 impl Group {
     /// Others of the same `Locks` join it.
-    fn add(&mut self, names: impl IntoIterator<Item = Name>) {
-        self.names.extend(names);
-        self.names.sort_unstable();
-        self.names.dedup();
+    fn add(&mut self, keys: impl IntoIterator<Item = MultiKey>) {
+        self.keys.extend(keys);
+        // What is written before the same that is read: that stays.
+        let reads = |key: &MultiKey| key.mode == Mode::Read;
+        let order = |one: &MultiKey, other: &MultiKey| {
+            let by_name = one.name.cmp(&other.name);
+            by_name.then(reads(one).cmp(&reads(other)))
+        };
+        self.keys.sort_unstable_by(order);
+        self.keys.dedup_by(|later, first| later.name == first.name);
     }
 
-    fn wanted(&self, name: &Name, wait: bool) -> Wanted {
+    fn wanted(&self, key: &MultiKey, wait: bool) -> Wanted {
         Wanted {
+            mode: key.mode,
             fixed: self.fixed,
             fair: self.fair,
             wait,
             limit: self.limit,
             max_hold: self.max_hold,
-            ..Wanted::new(name.clone(), self.lease)
+            ..Wanted::new(key.name.clone(), self.lease)
         }
     }
 }
@@ -93,14 +138,14 @@ impl Multi {
         let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
         let mut group = Group {
             handle,
-            names: Vec::new(),
+            keys: Vec::new(),
             lease,
             fixed: false,
             fair: false,
             limit,
             max_hold: None,
         };
-        group.add(keys.into_iter().map(|key| key.name));
+        group.add(keys);
         Multi { groups: vec![group] }
     }
 
@@ -113,7 +158,7 @@ impl Multi {
         for other in others.groups {
             let mut groups = self.groups.iter_mut();
             match groups.find(|group| Arc::ptr_eq(group.handle.node(), other.handle.node())) {
-                Some(group) => group.add(other.names),
+                Some(group) => group.add(other.keys),
                 None => self.groups.push(other),
             }
         }
@@ -165,8 +210,8 @@ impl Multi {
 
     /// What it locks, in the order in which it is locked.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        let names = self.groups.iter().flat_map(|group| &group.names);
-        names.map(|name| &name.key)
+        let keys = self.groups.iter().flat_map(|group| &group.keys);
+        keys.map(MultiKey::key)
     }
 
     /// Waits until it holds all of them.
@@ -186,7 +231,7 @@ impl Multi {
         }
     }
 
-    /// Takes all of them if each is free and nobody waits for it; `None` if not.
+    /// Takes all of them if each is free, or read where it is read, and nobody waits for it; `None` if not.
     ///
     /// # Errors
     /// As [`lock`](Self::lock); that somebody else has one of them is no error.
@@ -298,7 +343,14 @@ impl Multi {
 impl fmt::Debug for Multi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Multi")
-            .field("keys", &self.keys().collect::<Vec<_>>())
+            .field(
+                "keys",
+                &self
+                    .groups
+                    .iter()
+                    .flat_map(|group| &group.keys)
+                    .collect::<Vec<_>>(),
+            )
             .finish_non_exhaustive()
     }
 }
@@ -339,15 +391,15 @@ impl Pursuit {
 
     /// Bad input is told before anything is asked.
     fn check(&self) -> Result<(), Error> {
-        let keys: usize = self.groups.iter().map(|group| group.names.len()).sum();
+        let keys: usize = self.groups.iter().map(|group| group.keys.len()).sum();
         if !(1..=MOST).contains(&keys) {
             return Err(Error::Options(OptionsError(format!(
                 "a multi-lock has 1 to {MOST} keys, not {keys}: name what is locked, or lock something that stands for many"
             ))));
         }
         for group in &self.groups {
-            for name in &group.names {
-                Acquire::new(group.handle.clone(), group.wanted(name, self.wait)).check()?;
+            for key in &group.keys {
+                Acquire::new(group.handle.clone(), group.wanted(key, self.wait)).check()?;
             }
         }
         Ok(())
@@ -355,10 +407,10 @@ impl Pursuit {
 
     /// All of a group by one request. False when somebody is in the way, and others are to be waited for.
     async fn take_together(&mut self, group: &Group) -> Result<bool, Error> {
-        let wanted = group.names.iter().map(|name| Wanted {
+        let wanted = group.keys.iter().map(|key| Wanted {
             together: true,
             goes_on: self.wait,
-            ..group.wanted(name, false)
+            ..group.wanted(key, false)
         });
         let Some(asked) = Acquire::together(&group.handle, wanted.collect())? else {
             return Ok(false);
@@ -378,8 +430,8 @@ impl Pursuit {
 
     /// One after the other, in order: whoever waits holds only what comes before.
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
-        for name in &group.names {
-            self.asked = vec![Acquire::new(group.handle.clone(), group.wanted(name, self.wait))];
+        for key in &group.keys {
+            self.asked = vec![Acquire::new(group.handle.clone(), group.wanted(key, self.wait))];
             self.answers().await?;
         }
         Ok(())

@@ -92,6 +92,10 @@ pub enum Flaw {
     EndedPermitRenewed,
     /// Of claims that go together those are granted that can be.
     HalfGranted,
+    /// Of claims that go together a reader counts as granted though a writer waits before it.
+    TogetherPastWriter,
+    /// Of claims that go together a reader counts as one that writes: others must not read.
+    TogetherAsWriter,
     /// A tick that would wait until an earlier one has ended is skipped.
     QueuedTickSkipped,
     /// Whoever stood by for a tick that was run, and hears of it when the next has begun, is told that it was skipped.
@@ -128,7 +132,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 47] = [
+    pub const ALL: [Flaw; 49] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -161,6 +165,8 @@ impl Flaw {
         Flaw::PermitReleasedTwice,
         Flaw::EndedPermitRenewed,
         Flaw::HalfGranted,
+        Flaw::TogetherPastWriter,
+        Flaw::TogetherAsWriter,
         Flaw::QueuedTickSkipped,
         Flaw::RunTickCalledSkipped,
         Flaw::EarlierTickPassedOver,

@@ -87,7 +87,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// Whether a claim would be granted now. Whoever waits for a free key gets it before.
+    /// Whether a claim would be granted now, in its mode. Whoever waits for a free key gets it before, and so does whoever
+    /// reads with those who have it.
     pub(crate) fn is_to_be_had(&mut self, request: &Request, not_after: u64) -> bool {
         if self.is_late(request, not_after) {
             return true;
@@ -98,8 +99,16 @@ impl<P: Plant> Transaction<'_, P> {
         if self.owned_by(request.holder).is_some() {
             return true;
         }
-        let search = self.settle(request.holder);
-        self.owned_by(request.holder).is_some() || self.comes_next(request.mode, search)
+        let mut search = self.settle(request.holder);
+        if search == Search::Waits && self.planted(Flaw::TogetherPastWriter) {
+            search = Search::Nobody;
+        }
+        let mode = if self.planted(Flaw::TogetherAsWriter) {
+            Mode::Exclusive
+        } else {
+            request.mode
+        };
+        self.owned_by(request.holder).is_some() || self.comes_next(mode, search)
     }
 
     fn is_late(&self, request: &Request, not_after: u64) -> bool {

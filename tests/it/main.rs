@@ -53,6 +53,7 @@ mod map;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod multi;
+mod mutexes;
 mod nonce;
 mod outages;
 mod paused_clock;

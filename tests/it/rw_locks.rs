@@ -5,13 +5,13 @@ use tenure::{Key, Locks, MemoryStore};
 
 use crate::help::two;
 
-async fn nodes() -> (Locks, Locks, MemoryStore) {
+pub async fn nodes() -> (Locks, Locks, MemoryStore) {
     let store = MemoryStore::new();
     let (one, other) = two(&store);
     (one, other, store)
 }
 
-fn is_empty(store: MemoryStore) {
+pub fn is_empty(store: MemoryStore) {
     assert!(store.is_empty(), "{store:?}");
 }
 

@@ -140,6 +140,10 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("share died", 2),
             ("several pushed at once", 2),
             ("reader was handed a string", 2),
+            ("granted together in both modes", 1),
+            ("joined together", 5),
+            ("apart beside readers", 5),
+            ("not let in together", 5),
             ("shared yielded", 1),
             ("stale passed over", 5),
             ("deaf passed over", 5),
@@ -649,17 +653,22 @@ impl Run {
         }
     }
 
-    /// A claim of a name that is free, if it is a quiet one, and now and then by who claimed it before.
+    /// A claim that goes together with others, by somebody new, or now and then by who claimed the name before.
     fn claim_together(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
         let (holder, term) = known
             .filter(|_| self.rng.u8(..16) == 0)
             .unwrap_or_else(|| self.fresh(at));
+        // Else hardly ever all can be had.
+        if self.readers > 0 && self.ledger.shares(&self.names[at], 0).next().is_some() && self.rng.u8(..4) > 0
+        {
+            self.modes.insert(holder, Mode::Read);
+        }
         Request {
             name: self.names[at].clone(),
             holder,
             term,
-            mode: Default::default(),
+            mode: self.modes.get(&holder).copied().unwrap_or_default(),
             turn: Default::default(),
             data: None,
             mark: None,
@@ -675,7 +684,11 @@ impl Run {
             (0..self.busy).collect()
         };
         // Seldom where gaps are what it is about.
-        let seldom = if self.gaps.len() > 1 { 30 } else { 6 };
+        let seldom = match (self.readers, self.gaps.len()) {
+            (0, 1) => 6,
+            (0, _) => 30,
+            _ => 10,
+        };
         let is_together = self.kind == Kind::Lock && self.rng.u8(..seldom) == 0;
         if is_together && self.rng.u8(..4) > 0 {
             // Else hardly ever all of them are free.
@@ -688,6 +701,7 @@ impl Run {
         let is_alone = self.rng.u8(..3) == 0;
         places.truncate(match (is_alone, is_quiet) {
             (true, _) => 1,
+            _ if is_together && self.readers > 0 => self.rng.usize(2..=4),
             (false, true) => self.rng.usize(1..=QUIET),
             (false, false) => self.rng.usize(1..=8),
         });
@@ -824,6 +838,21 @@ impl Run {
                 .all(|reply| matches!(reply, Reply::Granted(_)));
             if all && real.replies.len() > 1 {
                 self.saw("granted together");
+            }
+            let wants = |mode| batch.requests.iter().any(|request| request.mode == mode);
+            if all && wants(Mode::Read) && wants(Mode::Exclusive) {
+                self.saw("granted together in both modes");
+            }
+            let us = real.time;
+            for (request, reply) in batch.requests.iter().zip(&real.replies) {
+                let shares = self.ledger.shares(&request.name, us).count();
+                match reply {
+                    _ if request.mode != Mode::Read => {}
+                    Reply::Granted(_) if shares > 1 => self.saw("joined together"),
+                    Reply::Apart if shares > 0 => self.saw("apart beside readers"),
+                    Reply::Busy(_) if shares > 0 => self.saw("not let in together"),
+                    _ => {}
+                }
             }
             if all
                 && batch

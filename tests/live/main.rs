@@ -36,6 +36,7 @@ mod many_ticks;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod multi;
+mod mutexes;
 mod outages;
 mod pools;
 mod quiet;

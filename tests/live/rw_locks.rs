@@ -5,7 +5,7 @@ use tenure::Locks;
 use crate::help::{Eyes, held, locks, ms, server_time, soon};
 use crate::server::RedisServer;
 
-async fn nodes() -> (Locks, Locks, RedisServer) {
+pub async fn nodes() -> (Locks, Locks, RedisServer) {
     let server = RedisServer::start();
     let (one, other) = (
         locks(&server.url(), ms(10_000)).await,
@@ -14,7 +14,7 @@ async fn nodes() -> (Locks, Locks, RedisServer) {
     (one, other, server)
 }
 
-fn is_empty(server: RedisServer) {
+pub fn is_empty(server: RedisServer) {
     let mut eyes = Eyes::on(&server);
     assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
 }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::{Error, Fence, Guard, Locks, RwLock};
+use tenure::{Error, Fence, Guard, Key, Locks, MultiKey, RwLock};
 use tokio::task::JoinHandle;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -446,7 +446,7 @@ pub async fn readers_see_no_half_transfer(one: &Locks, other: &Locks) {
     assert_eq!(accounts[1].load(Ordering::Relaxed), 550);
 }
 
-/// Several locks at once are exclusive: while somebody reads one of the keys none is taken, and the other way round.
+/// Several locks at once that are written: while somebody reads one of the keys none is taken, and the other way round.
 pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &Locks) {
     let multi = one.multi(["a", "b", "c"]);
     for locks in [one, other] {
@@ -492,6 +492,212 @@ pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &L
         .unwrap();
 }
 
+/// Several locks at once, of which one is written and one is read: beside readers of that one, on whatever node, and no
+/// writer.
+pub async fn several_locks_write_one_key_and_read_another(one: &Locks, other: &Locks) {
+    let mixed = |locks: &Locks, key: &str| locks.multi([MultiKey::read("rates"), MultiKey::write(key)]);
+    let written = soon(other.rw_lock("rates").write()).await.unwrap();
+    let before = written.fence();
+    assert!(
+        soon(mixed(one, "a").try_lock()).await.unwrap().is_none(),
+        "somebody writes"
+    );
+    let free = soon(other.mutex("a").try_lock()).await.unwrap();
+    soon(free.expect("not taken without the other").release())
+        .await
+        .unwrap();
+    soon(written.release()).await.unwrap();
+
+    let first = soon(mixed(one, "a").lock()).await.unwrap();
+    assert!(first.is_held() && first.fence("rates").unwrap() > before);
+    for locks in [one, other] {
+        let reader = soon(locks.rw_lock("rates").try_read()).await.unwrap();
+        soon(reader.expect("readers share").release()).await.unwrap();
+        let kept_out = [
+            soon(locks.rw_lock("rates").try_write()).await.unwrap(),
+            soon(locks.rw_lock("a").try_read()).await.unwrap(),
+            soon(locks.mutex("a").try_lock()).await.unwrap(),
+        ];
+        assert!(kept_out.iter().all(Option::is_none), "{kept_out:?}");
+        // With another key that is written, by one request or in this process.
+        let second = soon(mixed(locks, "b").try_lock()).await.unwrap();
+        let second = second.expect("both read the rates");
+        assert!(soon(mixed(other, "a").try_lock()).await.unwrap().is_none());
+        assert!(soon(one.multi(["b", "c"]).try_lock()).await.unwrap().is_none());
+        assert!(second.is_held() && first.is_held());
+        soon(second.release()).await.unwrap();
+    }
+    // A writer waits for it, and is next.
+    let writer = tokio::spawn(other.rw_lock("rates").write());
+    until_waiting(other, 1).await;
+    let fence = first.fence("rates").unwrap();
+    soon(first.release()).await.unwrap();
+    let writer = soon(writer).await.unwrap().unwrap();
+    assert!(writer.fence() > fence);
+    soon(writer.release()).await.unwrap();
+}
+
+/// Whoever reads one of several keys comes after a writer that waits for it, and takes nothing before that which comes later.
+pub async fn a_reader_of_several_locks_does_not_pass_a_writer(one: &Locks, other: &Locks) {
+    for (round, writes) in [(0, one), (1, other)] {
+        let (key, last) = (format!("rates {round}"), format!("x {round}"));
+        let mixed =
+            |locks: &Locks| locks.multi([MultiKey::read(key.as_str()), MultiKey::write(last.as_str())]);
+        let reader = soon(other.rw_lock(key.as_str()).read()).await.unwrap();
+        let writer = tokio::spawn(writes.rw_lock(key.as_str()).write());
+        until_readers_wait(one, &key).await;
+        until_readers_wait(other, &key).await;
+        for locks in [one, other] {
+            let passed = soon(mixed(locks).try_lock()).await.unwrap();
+            assert!(passed.is_none(), "it reads past a writer");
+            let untouched = soon(one.mutex(last.as_str()).lock()).await.unwrap();
+            soon(untouched.release()).await.unwrap();
+        }
+        let mut waits = Box::pin(mixed(one).lock());
+        assert!(step(&mut waits).await.is_none(), "it reads past a writer");
+        soon(reader.release()).await.unwrap();
+        let writer = soon(writer).await.unwrap().unwrap();
+        assert!(step(&mut waits).await.is_none(), "it reads beside a writer");
+        let untouched = soon(other.mutex(last.as_str()).try_lock()).await.unwrap();
+        soon(untouched.expect("it comes later").release()).await.unwrap();
+        let fence = writer.fence();
+        soon(writer.release()).await.unwrap();
+        let both = soon(waits).await.unwrap();
+        assert!(both.fence(key.as_str()).unwrap() > fence);
+        soon(both.release()).await.unwrap();
+    }
+}
+
+/// Crossing sets of keys, some read and some written, of two nodes: who writes is alone, who reads is beside readers, and
+/// everybody gets all of theirs.
+pub async fn crossing_sets_in_both_modes_do_not_deadlock(one: &Locks, other: &Locks) {
+    const KEYS: usize = 4;
+    const WRITES: u64 = 1 << 32;
+    // How many read, and whether somebody writes.
+    let inside: Arc<[AtomicU64; KEYS]> = Arc::default();
+    let shared = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..6_u64)
+        .map(|task| {
+            let locks = if task % 2 == 0 { one } else { other }.clone();
+            let (inside, shared) = (inside.clone(), shared.clone());
+            tokio::spawn(async move {
+                let mut rng = fastrand::Rng::with_seed(task);
+                for _ in 0..25 {
+                    let mut keys: Vec<usize> = (0..KEYS).collect();
+                    rng.shuffle(&mut keys);
+                    keys.truncate(rng.usize(1..=KEYS));
+                    let wanted: Vec<_> = keys.into_iter().map(|key| (key, rng.u8(..3) > 0)).collect();
+                    let multi = locks.multi(wanted.iter().map(|(key, reads)| match reads {
+                        true => MultiKey::read(*key),
+                        false => MultiKey::write(*key),
+                    }));
+                    let guard = multi.lock().await.unwrap();
+                    for &(key, reads) in &wanted {
+                        let before = inside[key].fetch_add(if reads { 1 } else { WRITES }, Ordering::SeqCst);
+                        assert!(
+                            before == 0 || reads && before < WRITES,
+                            "{key}: {before:x} beside, reads {reads}"
+                        );
+                        shared.fetch_add(before, Ordering::Relaxed);
+                    }
+                    tokio::task::yield_now().await;
+                    for &(key, reads) in &wanted {
+                        inside[key].fetch_sub(if reads { 1 } else { WRITES }, Ordering::SeqCst);
+                    }
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    assert!(shared.load(Ordering::Relaxed) > 0, "nobody read beside another");
+}
+
+/// A key that is named twice is written if it is written once, also where it comes from another group.
+pub async fn a_key_of_both_modes_is_written(one: &Locks, other: &Locks) {
+    let (read, write) = (MultiKey::read("k"), MultiKey::write("k"));
+    let [r, w] = [&read, &write].map(|key| || key.clone());
+    for (n, multi) in [
+        one.multi([r(), w()]),
+        one.multi([w(), r()]),
+        one.multi([r()]).and(one.multi([w()])),
+        one.multi([w()]).and(one.multi([r()])),
+        one.multi([r(), r()]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(multi.keys().collect::<Vec<_>>(), [&Key::from("k")]);
+        let guard = soon(multi.lock()).await.unwrap();
+        let beside = soon(other.rw_lock("k").try_read()).await.unwrap();
+        assert_eq!(beside.is_some(), n == 4, "{multi:?}");
+        if let Some(guard) = beside {
+            soon(guard.release()).await.unwrap();
+        }
+        soon(guard.release()).await.unwrap();
+    }
+}
+
+/// Keys that are read are known to the code that holds them, and end as others do.
+pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, other: &Locks) {
+    let multi = one.multi([MultiKey::read("rates"), MultiKey::write("a")]);
+    let guard = soon(multi.lock()).await.unwrap();
+    let inner = async {
+        let upgrade = one.rw_lock("rates").write().await;
+        assert!(
+            matches!(upgrade, Err(Error::WouldDeadlock { is_upgrade: true, .. })),
+            "{upgrade:?}"
+        );
+        let again = one.multi([MultiKey::read("rates")]).lock().await;
+        assert!(
+            matches!(
+                again,
+                Err(Error::WouldDeadlock {
+                    is_upgrade: false,
+                    ..
+                })
+            ),
+            "{again:?}"
+        );
+    };
+    soon(guard.run(inner)).await.unwrap();
+    let again = guard.again().unwrap();
+    soon(guard.release()).await.unwrap();
+    assert!(again.is_held());
+    let refused = soon(other.rw_lock("rates").try_write()).await.unwrap();
+    assert!(refused.is_none(), "the other guard reads");
+    drop(again);
+    // Never renewed; and bounded, where each reader has a lease of its own.
+    let length = Duration::from_millis(1_000);
+    for (multi, cause) in [
+        (multi.clone().fixed(length), LostCause::Ended),
+        (
+            multi.clone().lease(length).max_hold(length / 4),
+            LostCause::Overdue,
+        ),
+    ] {
+        // On a machine that stands still one may be over when the last is granted.
+        let guard = soon(async {
+            loop {
+                match multi.lock().await {
+                    Err(error) if error.is_lost() => {}
+                    taken => return taken.unwrap(),
+                }
+            }
+        })
+        .await;
+        let beside = soon(other.rw_lock("rates").read()).await.unwrap();
+        let lost = soon(guard.lost()).await;
+        assert_eq!(lost, cause);
+        assert!(guard.release().await.unwrap_err().is_lost());
+        soon(beside.release()).await.unwrap();
+        let next = soon(other.multi(["a", "rates"]).lock()).await.unwrap();
+        soon(next.release()).await.unwrap();
+    }
+}
+
 /// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left. `$queued` looks how many claims
 /// wait for a key.
 #[macro_export]
@@ -507,6 +713,11 @@ macro_rules! laws_of_read_write_locks {
             a_reader_does_not_become_a_writer,
             readers_see_no_half_transfer,
             readers_and_several_locks_exclude_each_other,
+            several_locks_write_one_key_and_read_another,
+            a_reader_of_several_locks_does_not_pass_a_writer,
+            crossing_sets_in_both_modes_do_not_deadlock,
+            a_key_of_both_modes_is_written,
+            what_several_locks_read_is_held_as_what_they_write,
         );
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

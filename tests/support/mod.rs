@@ -6,6 +6,7 @@
 pub mod alone;
 pub mod events;
 pub mod laws;
+pub mod mutexes;
 
 #[cfg(feature = "metrics")]
 pub mod meter;

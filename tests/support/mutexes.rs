@@ -1,0 +1,303 @@
+//! What whatever excludes everybody else must show, seen by two nodes: a mutex, the write side of a read-write lock, and
+//! several locks at once of one key.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::{Error, Fence, Guard, Locks, MultiGuard};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The key of all these laws.
+const KEY: &str = "k";
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+async fn until_waiting(locks: &Locks, callers: usize) {
+    soon(async {
+        while locks.waiting() < callers {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+/// By what it is locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Mutex,
+    Writer,
+    Multi,
+}
+
+const ALL: [By; 3] = [By::Mutex, By::Writer, By::Multi];
+
+#[derive(Debug)]
+enum Held {
+    One(Guard),
+    Several(MultiGuard),
+}
+
+impl Held {
+    fn fence(&self) -> Fence {
+        match self {
+            Held::One(guard) => guard.fence(),
+            Held::Several(guard) => guard.fence(KEY).expect("it is its only key"),
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        match self {
+            Held::One(guard) => guard.is_held(),
+            Held::Several(guard) => guard.is_held(),
+        }
+    }
+
+    async fn lost(&self) -> LostCause {
+        match self {
+            Held::One(guard) => guard.lost().await,
+            Held::Several(guard) => guard.lost().await,
+        }
+    }
+
+    fn again(&self) -> Held {
+        match self {
+            Held::One(guard) => Held::One(guard.again().unwrap()),
+            Held::Several(guard) => Held::Several(guard.again().unwrap()),
+        }
+    }
+
+    async fn run<F: Future>(&self, work: F) -> F::Output {
+        match self {
+            Held::One(guard) => guard.run(work).await.unwrap(),
+            Held::Several(guard) => guard.run(work).await.unwrap(),
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        soon(async {
+            match self {
+                Held::One(guard) => guard.release().await,
+                Held::Several(guard) => guard.release().await,
+            }
+        })
+        .await
+    }
+}
+
+impl By {
+    async fn lock(self, locks: &Locks) -> Result<Held, Error> {
+        Ok(match self {
+            By::Mutex => Held::One(locks.mutex(KEY).lock().await?),
+            By::Writer => Held::One(locks.rw_lock(KEY).write().await?),
+            By::Multi => Held::Several(locks.multi([KEY]).lock().await?),
+        })
+    }
+
+    async fn fixed(self, locks: &Locks, lease: Duration) -> Held {
+        match self {
+            By::Mutex => Held::One(locks.mutex(KEY).fixed(lease).lock().await.unwrap()),
+            By::Writer => Held::One(locks.rw_lock(KEY).fixed(lease).write().await.unwrap()),
+            By::Multi => Held::Several(locks.multi([KEY]).fixed(lease).lock().await.unwrap()),
+        }
+    }
+
+    async fn try_lock(self, locks: &Locks) -> Option<Held> {
+        let tried = async {
+            Ok::<_, Error>(match self {
+                By::Mutex => locks.mutex(KEY).try_lock().await?.map(Held::One),
+                By::Writer => locks.rw_lock(KEY).try_write().await?.map(Held::One),
+                By::Multi => locks.multi([KEY]).try_lock().await?.map(Held::Several),
+            })
+        };
+        soon(tried).await.unwrap()
+    }
+
+    async fn timeout(self, locks: &Locks, wait: Duration) -> Result<Held, Error> {
+        Ok(match self {
+            By::Mutex => Held::One(locks.mutex(KEY).lock_timeout(wait).await?),
+            By::Writer => Held::One(locks.rw_lock(KEY).write_timeout(wait).await?),
+            By::Multi => Held::Several(locks.multi([KEY]).lock_timeout(wait).await?),
+        })
+    }
+
+    fn spawn(self, locks: &Locks) -> tokio::task::JoinHandle<Held> {
+        let locks = locks.clone();
+        tokio::spawn(async move { self.lock(&locks).await.unwrap() })
+    }
+}
+
+/// Beside those that are locked in other ways, too.
+pub async fn one_holds_at_a_time(by: By, one: &Locks, other: &Locks) {
+    let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let tasks: Vec<_> = (0..8)
+        .map(|n| {
+            let locks = if n % 2 == 0 { one } else { other }.clone();
+            let by = if n < 4 { by } else { ALL[n % 3] };
+            let (inside, done) = (inside.clone(), done.clone());
+            tokio::spawn(async move {
+                for round in 0..25 {
+                    let held = by.lock(&locks).await.unwrap();
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two hold");
+                    tokio::task::yield_now().await;
+                    assert!(held.is_held());
+                    inside.store(false, Ordering::SeqCst);
+                    if round % 3 > 0 {
+                        held.release().await.unwrap();
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    assert_eq!(done.load(Ordering::Relaxed), 200);
+}
+
+pub async fn who_tries_is_told_that_it_is_held(by: By, one: &Locks, other: &Locks) {
+    for holder in ALL {
+        let held = soon(holder.lock(one)).await.unwrap();
+        for locks in [one, other] {
+            assert!(by.try_lock(locks).await.is_none());
+            for wait in [Duration::ZERO, Duration::from_millis(20)] {
+                let waited = soon(by.timeout(locks, wait)).await.unwrap_err();
+                assert!(waited.is_busy(), "{waited}");
+            }
+        }
+        assert!(held.is_held());
+        held.release().await.unwrap();
+        let next = by.try_lock(other).await.expect("it is free");
+        next.release().await.unwrap();
+        let next = soon(by.timeout(one, PATIENCE)).await.unwrap();
+        next.release().await.unwrap();
+    }
+}
+
+pub async fn fences_grow(by: By, one: &Locks, other: &Locks) {
+    let mut highest = None;
+    for round in 0..6 {
+        for locks in [one, one, other] {
+            let way = if round % 2 == 0 { by } else { ALL[round % 3] };
+            let held = soon(way.lock(locks)).await.unwrap();
+            assert!(Some(held.fence()) > highest, "{way:?}");
+            highest = Some(held.fence());
+            held.release().await.unwrap();
+        }
+    }
+}
+
+/// Waiters of one process.
+pub async fn who_came_first_is_next(by: By, one: &Locks, _: &Locks) {
+    let held = soon(by.lock(one)).await.unwrap();
+    let turns = Arc::new(AtomicU64::new(0));
+    let mut tasks = Vec::new();
+    for n in 0..4 {
+        let (next, turns) = (by.spawn(one), turns.clone());
+        tasks.push(tokio::spawn(async move {
+            let held = next.await.unwrap();
+            let turn = turns.fetch_add(1, Ordering::SeqCst);
+            held.release().await.unwrap();
+            (n, turn)
+        }));
+        until_waiting(one, n as usize + 1).await;
+    }
+    held.release().await.unwrap();
+    for task in tasks {
+        let (n, turn) = soon(task).await.unwrap();
+        assert_eq!(n, turn);
+    }
+}
+
+pub async fn a_waiter_or_holder_that_is_dropped_is_in_nobodys_way(by: By, one: &Locks, other: &Locks) {
+    let held = soon(by.lock(one)).await.unwrap();
+    for locks in [one, other] {
+        let waits = by.spawn(locks);
+        until_waiting(locks, 1).await;
+        waits.abort();
+        assert!(soon(waits).await.unwrap_err().is_cancelled());
+        assert_eq!(locks.waiting(), 0);
+    }
+    let next = by.spawn(other);
+    until_waiting(other, 1).await;
+    drop(held);
+    let held = soon(next).await.unwrap();
+    let holds = tokio::spawn(async move {
+        let _held = held;
+        std::future::pending::<()>().await;
+    });
+    assert!(by.try_lock(one).await.is_none());
+    holds.abort();
+    soon(by.lock(one)).await.unwrap().release().await.unwrap();
+}
+
+pub async fn a_lease_ends_and_the_next_begins(by: By, one: &Locks, other: &Locks) {
+    let held = soon(by.fixed(one, Duration::from_millis(1_000))).await;
+    let (fence, next) = (held.fence(), by.spawn(other));
+    assert_eq!(soon(held.lost()).await, LostCause::Ended);
+    let next = soon(next).await.unwrap();
+    assert!(!held.is_held() && next.is_held() && next.fence() > fence);
+    assert!(held.release().await.unwrap_err().is_lost());
+    next.release().await.unwrap();
+}
+
+pub async fn who_waits_for_themselves_is_told(by: By, one: &Locks, _: &Locks) {
+    let held = soon(by.lock(one)).await.unwrap();
+    for way in ALL {
+        let refused = soon(held.run(way.lock(one))).await.unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                Error::WouldDeadlock {
+                    is_upgrade: false,
+                    ..
+                }
+            ),
+            "{way:?}: {refused}"
+        );
+        assert!(soon(held.run(way.try_lock(one))).await.is_none());
+    }
+    let again = held.again();
+    held.release().await.unwrap();
+    assert!(again.is_held() && by.try_lock(one).await.is_none());
+    again.release().await.unwrap();
+}
+
+/// Runs each on two nodes that `$nodes` makes, for each way to lock, and checks by `$empty` that nothing is left.
+#[macro_export]
+macro_rules! laws_of_mutexes {
+    ($nodes:path, $empty:path) => {
+        $crate::laws_of_mutexes!($nodes, $empty, mutex: Mutex);
+        $crate::laws_of_mutexes!($nodes, $empty, write_lock: Writer);
+        $crate::laws_of_mutexes!($nodes, $empty, multi_lock_of_one_key: Multi);
+    };
+    ($nodes:path, $empty:path, $way:ident: $by:ident) => {
+        mod $way {
+            $crate::laws_of_mutexes!($nodes, $empty, $by:
+                one_holds_at_a_time,
+                who_tries_is_told_that_it_is_held,
+                fences_grow,
+                who_came_first_is_next,
+                a_waiter_or_holder_that_is_dropped_is_in_nobodys_way,
+                a_lease_ends_and_the_next_begins,
+                who_waits_for_themselves_is_told,
+            );
+        }
+    };
+    ($nodes:path, $empty:path, $by:ident: $($law:ident,)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $law() {
+            let (one, other, store) = $nodes().await;
+            $crate::support::mutexes::$law($crate::support::mutexes::By::$by, &one, &other).await;
+            one.idle().await;
+            other.idle().await;
+            $empty(store);
+        })+
+    };
+}
