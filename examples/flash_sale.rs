@@ -9,16 +9,16 @@
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example flash_sale
 
-use std::error::Error;
+mod replicas;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use tenure::{Locks, MemoryStore};
+use replicas::{Replicas, Trouble};
+use tenure::Locks;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
-
-type Trouble = Box<dyn Error + Send + Sync>;
 
 const ITEMS: i64 = 100;
 const BUYERS: usize = 300;
@@ -87,21 +87,9 @@ async fn ten_tasks(replicas: &[Locks; 2]) -> Result<usize, Trouble> {
 
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
-    if std::env::args().len() > 1 {
-        eprintln!(
-            "usage: cargo run --example flash_sale\n\
-             REDIS_URL=redis://127.0.0.1/ puts the locks and the stock on that Redis."
-        );
-        std::process::exit(2);
-    }
-    let redis = std::env::var("REDIS_URL").ok();
-    let stock = Stock::open(redis.as_deref()).await?;
-    let memory = MemoryStore::new();
-    let replicas = [
-        replica(redis.as_deref(), &memory).await?,
-        replica(redis.as_deref(), &memory).await?,
-    ];
-    let place = if redis.is_some() { "on Redis" } else { "in memory" };
+    let replicas = Replicas::start("flash_sale", "the locks and the stock").await?;
+    let stock = Stock::open(replicas.redis.as_deref()).await?;
+    let place = replicas.place();
     println!("{ITEMS} items, {BUYERS} buyers at two replicas, stock and locks {place}.\n");
 
     println!("without a lock");
@@ -110,39 +98,20 @@ async fn main() -> Result<(), Trouble> {
     assert!(oversold > ITEMS, "nobody was in anybody's way");
 
     println!("with a lock on the item");
-    let sold = sale(&stock, Some(&replicas)).await?;
+    let sold = sale(&stock, Some(&replicas.locks)).await?;
     let left = stock.read().await?;
     assert_eq!((sold, left), (ITEMS, 0), "oversold under the lock");
     println!("    sold {sold} of {ITEMS}, {left} left: exact\n");
 
     println!("{TASKS} tasks on one account");
-    let worked = ten_tasks(&replicas).await?;
+    let worked = ten_tasks(&replicas.locks).await?;
     assert_eq!(worked, 1, "one works");
     println!("    {worked} worked, {} skipped", TASKS - worked);
-    let again = replicas[1].mutex("account:42").try_lock().await?;
+    let again = replicas.locks[1].mutex("account:42").try_lock().await?;
     again.ok_or("the account stayed locked")?.release().await?;
     println!("    free again");
-    for locks in replicas {
-        locks.shutdown().await;
-    }
+    replicas.shutdown().await;
     Ok(())
-}
-
-/// Each replica has `Locks` of its own, as each process would.
-async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    match redis {
-        None => Ok(Locks::builder().memory_shared(memory)?),
-        #[cfg(feature = "redis")]
-        Some(url) => Ok(Locks::builder().prefix(prefix()).redis(url).await?),
-        #[cfg(not(feature = "redis"))]
-        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
-    }
-}
-
-/// So that two of these on one Redis are two shops.
-#[cfg(feature = "redis")]
-fn prefix() -> String {
-    format!("example:{}:", std::process::id())
 }
 
 /// How many items there are. Like any database it lets two writers undo each other's work.
@@ -161,7 +130,7 @@ impl Stock {
             Some(url) => {
                 let client = redis::Client::open(url)?;
                 let connection = client.get_multiplexed_async_connection().await?;
-                Ok(Stock::Redis(connection, prefix() + "stock"))
+                Ok(Stock::Redis(connection, replicas::prefix() + "stock"))
             }
             #[cfg(not(feature = "redis"))]
             Some(_) => Err("REDIS_URL needs the feature `redis`".into()),

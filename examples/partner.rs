@@ -10,16 +10,16 @@
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example partner
 
-use std::error::Error;
+mod replicas;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tenure::{Locks, MemoryStore, Semaphore};
+use replicas::{Replicas, Trouble};
+use tenure::{Locks, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-
-type Trouble = Box<dyn Error + Send + Sync>;
 
 const REPORTS: u32 = 40;
 const LIMIT: u32 = 3;
@@ -91,20 +91,8 @@ async fn outlive(replicas: &[Locks; 2]) -> Result<Duration, Trouble> {
 
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
-    if std::env::args().len() > 1 {
-        eprintln!(
-            "usage: cargo run --example partner\n\
-             REDIS_URL=redis://127.0.0.1/ puts the permits on that Redis."
-        );
-        std::process::exit(2);
-    }
-    let redis = std::env::var("REDIS_URL").ok();
-    let memory = MemoryStore::new();
-    let replicas = [
-        replica(redis.as_deref(), &memory).await?,
-        replica(redis.as_deref(), &memory).await?,
-    ];
-    let place = if redis.is_some() { "on Redis" } else { "in memory" };
+    let replicas = Replicas::start("partner", "the permits").await?;
+    let place = replicas.place();
     println!(
         "{REPORTS} reports by two replicas to a partner who answers {LIMIT} calls at a time, permits {place}.\n"
     );
@@ -113,32 +101,15 @@ async fn main() -> Result<(), Trouble> {
     println!("without a semaphore\n    {refused} refused, up to {most} calls at once\n");
     assert_ne!(refused, 0, "nobody called at the same time");
 
-    let permits = [0, 1].map(|n: usize| replicas[n].semaphore("partner", LIMIT));
+    let permits = [0, 1].map(|n: usize| replicas.locks[n].semaphore("partner", LIMIT));
     let (refused, most) = send_all(Some(permits)).await?;
     println!("with a semaphore of {LIMIT}\n    {refused} refused, up to {most} calls at once\n");
     assert_eq!(refused, 0, "the partner had too many calls");
 
-    let waited = outlive(&replicas).await?;
+    let waited = outlive(&replicas.locks).await?;
     println!(
         "a replica that holds all permits and never gives them back\n    the other one waited for {waited:.0?}"
     );
-    for locks in replicas {
-        locks.shutdown().await;
-    }
+    replicas.shutdown().await;
     Ok(())
-}
-
-/// Each replica has `Locks` of its own, as each process would.
-async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    match redis {
-        None => Ok(Locks::builder().memory_shared(memory)?),
-        #[cfg(feature = "redis")]
-        // So that two of these on one Redis know nothing of each other.
-        Some(url) => {
-            let prefix = format!("example:{}:", std::process::id());
-            Ok(Locks::builder().prefix(prefix).redis(url).await?)
-        }
-        #[cfg(not(feature = "redis"))]
-        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
-    }
 }

@@ -10,15 +10,15 @@
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example prices
 
-use std::error::Error;
+mod replicas;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure::{Locks, MemoryStore, RwLock};
+use replicas::{Replicas, Trouble};
+use tenure::{Locks, RwLock};
 use tokio::task::JoinSet;
-
-type Trouble = Box<dyn Error + Send + Sync>;
 
 const READERS: usize = 40;
 const READS: usize = 5;
@@ -120,21 +120,9 @@ async fn publish(list: &PriceList, [mine, theirs]: [RwLock; 2]) -> Result<[i64; 
 
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
-    if std::env::args().len() > 1 {
-        eprintln!(
-            "usage: cargo run --example prices\n\
-             REDIS_URL=redis://127.0.0.1/ puts the lock and the prices on that Redis."
-        );
-        std::process::exit(2);
-    }
-    let redis = std::env::var("REDIS_URL").ok();
-    let list = PriceList::open(redis.as_deref()).await?;
-    let memory = MemoryStore::new();
-    let replicas = [
-        replica(redis.as_deref(), &memory).await?,
-        replica(redis.as_deref(), &memory).await?,
-    ];
-    let place = if redis.is_some() { "on Redis" } else { "in memory" };
+    let replicas = Replicas::start("prices", "the lock and the prices").await?;
+    let list = PriceList::open(replicas.redis.as_deref()).await?;
+    let place = replicas.place();
     println!("{READERS} readers at two replicas, {CHANGES} changes of two prices, list and lock {place}.\n");
 
     println!("without a lock");
@@ -152,7 +140,7 @@ async fn main() -> Result<(), Trouble> {
     assert_ne!(seen.halves, 0, "nobody was in anybody's way");
 
     println!("with a read-write lock");
-    let seen = business(&list, Some(&replicas)).await?;
+    let seen = business(&list, Some(&replicas.locks)).await?;
     println!(
         "    {} reads, {} of half a change, up to {} readers at once\n",
         seen.reads, seen.halves, seen.beside
@@ -161,31 +149,12 @@ async fn main() -> Result<(), Trouble> {
     assert!(seen.beside > 1, "readers waited for each other");
 
     println!("a change that is announced");
-    let locks = [0, 1].map(|n| replicas[n].rw_lock("prices"));
+    let locks = [0, 1].map(|n| replicas.locks[n].rw_lock("prices"));
     let [announced, after] = publish(&list, locks).await?;
     println!("    announced {announced}, as it was written; then the next one made it {after}");
     assert_eq!([announced, after], [100, 200]);
-    for locks in replicas {
-        locks.shutdown().await;
-    }
+    replicas.shutdown().await;
     Ok(())
-}
-
-/// Each replica has `Locks` of its own, as each process would.
-async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    match redis {
-        None => Ok(Locks::builder().memory_shared(memory)?),
-        #[cfg(feature = "redis")]
-        Some(url) => Ok(Locks::builder().prefix(prefix()).redis(url).await?),
-        #[cfg(not(feature = "redis"))]
-        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
-    }
-}
-
-/// So that two of these on one Redis are two shops.
-#[cfg(feature = "redis")]
-fn prefix() -> String {
-    format!("example:{}:", std::process::id())
 }
 
 /// Prices by name. Like any list it shows a reader whatever is there at that moment.
@@ -219,7 +188,7 @@ impl PriceList {
             #[cfg(feature = "redis")]
             PriceList::Redis(connection) => {
                 let mut get = redis::cmd("GET");
-                get.arg(prefix() + what);
+                get.arg(replicas::prefix() + what);
                 Ok(get.query_async(&mut connection.clone()).await?)
             }
         }
@@ -233,7 +202,7 @@ impl PriceList {
             #[cfg(feature = "redis")]
             PriceList::Redis(connection) => {
                 let mut set = redis::cmd("SET");
-                set.arg(prefix() + what).arg(price).arg("EX").arg(60);
+                set.arg(replicas::prefix() + what).arg(price).arg("EX").arg(60);
                 set.exec_async(&mut connection.clone()).await?;
             }
         }

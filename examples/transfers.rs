@@ -10,14 +10,14 @@
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example transfers
 
-use std::error::Error;
+mod replicas;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure::{Locks, MemoryStore, MultiLease};
+use replicas::{Replicas, Trouble};
+use tenure::{Locks, MultiLease};
 use tokio::task::JoinSet;
-
-type Trouble = Box<dyn Error + Send + Sync>;
 
 const ACCOUNTS: usize = 4;
 const BALANCE: i64 = 1_000;
@@ -91,24 +91,9 @@ async fn sleeper(bank: &Bank, replicas: &[Locks; 2]) -> Result<bool, Trouble> {
 
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
-    if std::env::args().len() > 1 {
-        eprintln!(
-            "usage: cargo run --example transfers\n\
-             REDIS_URL=redis://127.0.0.1/ puts the locks and the accounts on that Redis."
-        );
-        std::process::exit(2);
-    }
-    let redis = std::env::var("REDIS_URL").ok();
-    let bank = Bank::open(redis.as_deref()).await?;
-    let memory = MemoryStore::new();
-    let replicas = [
-        replica(redis.as_deref(), &memory).await?,
-        replica(redis.as_deref(), &memory).await?,
-    ];
-    let (place, right) = (
-        if redis.is_some() { "on Redis" } else { "in memory" },
-        ACCOUNTS as i64 * BALANCE,
-    );
+    let replicas = Replicas::start("transfers", "the locks and the accounts").await?;
+    let bank = Bank::open(replicas.redis.as_deref()).await?;
+    let (place, right) = (replicas.place(), ACCOUNTS as i64 * BALANCE);
     println!(
         "{ACCOUNTS} accounts of {BALANCE}, {TRANSFERS} transfers at two replicas, accounts and locks {place}.\n"
     );
@@ -127,35 +112,16 @@ async fn main() -> Result<(), Trouble> {
     assert_ne!(total, right, "nobody was in anybody's way");
 
     println!("with both accounts of a transfer locked");
-    let total = business(&bank, Some(&replicas)).await?;
+    let total = business(&bank, Some(&replicas.locks)).await?;
     assert_eq!(total, right, "money was made or lost under the locks");
     println!("    {total} of {right}: exact\n");
 
     println!("a teller that fell asleep");
-    let taken = sleeper(&bank, &replicas).await?;
+    let taken = sleeper(&bank, &replicas.locks).await?;
     assert!(!taken, "an old fence was taken");
     println!("    what it wrote too late was refused");
-    for locks in replicas {
-        locks.shutdown().await;
-    }
+    replicas.shutdown().await;
     Ok(())
-}
-
-/// Each replica has `Locks` of its own, as each process would.
-async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    match redis {
-        None => Ok(Locks::builder().memory_shared(memory)?),
-        #[cfg(feature = "redis")]
-        Some(url) => Ok(Locks::builder().prefix(prefix()).redis(url).await?),
-        #[cfg(not(feature = "redis"))]
-        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
-    }
-}
-
-/// So that two of these on one Redis are two banks.
-#[cfg(feature = "redis")]
-fn prefix() -> String {
-    format!("example:{}:", std::process::id())
 }
 
 /// An account, as the locks call it.
@@ -205,7 +171,7 @@ impl Bank {
             }
             #[cfg(feature = "redis")]
             Bank::Redis(connection) => {
-                let record = prefix() + "bank:" + &name(account);
+                let record = replicas::prefix() + "bank:" + &name(account);
                 let mut open = redis::pipe();
                 open.cmd("DEL").arg(&record);
                 open.cmd("HSET").arg(&record).arg("balance").arg(BALANCE);
@@ -222,7 +188,8 @@ impl Bank {
             #[cfg(feature = "redis")]
             Bank::Redis(connection) => {
                 let mut get = redis::cmd("HGET");
-                get.arg(prefix() + "bank:" + &name(account)).arg("balance");
+                get.arg(replicas::prefix() + "bank:" + &name(account))
+                    .arg("balance");
                 Ok(get.query_async(&mut connection.clone()).await?)
             }
         }
@@ -243,7 +210,7 @@ impl Bank {
             Bank::Redis(connection) => {
                 let mut write = redis::cmd("EVAL");
                 write.arg(WRITE).arg(2);
-                write.arg(&of.map(|account| prefix() + "bank:" + &name(account)));
+                write.arg(&of.map(|account| replicas::prefix() + "bank:" + &name(account)));
                 write
                     .arg(&fences.map(|fence| format!("{fence:020}")))
                     .arg(&balances);
