@@ -11,7 +11,7 @@
 //! | the same, in the order in which they came, across processes | [`Mutex::fair`] | a place in the store's queue, a trip and a renewal for each caller: for tens of waiters |
 //! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
-//! | work on several things together: a transfer between two accounts | [`Locks::multi`] | one trip each way for free keys; beside others a trip for each key, and no deadlock |
+//! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
 //! | a cron job on several replicas | `Locks::job`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
 //!
@@ -160,7 +160,7 @@ impl Locks {
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two
-    /// accounts does. Costs nothing until it is locked.
+    /// accounts does. Each is written, and [`MultiKey::read`] is one that is read. Costs nothing until it is locked.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {

@@ -48,7 +48,7 @@ impl MultiLease {
         fences.find(|(of, _)| **of == key).map(|(_, fence)| fence)
     }
 
-    /// Nobody else holds any of the locks at this moment; see [`Lease::is_held`].
+    /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`].
     pub fn is_held(&self) -> bool {
         self.leases.iter().all(Lease::is_held)
     }

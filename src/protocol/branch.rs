@@ -66,7 +66,7 @@ pub enum Branch {
     OtherFingerprint,
     /// A mark that lay ahead of the store's clock was brought back.
     MarkReset,
-    /// A free key was not granted as another of the claims that go together could not be.
+    /// A key that could be had was not granted as another of the claims that go together could not be.
     LeftApart,
     /// A tick waits until an earlier one has ended.
     TickQueued,

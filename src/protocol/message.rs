@@ -507,7 +507,7 @@ pub enum Reply {
     QueuedBehindForeign(Option<u64>),
     /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
     Busy(Option<u64>),
-    /// It is free, and another of the claims that go together cannot be granted: nothing was done.
+    /// It can be had, and another of the claims that go together cannot be granted: nothing was done.
     Apart,
     /// Executed after its not-after: nothing was done.
     Late,
