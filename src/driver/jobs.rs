@@ -63,7 +63,6 @@ impl std::fmt::Debug for Fired {
     }
 }
 
-#[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
 impl Jobs {
     /// Takes the name, unless another job has it.
     pub(crate) fn take(&self, name: &Key) -> bool {
@@ -103,7 +102,6 @@ pub(crate) struct RunEnd {
     drained: Arc<AtomicBool>,
 }
 
-#[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
 impl RunEnd {
     /// `token` is cancelled with the lease.
     pub(crate) fn new(token: CancellationToken) -> Self {

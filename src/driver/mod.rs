@@ -1,8 +1,8 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
-//! Reading order: [`node`] (steps of keys, on any thread), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`]
-//! (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a server that fails, and
-//! what is told of it). [`process`] is part of simulations.
+//! Reading order: [`node`] (steps of keys, on any thread), [`together`] (of several at one moment), [`driver`] (the
+//! thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a
+//! server that fails, and what is told of it), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod at_once;
 pub(crate) mod clock;

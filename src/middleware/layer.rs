@@ -258,8 +258,8 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.refusals.set_status(why, status))
     }
 
-    /// What `Retry-After` says, rounded up to whole seconds, one at least and a day at most. The default is 1 to 3 s, at random, so that those who
-    /// were refused together do not come back together.
+    /// What `Retry-After` says, rounded up to whole seconds, one at least and a day at most. The default is 1 to 3 s, at
+    /// random, so that those who were refused together do not come back together.
     pub fn retry_after(self, after: Duration) -> Self {
         self.set(|settings| settings.refusals.set_retry_after(after))
     }

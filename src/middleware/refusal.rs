@@ -43,7 +43,8 @@ pub enum Refused {
     /// The lease was lost before the handler began, so nothing was done: 503 with `Retry-After`.
     Lost,
     /// The lease was lost while the handler ran. It was stopped and may have done a part of its work, or it finished and
-    /// somebody else may have been at work beside it ([`OnLost`](crate::middleware::OnLost)): 500 without `Retry-After`, as proxies send again what was answered with 503.
+    /// somebody else may have been at work beside it ([`OnLost`](crate::middleware::OnLost)): 500 without `Retry-After`, as
+    /// proxies send again what was answered with 503.
     /// One that is told to repeat every 5xx (Envoy's `retry_on: 5xx`) repeats this as well.
     OutcomeUnknown,
     /// The request's key is empty, too long or malformed: 400.

@@ -408,7 +408,8 @@ pub(crate) fn gave_up(name: &Name, waited: impl FnOnce() -> Duration) {
     shielded(|| record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64()));
 }
 
-/// A guard gives its lock back, perhaps while it unwinds: a recorder that panics then would end the process. `now` is as for [`Began::at`], and `over` tells whether it had been lost.
+/// A guard gives its lock back, perhaps while it unwinds: a recorder that panics then would end the process. `now` is as
+/// for [`Began::at`], and `over` tells whether it had been lost.
 pub(crate) fn held(
     name: &Name,
     began: Began,

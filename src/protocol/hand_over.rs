@@ -3,21 +3,8 @@
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Grant, Holder, Mode};
-use crate::protocol::record::{Entry, LeftFree};
+use crate::protocol::record::{Entry, LeftFree, Search};
 use crate::protocol::transaction::Transaction;
-
-/// Who has a free key, or a share of it, after a search for its next owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Search {
-    /// The first live waiter, alone.
-    Granted,
-    /// Nobody alone, and no live waiter is left.
-    Nobody,
-    /// Those who share it, if anybody; a live waiter is left, for whom it is not free.
-    Waits,
-    /// There is one, but the key is left free for others.
-    LeftFree,
-}
 
 impl<P: Plant> Transaction<'_, P> {
     /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.

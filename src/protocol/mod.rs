@@ -3,11 +3,14 @@
 //! Two machines run in every process. The *key machine* ([`shard`] to `renewal`) knows one key: who
 //! waits here, which claims this node pursues, until when it holds. The *session* ([`session`]) knows one server: what
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
-//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one request; `hand_over`: who is next;
-//! `shares`: what several have at once; `ticks`, `question`: what is different with jobs).
+//! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one
+//! request; `hand_over`: who is next; `shares`: what several have at once; `ticks`, `question`: what is different with
+//! jobs).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`, [`server_clock`], [`session`], `connecting`, `backoff`, `batch_replies`, [`ledger`].
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`,
+//! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
+//! [`ledger`].
 
 pub(crate) mod asking;
 pub(crate) mod backoff;

@@ -11,8 +11,9 @@ use crate::protocol::step::{Class, Outgoing};
 /// So many names are sooner compared with each other than hashed.
 const FEW: usize = 8;
 
-/// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals, claims. First in, first out per
-/// class and name; the names of a class take turns, so that a thousand requests for one key hold up no other key.
+/// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
+/// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
+/// hold up no other key.
 ///
 /// A batch names a key once, as a store may read all of its keys before it treats the first, and is of one kind.
 ///

@@ -222,3 +222,16 @@ impl Entry {
 pub(crate) fn is_past(expires: Option<u64>, now: u64) -> bool {
     expires.is_some_and(|at| now > at)
 }
+
+/// Who has a free key, or a share of it, after a search for its next owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// The first live waiter, alone.
+    Granted,
+    /// Nobody alone, and no live waiter is left.
+    Nobody,
+    /// Those who share it, if anybody; a live waiter is left, for whom it is not free.
+    Waits,
+    /// There is one, but the key is left free for others.
+    LeftFree,
+}

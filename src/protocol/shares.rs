@@ -2,9 +2,8 @@
 
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::hand_over::Search;
 use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Permits, Reply};
-use crate::protocol::record::{Entry, Record, RecordOwner, Share};
+use crate::protocol::record::{Entry, Record, RecordOwner, Search, Share};
 use crate::protocol::transaction::Transaction;
 
 impl<P: Plant> Transaction<'_, P> {

@@ -12,11 +12,10 @@ use std::collections::HashSet;
 use crate::error::StoreRefusal;
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::hand_over::Search;
 use crate::protocol::message::{
     Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, TickTime, Turn, Verb,
 };
-use crate::protocol::record::{Entry, Job, Record, RecordOwner, State, is_past};
+use crate::protocol::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
 
 /// What one request sees and leaves behind.
 pub(crate) struct Transaction<'a, P: Plant> {

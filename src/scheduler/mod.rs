@@ -110,10 +110,11 @@
 //!    the node is that asks for it.
 //! 4. No tick is run before its time by the store's clock.
 //! 5. A tick that was begun is run to its end, again if need be (ten times at most, or as
-//!    [you say](LeasedJob::attempts)), as long as some node lives that has the job: by a standby within a lease, the margin and a timer; by whoever comes later within a lease more (5 s at least), for a day,
-//!    unless a later tick begins first, which an event tells.
-//! 6. A tick that comes while an earlier one is run is not run, and an event says so.
-//!    With [`Overlap::QueueOne`] the latest of those that come meanwhile is run after it.
+//!    [you say](LeasedJob::attempts)), as long as some node lives that has the job: by a standby within a lease, the margin
+//!    and a timer; by whoever comes later within a lease more (5 s at least), for a day, unless a later tick begins first,
+//!    which an event tells.
+//! 6. A tick that comes while an earlier one is run is not run, and an event says so. With [`Overlap::QueueOne`] the latest
+//!    of those that come meanwhile is run after it.
 //! 7. With [`Misfire::RunAll`] each tick that is not too old, or one of too many, is run to its end before the next begins, and
 //!    none is passed over, whichever nodes live.
 //! 8. A checkpoint is kept only if the run that leaves it owns its tick in that moment, as the store judges it, and is shown
@@ -147,7 +148,7 @@
 //! | `given_up` | begun [as often as it may](LeasedJob::attempts) and never ended, so it is not run again |
 //! | `elsewhere` | another node ran it, or this one does already |
 //! | `skipped` | an earlier tick was still running, here or elsewhere, so this one is never run; with [`Overlap::QueueOne`], it waited, and a later one took its place |
-//! | `missed` | the store could not be reached before the next tick came |
+//! | `missed` | the store could not be reached before the next tick came, or until this one was too old ([`Misfire`]) |
 //! | `drained` | this node drains. What it ran was cancelled for another node to take over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
 //! | `refused` | the job cannot be run as it is; an event says why |

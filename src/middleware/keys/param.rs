@@ -27,8 +27,8 @@ use crate::observe;
 ///
 /// A value that is no `T`, or no UTF-8 once it is decoded, gets 400 ([`BadKey`](Refused::BadKey)). A route that has no
 /// such parameter, or has it twice (`/teams/{id}/members/{id}`), is a fault of the program: its requests get 500
-/// ([`BadOptions`](Refused::BadOptions)) and an event names the path, once a minute for each route. It is the same around a whole `Router` and on paths
-/// that lead nowhere, where no route is known: put the layer on routes with `route_layer`.
+/// ([`BadOptions`](Refused::BadOptions)) and an event names the path, once a minute for each route. It is the same around
+/// a whole `Router` and on paths that lead nowhere, where no route is known: put the layer on routes with `route_layer`.
 ///
 /// ```
 /// use axum::{Router, routing::post};
