@@ -74,7 +74,8 @@
 //! | `job_odd_days` | info | on so many `days` of the next two years a job's ticks come twice, not at all or at another time, as clocks change; `first` is the first of them |
 //!
 //! What a caller sees (`granted`, `denied`, `released`, `release_failed`, and all of layers and jobs) is told on its own
-//! thread, in its span. What happens in the background goes through a bounded queue to one thread of the process,
+//! thread, in its span: a subscriber that blocks stops that thread, as it does for events of your own. Who writes to a pipe
+//! that may be full writes by a thread of its own, such as `tracing_appender::non_blocking`. What happens in the background goes through a bounded queue to one thread of the process,
 //! `tenure-events`: a subscriber that blocks or panics costs no lease and delays no caller. It is told to the subscriber
 //! that was the default, scoped ones included, when the `Locks` were built; if there was none, to the global one of the
 //! moment. A full queue drops what it has no room for and says how much (`events_dropped`); losses have room of their

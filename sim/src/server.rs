@@ -118,11 +118,11 @@ impl World {
         }
         self.server.branches = branches;
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
-            self.log.mix(match reply {
-                Reply::Granted(number) | Reply::Won(number, _) | Reply::Overtook(number, _) => number.0,
-                Reply::Queued(_) | Reply::QueuedBehindForeign(_) => 1,
-                Reply::Busy(_) => 2,
-                _ => 3,
+            self.log.mix(match (reply.number(), reply) {
+                (Some(number), _) => number.0,
+                (None, Reply::Queued(_) | Reply::QueuedBehindForeign(_)) => 1,
+                (None, Reply::Busy(_)) => 2,
+                (None, _) => 3,
             });
             let key = self.index(&request.name);
             let slot = self.slots.get(&request.holder.node).map(|(slot, _)| *slot);

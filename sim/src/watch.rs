@@ -361,14 +361,8 @@ impl World {
                     self.watch_passed(key, (holder, request), before, &after);
                 }
             }
-            if matches!(
-                reply,
-                Reply::Granted(_)
-                    | Reply::Won(..)
-                    | Reply::Overtook(..)
-                    | Reply::Queued(_)
-                    | Reply::QueuedBehindForeign(_)
-            ) {
+            let is_queued = matches!(reply, Reply::Queued(_) | Reply::QueuedBehindForeign(_));
+            if is_queued || reply.number().is_some() {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }

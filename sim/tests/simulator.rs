@@ -134,7 +134,7 @@ fn finds_a_claim_number_used_twice() {
 
 #[test]
 fn finds_t0_of_an_unanswered_refresh() {
-    finds(with(Flaw::UnansweredRefresh), Wrong::TwoHolders, 12);
+    finds(with(Flaw::UnansweredRefresh), Wrong::TwoHolders, 1430);
 }
 
 #[test]

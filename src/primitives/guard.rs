@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 #[cfg(feature = "tower")]
 use std::pin::pin;
 use std::sync::Arc;

@@ -24,7 +24,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | several nodes fire | one wins the tick and runs it; the others stand by until the run has ended |
+//! | several nodes fire | one wins the tick and runs it; the others stand by until they hear that the run has ended: they ask each third of the job's lease |
 //! | the winner dies, stops, or loses its lease | a standby runs the tick again, as the next attempt with a larger fence, within a lease, the margin and a timer |
 //! | the winner and all standbys are gone, as when replicas are replaced one by one during a run | whoever comes later finishes the tick: each node asks the store for an unfinished tick of its jobs, a second after a job is made and from then on once in a lease (5 s at least). It must not be older than a day, and no later tick may have begun |
 //! | a node's clock is ahead | it is told how early it is, and waits |
@@ -34,7 +34,7 @@
 //! | the job comes to no await | its lease is renewed all the same; it cannot be cancelled, and a warning tells (`job_blocks`) |
 //! | the job is removed from a node's scheduler | what runs goes on; whoever stands by there stops, and the job's name is free |
 //! | the store knows of a tick ahead of its clock | nothing is run, each node says so (`mark_ahead`), and [`reset_job`](Locks::reset_job) mends it |
-//! | the store comes back with an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that it was told is over, and says so when it asks for unfinished ticks. The store takes it for over before anybody is granted it, and an event tells (`store_went_back`); what no living node knows of may be run again |
+//! | the store comes back with an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that it was told is over, and says so when it asks for unfinished ticks. The store takes it for over before anybody is granted it, and an event tells (`store_went_back`); a standby that asks for its tick before that node does may run it again, and so may anybody where no living node knows of it |
 //! | another service, or another expression, uses the job's name | both run, and a warning tells (`job_differs`) |
 //! | the job fails or panics | the tick has ended, and the next one comes as usual |
 //! | the store is away | nobody runs until it is back; then each node pursues the newest tick that it has seen, which is run once |
@@ -254,7 +254,8 @@ impl Locks {
 
     /// Adds a leased job to its scheduler, and refuses what could not be leased when it fires: a job with another offset
     /// than UTC's or without an expression, and a scheduler whose storage other processes use as well, since of those only
-    /// one fires what all have.
+    /// one fires what all have. It cannot see whether a job is leased at all before that fires: one that neither
+    /// [`job`](Self::job) nor a builder of this `Locks` made is added as it is, and runs on every node.
     ///
     /// # Errors
     /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
