@@ -471,7 +471,7 @@ impl World {
             });
         }
         self.over(slot, caller);
-        if let AcquireError::InUse(permits) = denial
+        if let AcquireError::InUse(Some(permits)) = denial
             && *permits > u64::from(PERMITS)
         {
             self.wrong(Wrong::TooMany, Some(key), || {

@@ -124,8 +124,8 @@ pub(crate) enum Unacquired {
         allow(dead_code, reason = "only jobs are asked about")
     )]
     Report(JobReport),
-    /// So many permits are held.
-    InUse(u64),
+    /// So many permits are held; `None` for all.
+    InUse(Option<u64>),
 }
 
 impl Unacquired {

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-#[cfg(feature = "tower")]
-use std::pin::pin;
 use std::sync::Arc;
 #[cfg(feature = "tower")]
 use std::task::Context;

@@ -177,7 +177,7 @@ impl Semaphore {
         };
         match Acquire::new(self.line.handle().clone(), wanted).await {
             Err(Unacquired::InUse(permits)) => {
-                let in_use = u32::try_from(permits).unwrap_or(u32::MAX);
+                let in_use = permits.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
                 Ok(self.permits.saturating_sub(in_use))
             }
             Err(refused) => Err(refused.into_error(self.key())),

@@ -499,8 +499,8 @@ pub enum Reply {
     Overtook(GrantNumber, TickTime),
     /// The answer to a question about a job.
     Report(JobReport),
-    /// So many permits are held.
-    InUse(u64),
+    /// So many permits are held. `None`: all, as somebody has the semaphore who is no claim of ours.
+    InUse(Option<u64>),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
     /// As [`Queued`](Self::Queued), and the present owner does not know the queue: when it releases, nobody is told.

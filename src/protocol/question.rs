@@ -20,12 +20,8 @@ impl<P: Plant> Transaction<'_, P> {
         let owned = question.of().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {
             // Whoever has it as no claim of ours has all of it.
-            let is_foreign = self.state.record.is_some();
-            return Reply::InUse(if is_foreign {
-                u64::from(u32::MAX)
-            } else {
-                self.in_use()
-            });
+            let is_ours = self.state.record.is_none();
+            return Reply::InUse(is_ours.then(|| self.in_use()));
         };
         let mut report = JobReport {
             ahead_ms: job.ahead_ms(now),

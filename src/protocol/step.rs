@@ -228,8 +228,8 @@ pub enum AcquireError {
     },
     /// The answer to a question about a job.
     Report(JobReport),
-    /// So many permits are held.
-    InUse(u64),
+    /// So many permits are held; `None` for all.
+    InUse(Option<u64>),
     /// The node is closing.
     Closed,
     /// A writer that would become a reader lost what it held.

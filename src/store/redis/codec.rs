@@ -265,7 +265,8 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
             let (number, capacity) = two("the number of permits")?;
             Reply::Unlike(number.parse().map_err(bad)?, capacity.parse().map_err(bad)?)
         }
-        b'I' => Reply::InUse(rest.parse().map_err(bad)?),
+        b'I' if rest.is_empty() => Reply::InUse(None),
+        b'I' => Reply::InUse(Some(rest.parse().map_err(bad)?)),
         b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,

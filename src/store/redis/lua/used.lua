@@ -1,7 +1,7 @@
 -- used: how many permits of a semaphore are held, and whether somebody holds some as of another number of permits.
 -- KEYS[i]  the record
 -- returns  of a claim that was granted while somebody did: G<number>:<of so many>, of the first of them to end; of u:
---          I<permits>
+--          I<permits>, or I = all
 if claims then
   local alike = claim
   function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
@@ -17,7 +17,7 @@ if asks then
   -- Who waits for free ones gets them before.
   function ask(i, queue)
     -- Whoever has it as no claim of ours has all of it.
-    if records[i] then return 'I4294967295' end
+    if records[i] then return 'I' end
     hand_over(i, queue)
     return 'I' .. (look(i) and used(i) or 0)
   end
