@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 #[cfg(feature = "tower")]
-#[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "tower")]
