@@ -23,31 +23,20 @@ impl World {
             self.ask_about(slot, caller, |of| Question::Recall { of });
         }
         let life = self.nodes[slot].life;
-        let act = || Act::Save;
+        let save = || Event::Caller {
+            slot,
+            life,
+            caller,
+            act: Act::Save,
+        };
         for _ in 0..rng.u32(0..3) {
             let at = rng.u64(0..=span);
-            self.after(
-                at,
-                Event::Caller {
-                    slot,
-                    life,
-                    caller,
-                    act: act(),
-                },
-            );
+            self.after(at, save());
         }
         if rng.u8(0..4) == 0 {
             // Of a run that was stopped and goes on long after it lost its lease.
             let at = span + rng.u64(0..2_000 * MS);
-            self.after(
-                at,
-                Event::Caller {
-                    slot,
-                    life,
-                    caller,
-                    act: act(),
-                },
-            );
+            self.after(at, save());
         }
     }
 

@@ -91,11 +91,7 @@ impl sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn abilities(&self) -> Abilities {
-        Abilities {
-            queues: true,
-            final_push: true,
-            remote: false,
-        }
+        Abilities::OF_THE_LEDGER
     }
 
     fn server(&self, _: &Name) -> ServerId {

@@ -41,6 +41,15 @@ pub struct Abilities {
     pub remote: bool,
 }
 
+impl Abilities {
+    /// Of a store that is the ledger itself, in this process.
+    pub(crate) const OF_THE_LEDGER: Abilities = Abilities {
+        queues: true,
+        final_push: true,
+        remote: false,
+    };
+}
+
 /// The contract. Sealed until more than one kind of store has lived in it.
 pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     /// What it can do.

@@ -171,11 +171,7 @@ impl sealed::Sealed for Reached {}
 
 impl Store for Reached {
     fn abilities(&self) -> Abilities {
-        Abilities {
-            queues: true,
-            final_push: true,
-            remote: false,
-        }
+        Abilities::OF_THE_LEDGER
     }
 
     fn server(&self, _: &Name) -> ServerId {
