@@ -672,11 +672,13 @@ impl Run {
     /// A claim that goes together with others, by somebody new, or now and then by who claimed the name before.
     fn claim_together(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
-        let (holder, term) = known
-            .filter(|_| self.rng.u8(..16) == 0)
-            .unwrap_or_else(|| self.fresh(at));
-        // Else hardly ever all can be had.
-        if self.readers > 0 && self.ledger.shares(&self.names[at], 0).next().is_some() && self.rng.u8(..4) > 0
+        let known = known.filter(|_| self.rng.u8(..16) == 0);
+        let (holder, term) = known.unwrap_or_else(|| self.fresh(at));
+        // Else hardly ever all can be had. Who is known has a mode for life.
+        if known.is_none()
+            && self.readers > 0
+            && self.ledger.shares(&self.names[at], 0).next().is_some()
+            && self.rng.u8(..4) > 0
         {
             self.modes.insert(holder, Mode::Read);
         }
