@@ -43,12 +43,14 @@ use crate::error::ClosedCause;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
+use crate::primitives::guard::Guard;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
+use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
 use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
@@ -150,6 +152,21 @@ impl Locks {
     /// [`mutex`](Self::mutex) of the same key.
     pub fn rw_lock(&self, key: impl Into<Key>) -> RwLock {
         RwLock::new(self.mutex(key))
+    }
+
+    /// Takes over a lease that its holder [gave up](crate::Guard::into_transfer) to whoever is told of it, and renews it from now on,
+    /// with the lease that these locks have. In one step: nobody has it in between. A trip to the store. It is not handed on
+    /// within this process: whoever waits here waits as those elsewhere do.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when somebody adopted it before, its time is over or it was given back: a message that comes twice is
+    /// adopted once. [`Error::Options`] when it was given up under another prefix. Else as [`Mutex::try_lock`]; where the store
+    /// did not answer it may have been done, and the lease then ends by itself.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it adopts.
+    pub async fn adopt(&self, transfer: &Transfer) -> Result<Guard, Error> {
+        transfer.adopt(&self.handle).await
     }
 
     /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
@@ -330,6 +347,31 @@ impl Locks {
         let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
         let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
         Ok(())
+    }
+}
+
+impl Transfer {
+    /// Lets it last for `lease` from now on, if it would end before; it never ends sooner for that. For whoever finds that it
+    /// will not be adopted in time, in any process. A trip to the store.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Options`] and others as [`Locks::adopt`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo it.
+    pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
+        self.lengthen(&locks.handle, lease).await
+    }
+
+    /// Gives it back without adopting it, from any process. A trip to the store.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend): the second of two calls is [`Error::Gone`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo it.
+    pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
+        self.give_back(&locks.handle).await
     }
 }
 

@@ -352,7 +352,7 @@ impl World {
                 self.watch.free_since[key] = None;
             }
             let to = match request.verb {
-                Verb::Yield { to } | Verb::Downgrade { to } => to,
+                Verb::Yield { to } | Verb::Pass { to } => to,
                 _ => request.holder,
             };
             for (holder, number) in after.grants() {
@@ -410,7 +410,7 @@ impl World {
         before: &Owned,
         after: &Owned,
     ) {
-        if matches!(request.verb, Verb::Downgrade { to } if to == holder) {
+        if matches!(request.verb, Verb::Pass { to } if to == holder) {
             return;
         }
         let now = self.server_us() / 1000;
@@ -466,7 +466,7 @@ impl World {
     fn watch_downgrade(&mut self, key: usize, request: &Request, reply: &Reply, before: &Owned) {
         let is_owner = before.record.is_some() && before.grants().any(|(holder, _)| holder == request.holder);
         let is_done = matches!(reply, Reply::Granted(_) | Reply::Late);
-        if matches!(request.verb, Verb::Downgrade { .. }) && is_owner && !is_done {
+        if matches!(request.verb, Verb::Pass { .. }) && is_owner && !is_done {
             self.wrong(Wrong::Between, Some(key), || {
                 format!("{} was the owner and was told {reply:?}", request.holder)
             });
@@ -492,7 +492,7 @@ impl World {
                 holder == request.holder
                     && matches!(
                         request.verb,
-                        Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. } | Verb::Downgrade { .. }
+                        Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. } | Verb::Pass { .. }
                     )
             }
             _ => after == Some(before),

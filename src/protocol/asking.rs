@@ -142,7 +142,9 @@ impl<P: Plant> KeyState<P> {
             });
         }
         claim.failed_requests = 0;
+        let pass = claim.pass.take();
         self.ask(cx, number, RequestKind::Leave);
+        pass.inspect(|pass| self.leave_passed(cx, pass));
     }
 
     /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
@@ -200,6 +202,11 @@ impl<P: Plant> KeyState<P> {
     /// Hands out a request of the claim. At most one is under way that anybody listens to.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
         let claim = &mut self.claims[number];
+        // What became of it is found out by asking for it again: that is done once.
+        let what = match what {
+            RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
+            what => what,
+        };
         claim.seq += 1;
         claim.asking = Some(Asking { seq: claim.seq, what });
         claim.act = None;
@@ -220,11 +227,13 @@ impl<P: Plant> KeyState<P> {
                 let finish = claim.finished.map(|Finished { well }| Verb::Finish { well });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
-            RequestKind::Yield if claim.was_writer() => (Verb::Downgrade { to: claim.holder }, Class::Leave),
+            RequestKind::Yield if claim.was_writer() => (Verb::Pass { to: claim.holder }, Class::Leave),
             RequestKind::Yield => (Verb::Yield { to: claim.holder }, Class::Leave),
+            RequestKind::Pass => (Verb::Pass { to: claim.holder }, Class::Leave),
         };
-        let holder = match &claim.yielded {
-            Some(yielded) if what == RequestKind::Yield => yielded.from,
+        let holder = match (&claim.yielded, &claim.pass) {
+            (Some(yielded), _) if what == RequestKind::Yield => yielded.from,
+            (_, Some(pass)) if what == RequestKind::Pass => pass.from,
             _ => claim.holder,
         };
         let request = Request {

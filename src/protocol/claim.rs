@@ -43,8 +43,19 @@ pub(crate) struct Claim {
     pub(crate) may_execute_until: Option<Instant>,
     /// Created by a yield: what it was before.
     pub(crate) yielded: Option<Yielded>,
+    /// It takes a lease over instead of claiming one, until it has it.
+    pub(crate) pass: Option<Box<Pass>>,
     /// What the index of all claims knows of it.
     pub(crate) indexed: Facts,
+}
+
+/// A lease that is taken over from its owner.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) from: Holder,
+    /// The owner is a dead number of this key machine, with this length and after so many requests: to be left if nothing
+    /// comes of it. Another's is left alone.
+    pub(crate) ours: Option<(LeaseTimes, u32)>,
 }
 
 /// What a claim is of, for its whole life.
@@ -94,6 +105,7 @@ pub(crate) enum RequestKind {
     Renew,
     Leave,
     Yield,
+    Pass,
 }
 
 /// Asked, queued, granted, gone; never back.
@@ -233,6 +245,7 @@ impl Claim {
             look_again: false,
             may_execute_until: None,
             yielded: None,
+            pass: None,
             indexed: Facts::default(),
         }
     }

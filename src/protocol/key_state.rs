@@ -73,6 +73,9 @@ impl<P: Plant> KeyState<P> {
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
             Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
+            Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
+            Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
+            Input::HandedOut(ticket) => self.handed_out(cx, ticket),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
@@ -203,6 +206,7 @@ impl<P: Plant> KeyState<P> {
             options,
             entered: cx.now,
             failed_claims: 0,
+            may_be_done: false,
             was_writer: false,
         };
         if options.mark.is_some() || options.question.is_some() {
