@@ -333,7 +333,7 @@ impl World {
                     Verb::Leave => Seen::LostLeaveAnswer,
                     Verb::Finish { .. } => Seen::LostFinishAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
-                    Verb::Pass { .. } => Seen::LostDowngradeAnswer,
+                    Verb::Pass { .. } => Seen::LostPassAnswer,
                     Verb::Ask(_) => Seen::LostAnswerToQuestion,
                 });
             }

@@ -62,10 +62,11 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// It lasts for this lease from now on, or for as long as it would have lasted.
     pub(crate) fn lengthen(&mut self, of: Holder, mode: Mode, term: LeaseTimes) -> Reply {
-        if self.state.record.is_none() {
-            self.hand_over(None, false);
+        let is_there = self.has(of, mode);
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
+            self.move_on(None, false);
         }
-        if !self.has(of, mode) {
+        if !is_there {
             return Reply::Gone;
         }
         let until = self.now() + term.hold_ms();

@@ -634,6 +634,8 @@ impl Run {
         if let Some((to, _)) = known
             && self.rng.u8(..4) == 0
             && same_mode(self, &to)
+            // Nobody who waits was ever passed anything.
+            && !self.ledger.waiters(&self.names[at]).contains(&to)
         {
             return Verb::Pass { to };
         }
@@ -680,10 +682,13 @@ impl Run {
                 _ => CLAIM,
             };
             let request = self.request(at);
-            let mode = self.modes.get(&request.holder).copied().unwrap_or_default();
+            let holder = request.holder;
+            // As this claim had them for its whole life, and not whoever it would have been passed to.
+            let known = self.claims[at].iter().find(|claim| claim.0 == holder);
             return Request {
                 verb,
-                mode,
+                term: known.map_or(request.term, |claim| claim.1),
+                mode: self.modes.get(&holder).copied().unwrap_or_default(),
                 ..request
             };
         }
