@@ -374,7 +374,8 @@ mod tests {
             for length in 0..text.len() {
                 prop_assert!(text[..length].parse::<Transfer>().is_err());
             }
-            prop_assert!(format!("{text}.").parse::<Transfer>().is_err());
+            let longer = format!("{text}.");
+            prop_assert!(longer.parse::<Transfer>().is_err());
         }
 
         #[test]
