@@ -98,6 +98,16 @@ pub enum Error {
     /// An option has a value that makes no sense. A fault of the program.
     #[error("{0}")]
     Options(#[from] OptionsError),
+    /// The lease that was given up to whoever is told of it ([`Transfer`](crate::Transfer)) is not to be had: its time is over,
+    /// somebody adopted it, or gave it back. Whoever did has the work to do; a message that was delivered twice is done.
+    #[error(
+        "the lease on `{key}` that was handed on is gone: it ended, was given back, or somebody adopted it before"
+    )]
+    #[non_exhaustive]
+    Gone {
+        /// What was locked.
+        key: Key,
+    },
     /// `shutdown` was called, or the process was forked: this handle takes no more locks.
     #[error("cannot lock `{key}`: {why}")]
     #[non_exhaustive]

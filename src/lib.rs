@@ -39,6 +39,7 @@ pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::{Lock, Mutex};
 pub use primitives::rw_lock::RwLock;
 pub use primitives::semaphore::Semaphore;
+pub use primitives::transfer::{ParseTransferError, Transfer, TransferError};
 pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;

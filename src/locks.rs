@@ -12,6 +12,7 @@
 //! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
+//! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
 //! | a cron job on several replicas | `Locks::job`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
 //!
@@ -24,6 +25,7 @@
 //! |---|---|
 //! | `cargo run --example flash_sale` | three hundred buyers of a hundred items, on a mutex |
 //! | `cargo run --example prices` | forty readers of two prices and somebody who changes them, on a read-write lock |
+//! | `cargo run --example orders` | orders taken by one process and shipped by another, a lock that travels with the message |
 //! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
 //! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
 //! | `cargo run --example accounts` | two replicas of a bank behind the layer |
@@ -43,12 +45,14 @@ use crate::error::ClosedCause;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
+use crate::primitives::guard::Guard;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
+use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
 use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
@@ -150,6 +154,21 @@ impl Locks {
     /// [`mutex`](Self::mutex) of the same key.
     pub fn rw_lock(&self, key: impl Into<Key>) -> RwLock {
         RwLock::new(self.mutex(key))
+    }
+
+    /// Takes over a lease that its holder [gave up](crate::Guard::into_transfer) to whoever is told of it, and renews it from now on,
+    /// with the lease that these locks have. In one step: nobody has it in between. A trip to the store. It is not handed on
+    /// within this process: whoever waits here waits as those elsewhere do.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when somebody adopted it before, its time is over or it was given back: a message that comes twice is
+    /// adopted once. [`Error::Options`] when it was given up under another prefix. Else as [`Mutex::try_lock`]; where the store
+    /// did not answer it may have been done, and the lease then ends by itself.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it adopts.
+    pub async fn adopt(&self, transfer: &Transfer) -> Result<Guard, Error> {
+        transfer.adopt(&self.handle).await
     }
 
     /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
@@ -330,6 +349,31 @@ impl Locks {
         let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
         let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
         Ok(())
+    }
+}
+
+impl Transfer {
+    /// Lets it last for `lease` from now on, if it would end before; it never ends sooner for that. For whoever finds that it
+    /// will not be adopted in time, in any process. A trip to the store.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Options`] and others as [`Locks::adopt`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo it.
+    pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
+        self.lengthen(&locks.handle, lease).await
+    }
+
+    /// Gives it back without adopting it, from any process. A trip to the store.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend): the second of two calls is [`Error::Gone`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo it.
+    pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
+        self.give_back(&locks.handle).await
     }
 }
 

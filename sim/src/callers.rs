@@ -14,7 +14,10 @@ use tenure::protocol::time::Instant;
 pub(crate) const PERMITS: u32 = 3;
 
 fn is_of_job(question: Question) -> bool {
-    question != Question::InUse
+    !matches!(
+        question,
+        Question::InUse | Question::Extend { .. } | Question::Release { .. }
+    )
 }
 
 /// One caller, from its call to its last word.
@@ -31,6 +34,14 @@ pub(crate) struct Caller {
     pub(crate) claim: Option<Holder>,
     /// When it was granted, by its node's clock.
     pub(crate) since: Option<Instant>,
+    /// When it asked, by the world's clock in ns.
+    pub(crate) asked_at: u64,
+    /// What it is granted is for others, who are told of it.
+    pub(crate) travels: bool,
+    /// It was told of the lease that it asks about.
+    pub(crate) letter: Option<usize>,
+    /// It asks about that while it lasts.
+    pub(crate) in_time: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +82,10 @@ pub(crate) enum Act {
     Drop,
     Finish,
     Downgrade,
+    /// Gives its lease to whoever is told of it.
+    Transfer,
+    /// Tells others of what it was granted for them.
+    HandOut,
     /// Leaves something for whoever runs its tick again, whether it holds or not.
     Save,
 }
@@ -147,6 +162,7 @@ impl World {
         want: AcquireOptions,
         fetches: Fetches,
     ) -> (Ticket, usize) {
+        let asked_at = self.now;
         let node = &mut self.nodes[slot];
         let ticket = node.shard.issue();
         let caller = node.callers.len();
@@ -159,6 +175,10 @@ impl World {
             dark: false,
             claim: None,
             since: None,
+            asked_at,
+            travels: false,
+            letter: None,
+            in_time: false,
         });
         node.live.push(caller);
         node.asked += 1;
@@ -196,25 +216,15 @@ impl World {
             held,
             finished: false,
         };
-        let to = node.shard.issue();
-        let next = node.callers.len();
-        node.callers.push(Caller {
-            key,
-            want: AcquireOptions {
-                mode: Mode::Read,
-                wait: true,
-                limit: usize::MAX,
-                node_is_full: false,
-                ..want
-            },
-            state: State::Waiting,
-            fetches: Fetches::Later,
-            dark: false,
-            claim: None,
-            since: None,
-        });
-        node.live.push(next);
-        node.asked += 1;
+        let next = AcquireOptions {
+            mode: Mode::Read,
+            wait: true,
+            solo: false,
+            limit: usize::MAX,
+            node_is_full: false,
+            ..want
+        };
+        let (to, _) = self.new_caller(slot, key, next, Fetches::Later);
         self.feed(slot, key, Input::Downgrade(Ticket(caller as u64 + 1), to));
     }
 
@@ -265,6 +275,8 @@ impl World {
                 self.feed(slot, key, Input::Finish(ticket, well));
             }
             (Act::Downgrade, State::Holding) => self.downgrade(slot, caller),
+            (Act::Transfer, State::Holding) => self.transfer(slot, caller),
+            (Act::HandOut, State::Holding) => self.hand_out(slot, caller),
             (Act::Save, _) => self.save(slot, caller),
             // The future is dropped, not the guard.
             (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
@@ -350,6 +362,7 @@ impl World {
         }
         self.watch_fence(slot, key, want.mode, fence);
         self.watch_own(slot, caller, fence);
+        self.watch_adopted(slot, caller);
         let life = self.nodes[slot].life;
         let lease = want.term.lease_ms * MS;
         let delay = match self.rng.u8(0..100) {
@@ -411,6 +424,8 @@ impl World {
         let life = self.nodes[slot].life;
         let act = if self.chance(60) { Act::Release } else { Act::Drop };
         let act = match want.mode {
+            _ if self.nodes[slot].callers[caller].travels => Act::HandOut,
+            _ if self.gives_up(caller, &want) => Act::Transfer,
             Mode::Exclusive if self.profile.readers && caller % 4 == 1 => Act::Downgrade,
             _ => act,
         };
@@ -455,6 +470,7 @@ impl World {
             AcquireError::Behind { .. } => Seen::DeniedBehind,
             AcquireError::Report(_) => Seen::Reported,
             AcquireError::InUse(_) => Seen::InUseTold,
+            AcquireError::Owned(_) => Seen::OwnerAnswered,
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) => Seen::DeniedLost,
         });
@@ -471,6 +487,7 @@ impl World {
             });
         }
         self.over(slot, caller);
+        self.watch_not_adopted(slot, caller, denial);
         if let AcquireError::InUse(Some(permits)) = denial
             && *permits > u64::from(PERMITS)
         {

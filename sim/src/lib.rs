@@ -28,6 +28,7 @@ pub mod planted;
 mod profile;
 mod server;
 mod together;
+mod transfers;
 mod watch;
 mod world;
 
@@ -88,6 +89,8 @@ pub enum Wrong {
     TooMany,
     /// A reader got in before a writer that came earlier, or a request for few permits before one for many.
     Passed,
+    /// A lease was adopted twice.
+    AdoptedTwice,
     /// Somebody wrote between a writer and the reader that it became.
     Between,
     /// A guard answers *held* and the server's record is not its own.
@@ -162,11 +165,12 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 34] = [
+    pub const ALL: [Wrong; 35] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
         Wrong::Passed,
+        Wrong::AdoptedTwice,
         Wrong::Between,
         Wrong::Unbacked,
         Wrong::TwoRuns,

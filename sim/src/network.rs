@@ -260,7 +260,7 @@ impl World {
             return;
         }
         self.saw(Seen::Duplicate);
-        let yields = |verb| matches!(verb, Verb::Yield { .. } | Verb::Downgrade { .. });
+        let yields = |verb| matches!(verb, Verb::Yield { .. } | Verb::Pass { .. });
         if twin.requests.iter().any(|request| yields(request.verb)) {
             self.saw(Seen::DuplicateYield);
         }
@@ -333,7 +333,7 @@ impl World {
                     Verb::Leave => Seen::LostLeaveAnswer,
                     Verb::Finish { .. } => Seen::LostFinishAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
-                    Verb::Downgrade { .. } => Seen::LostDowngradeAnswer,
+                    Verb::Pass { .. } => Seen::LostPassAnswer,
                     Verb::Ask(_) => Seen::LostAnswerToQuestion,
                 });
             }

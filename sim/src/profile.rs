@@ -32,6 +32,8 @@ pub(crate) struct Profile {
     pub(crate) lag: u64,
     /// Some callers read.
     pub(crate) readers: bool,
+    /// Some of them give their leases up to others, who are told of it.
+    pub(crate) transfers: bool,
     /// All of them want permits.
     pub(crate) permits: bool,
     /// The server lets nobody subscribe.
@@ -112,6 +114,7 @@ impl Profile {
             poll_gap: [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
             readers: setup.seed % 5 < 2,
+            transfers: setup.seed % 7 == 3,
             permits: setup.seed % 10 == 4,
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
@@ -152,6 +155,7 @@ impl Profile {
             poll_gap: 0,
             lag: 0,
             readers: false,
+            transfers: false,
             permits: false,
             no_inbox: false,
             probe: true,

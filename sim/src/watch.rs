@@ -10,7 +10,8 @@ use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
 use tenure::protocol::ledger::{Record, RecordOwner, Share};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, Reply, Request, Rule, Verb,
+    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, Question, Reply, Request,
+    Rule, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
 use tenure::protocol::step::Ticket;
@@ -102,6 +103,26 @@ fn weight(mode: Mode) -> u32 {
         Mode::Permits(permits) => permits.weight,
         _ => 0,
     }
+}
+
+/// Whose lease a request is about.
+fn actor(request: &Request) -> Holder {
+    match request.verb {
+        Verb::Ask(question) => question.of().unwrap_or(request.holder),
+        _ => request.holder,
+    }
+}
+
+/// It ends what its actor has.
+fn gives(verb: Verb) -> bool {
+    matches!(
+        verb,
+        Verb::Leave
+            | Verb::Finish { .. }
+            | Verb::Yield { .. }
+            | Verb::Pass { .. }
+            | Verb::Ask(Question::Release { .. })
+    )
 }
 
 /// Both may hold at one instant.
@@ -352,7 +373,7 @@ impl World {
                 self.watch.free_since[key] = None;
             }
             let to = match request.verb {
-                Verb::Yield { to } | Verb::Downgrade { to } => to,
+                Verb::Yield { to } | Verb::Pass { to } => to,
                 _ => request.holder,
             };
             for (holder, number) in after.grants() {
@@ -410,7 +431,7 @@ impl World {
         before: &Owned,
         after: &Owned,
     ) {
-        if matches!(request.verb, Verb::Downgrade { to } if to == holder) {
+        if matches!(request.verb, Verb::Pass { to } if to == holder) {
             return;
         }
         let now = self.server_us() / 1000;
@@ -433,16 +454,20 @@ impl World {
 
     /// Shares end by their holders alone, and last for a lease.
     fn watch_shares(&mut self, key: usize, request: &Request, before: &Owned, after: &Owned) {
+        let is_extension = matches!(request.verb, Verb::Ask(Question::Extend { .. }));
         let full = self.server_us() / 1000 + request.term.hold_ms();
-        let gives = matches!(
-            request.verb,
-            Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. }
-        );
         for share in &before.shares {
-            let is_its = share.holder == request.holder;
+            // What is passed again is extended for who has it.
+            let passed = matches!(request.verb, Verb::Pass { to } if to == share.holder);
+            let is_its = share.holder == actor(request) || passed;
+            let full = if is_extension {
+                full.max(share.expires)
+            } else {
+                full
+            };
             let fair = match after.shares.iter().find(|after| after.holder == share.holder) {
                 Some(after) => *after == *share || is_its && after.expires == full,
-                None => is_its && gives,
+                None => is_its && gives(request.verb),
             };
             if !fair {
                 self.wrong(Wrong::NotTheOwner, Some(key), || {
@@ -466,7 +491,7 @@ impl World {
     fn watch_downgrade(&mut self, key: usize, request: &Request, reply: &Reply, before: &Owned) {
         let is_owner = before.record.is_some() && before.grants().any(|(holder, _)| holder == request.holder);
         let is_done = matches!(reply, Reply::Granted(_) | Reply::Late);
-        if matches!(request.verb, Verb::Downgrade { .. }) && is_owner && !is_done {
+        if matches!(request.verb, Verb::Pass { .. }) && is_owner && !is_done {
             self.wrong(Wrong::Between, Some(key), || {
                 format!("{} was the owner and was told {reply:?}", request.holder)
             });
@@ -486,15 +511,16 @@ impl World {
                 let (old, new) = (before.expires, after.and_then(|after| after.expires));
                 // The owner's to the full lease, also when the clock went back and that is less.
                 let full = self.server_us() / 1000 + request.term.hold_ms();
-                old == new || holder == request.holder && new == Some(full)
+                let is_extension = matches!(request.verb, Verb::Ask(Question::Extend { .. }));
+                let full = if is_extension {
+                    Some(full).max(old)
+                } else {
+                    Some(full)
+                };
+                let passed = matches!(request.verb, Verb::Pass { to } if to == holder);
+                old == new || (holder == actor(request) || passed) && new == full
             }
-            RecordOwner::Claim(holder, _) => {
-                holder == request.holder
-                    && matches!(
-                        request.verb,
-                        Verb::Leave | Verb::Finish { .. } | Verb::Yield { .. } | Verb::Downgrade { .. }
-                    )
-            }
+            RecordOwner::Claim(holder, _) => holder == actor(request) && gives(request.verb),
             _ => after == Some(before),
         };
         if !fair {
@@ -684,6 +710,7 @@ impl World {
         known.retain(|(key, holder)| match self.slots.get(&holder.node) {
             Some(&(slot, life)) if self.is(slot, life) => {
                 !self.nodes[slot].shard.pursues(&self.keys[*key], *holder)
+                    && !self.is_on_its_way(*key, *holder)
             }
             _ => false,
         });

@@ -17,6 +17,7 @@ use crate::node::Node;
 use crate::planted::Planted;
 use crate::profile::Profile;
 use crate::server::Server;
+use crate::transfers::Letter;
 use crate::watch::Watch;
 use crate::{Failure as WorldFailure, Run, Setup, Wrong};
 
@@ -124,6 +125,11 @@ pub(crate) enum Event {
         caller: usize,
         act: Act,
     },
+    Letter {
+        slot: usize,
+        letter: usize,
+        what: u8,
+    },
     Resume {
         slot: usize,
         life: u32,
@@ -177,6 +183,8 @@ pub(crate) struct World {
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
     pub(crate) conns: Vec<Conn>,
     pub(crate) server: Server,
+    /// The leases that were given up to whoever is told of them.
+    pub(crate) letters: Vec<Letter>,
     pub(crate) watch: Watch,
     pub(crate) log: Log,
     pub(crate) seen: Coverage,
@@ -215,6 +223,7 @@ impl World {
             nodes: Vec::new(),
             slots: HashMap::new(),
             conns: Vec::new(),
+            letters: Vec::new(),
             log: Log::new(setup.history),
             seen: Coverage::default(),
             steps: 0,
@@ -330,6 +339,7 @@ impl World {
                 patient,
             } if self.is(slot, life) => self.chase(slot, key, mark, patient),
             Event::Arrival { slot } => self.arrival(slot),
+            Event::Letter { slot, letter, what } => self.deliver(slot, letter, what),
             Event::Caller {
                 slot,
                 life,

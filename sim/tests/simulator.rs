@@ -204,6 +204,21 @@ fn finds_a_downgrade_that_lets_a_writer_between() {
 }
 
 #[test]
+fn finds_a_lease_that_is_adopted_twice() {
+    finds(with(Flaw::AdoptedTwice), Wrong::AdoptedTwice, 1);
+}
+
+#[test]
+fn finds_an_adopted_lease_with_the_fence_of_before() {
+    finds(with(Flaw::AdoptKeepsNumber), Wrong::Fence, 1);
+}
+
+#[test]
+fn finds_an_extension_that_shortens() {
+    finds(with(Flaw::ExtendShortens), Wrong::NotTheOwner, 1);
+}
+
+#[test]
 fn finds_a_leave_by_anyone() {
     finds(with(Flaw::LeaveByAnyone), Wrong::TwoHolders, 1);
 }

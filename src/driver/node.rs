@@ -23,7 +23,7 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
-use crate::protocol::message::{Checkpoint, Grant, Holder, Name, NodeId, TickTime};
+use crate::protocol::message::{Checkpoint, Grant, Holder, LeaseTimes, Name, NodeId, TickTime};
 #[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
@@ -241,6 +241,33 @@ impl Node {
         self.enter(name, |ticket| Input::Downgrade(from, ticket))
     }
 
+    /// A holder gives its lease to whoever is told of it, and has that under another ticket until it is handed out.
+    pub(crate) fn transfer(
+        self: &Arc<Self>,
+        name: &Name,
+        from: Ticket,
+        term: LeaseTimes,
+    ) -> (Ticket, Arc<Waiter>, Instant) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.enter(name, |ticket| Input::Transfer(from, ticket, term))
+    }
+
+    /// Enters a caller for the lease of that owner.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        name: &Name,
+        options: AcquireOptions,
+        from: Holder,
+    ) -> (Ticket, Arc<Waiter>, Instant) {
+        self.note_entry(options);
+        self.enter(name, |ticket| Input::Adopt(ticket, options, from))
+    }
+
+    /// Others of this process read by the lease of this holder. If not, none will.
+    pub(crate) fn reads_with_others(&self, name: &Name, ticket: Ticket) -> bool {
+        lock(&self.cell(name).keys).shard.reads_with_others(name, ticket)
+    }
+
     fn enter(
         self: &Arc<Self>,
         name: &Name,
@@ -299,7 +326,6 @@ impl Node {
     }
 
     /// The claim that a holder holds by.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
     pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
         lock(&self.cell(name).keys).shard.claim(name, ticket)
     }

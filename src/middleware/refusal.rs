@@ -201,7 +201,7 @@ impl From<&Error> for Refused {
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
             // Whoever held it may have begun.
-            Error::Lost { .. } => Refused::OutcomeUnknown,
+            Error::Lost { .. } | Error::Gone { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
             Error::Options(_) | Error::WouldDeadlock { .. } => Refused::BadOptions,
         }

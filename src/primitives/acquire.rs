@@ -16,7 +16,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{
-    Checkpoint, Fence, JobReport, Kind, Mode, Name, Permits, Question, TickTime, Turn,
+    Checkpoint, Fence, Holder, JobReport, Kind, LeaseTimes, Mode, Name, Permits, Question, TickTime, Turn,
 };
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
@@ -86,6 +86,20 @@ enum State {
     Done,
 }
 
+/// A caller's ticket, where it hears of what is decided, and when it entered.
+type Entered = (Ticket, Arc<Waiter>, Instant);
+
+impl State {
+    fn waiting((ticket, waiter, since): Entered) -> Self {
+        State::Waiting(Waiting {
+            ticket,
+            waiter,
+            since,
+            waits: false,
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
@@ -126,6 +140,8 @@ pub(crate) enum Unacquired {
     Report(JobReport),
     /// So many permits are held; `None` for all.
     InUse(Option<u64>),
+    /// Whether the owner that was asked about had the lease.
+    Owned(bool),
 }
 
 impl Unacquired {
@@ -138,7 +154,8 @@ impl Unacquired {
             | Unacquired::Early(_)
             | Unacquired::Behind { .. }
             | Unacquired::Report(_)
-            | Unacquired::InUse(_) => Error::Busy {
+            | Unacquired::InUse(_)
+            | Unacquired::Owned(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -157,7 +174,7 @@ impl Acquire {
 
     /// A writer's way to a reader: what is held is given back, and nobody writes in between.
     pub(crate) fn downgrade(held: &Held) -> Self {
-        let (ticket, waiter, since) = held.handle.node().downgrade(&held.name, held.ticket);
+        let entered = held.handle.node().downgrade(&held.name, held.ticket);
         // The lease is that of what is held.
         let wanted = Wanted {
             mode: Mode::Read,
@@ -165,16 +182,38 @@ impl Acquire {
             wait: true,
             ..Wanted::new(held.name.clone(), Duration::ZERO)
         };
-        let state = State::Waiting(Waiting {
-            ticket,
-            waiter,
-            since,
-            waits: false,
-        });
+        Acquire::entered(held.handle.clone(), wanted, entered)
+    }
+
+    /// A holder's way to a lease that is to be handed out: what is held is given up, and nobody has it in between.
+    pub(crate) fn transfer(held: &Held, term: LeaseTimes) -> Self {
+        let entered = held.handle.node().transfer(&held.name, held.ticket, term);
+        let wanted = Wanted {
+            mode: held.mode,
+            fixed: true,
+            wait: true,
+            ..Wanted::new(held.name.clone(), Duration::ZERO)
+        };
+        Acquire::entered(held.handle.clone(), wanted, entered)
+    }
+
+    /// A caller's way to the lease of that owner, of whom it was told.
+    ///
+    /// # Errors
+    /// Bad input.
+    pub(crate) fn adopt(handle: &Handle, wanted: Wanted, from: Holder) -> Result<Self, Error> {
+        let mut acquire = Acquire::new(handle.clone(), wanted);
+        let options = acquire.check()?;
+        let entered = handle.node().adopt(&acquire.wanted.name, options, from);
+        acquire.state = State::waiting(entered);
+        Ok(acquire)
+    }
+
+    fn entered(handle: Handle, wanted: Wanted, entered: Entered) -> Self {
         Acquire {
-            handle: held.handle.clone(),
+            handle,
             wanted,
-            state,
+            state: State::waiting(entered),
         }
     }
 
@@ -199,13 +238,8 @@ impl Acquire {
         let Some(entered) = handle.node().join_together(&wanted?) else {
             return Ok(None);
         };
-        for (acquire, (ticket, waiter, since)) in all.iter_mut().zip(entered) {
-            acquire.state = State::Waiting(Waiting {
-                ticket,
-                waiter,
-                since,
-                waits: false,
-            });
+        for (acquire, entered) in all.iter_mut().zip(entered) {
+            acquire.state = State::waiting(entered);
         }
         Ok(Some(all))
     }
@@ -295,16 +329,9 @@ impl Acquire {
 
     fn enter(&mut self) -> Result<(), Error> {
         let options = self.check()?;
-        let (ticket, waiter, since) =
-            self.handle
-                .node()
-                .join_line(&self.wanted.name, options, self.wanted.data.take());
-        self.state = State::Waiting(Waiting {
-            ticket,
-            waiter,
-            since,
-            waits: false,
-        });
+        let data = self.wanted.data.take();
+        let entered = self.handle.node().join_line(&self.wanted.name, options, data);
+        self.state = State::waiting(entered);
         Ok(())
     }
 
@@ -345,6 +372,7 @@ impl Acquire {
             Err(AcquireError::Behind { latest, is_open }) => Err(Unacquired::Behind { latest, is_open }),
             Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
             Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
+            Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
@@ -397,7 +425,8 @@ impl Acquire {
             | AcquireError::Early(_)
             | AcquireError::Behind { .. }
             | AcquireError::Report(_)
-            | AcquireError::InUse(_) => Error::Busy { key, waited },
+            | AcquireError::InUse(_)
+            | AcquireError::Owned(_) => Error::Busy { key, waited },
         }
     }
 }

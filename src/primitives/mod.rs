@@ -12,3 +12,4 @@ pub(crate) mod scope;
 pub(crate) mod semaphore;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;
+pub(crate) mod transfer;

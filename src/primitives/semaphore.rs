@@ -8,6 +8,7 @@ use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Lock, Mutex};
+use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
@@ -161,6 +162,19 @@ impl Semaphore {
     /// As [`Mutex::lock_timeout`].
     pub async fn acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
         self.line.enter_timeout(self.mode(permits), wait).await
+    }
+
+    /// Waits for its turn and a permit that is not renewed: whoever has the [`Transfer`] gives it back
+    /// ([`Transfer::release`]), or it is free again when `lease` is over, without anybody's help. Two trips to the store.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Error::Options`] for a lease that the [`Builder`](crate::Builder) would not take.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it acquires.
+    pub async fn acquire_for(&self, lease: Duration) -> Result<Transfer, Error> {
+        let guard = self.clone().fixed(lease).acquire().await?;
+        Ok(guard.into_transfer(lease).await?)
     }
 
     /// Asks the store how many permits nobody holds. It is old when it is told; somebody may wait for them.

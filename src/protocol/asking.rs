@@ -1,13 +1,11 @@
 //! The claims of a key: which it needs for those who wait here, and what is asked of the store for them.
 
-use crate::protocol::claim::{
-    Asking, Claim, ClaimKind, Claimant, Finished, Leaving, Phase, RequestKind, Yielded,
-};
+use crate::protocol::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Mode, Request, Verb};
-use crate::protocol::step::{AcquireOptions, Class, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
+use crate::protocol::message::{ClaimNumber, Mode, Request};
+use crate::protocol::step::{AcquireOptions, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
 const FINISH_LEASES: u32 = 8;
@@ -142,7 +140,9 @@ impl<P: Plant> KeyState<P> {
             });
         }
         claim.failed_requests = 0;
+        let pass = claim.pass.take();
         self.ask(cx, number, RequestKind::Leave);
+        pass.inspect(|pass| self.leave_passed(cx, pass));
     }
 
     /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
@@ -200,33 +200,18 @@ impl<P: Plant> KeyState<P> {
     /// Hands out a request of the claim. At most one is under way that anybody listens to.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
         let claim = &mut self.claims[number];
+        // What became of it is found out by asking for it again: that is done once.
+        let what = match what {
+            RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
+            what => what,
+        };
         claim.seq += 1;
         claim.asking = Some(Asking { seq: claim.seq, what });
         claim.act = None;
         claim.retries = false;
         claim.look_again = false;
-        let (verb, class) = match what {
-            RequestKind::Claim { wait } => {
-                let verb = claim.verb(wait);
-                (verb, Class::of_claim(verb))
-            }
-            RequestKind::Renew
-                if claim.held().is_some() || matches!(claim.phase, Phase::Confirming { .. }) =>
-            {
-                (Verb::Renew, Class::OwnerRenewal)
-            }
-            RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
-            RequestKind::Leave => {
-                let finish = claim.finished.map(|Finished { well }| Verb::Finish { well });
-                (finish.unwrap_or(Verb::Leave), Class::Leave)
-            }
-            RequestKind::Yield if claim.was_writer() => (Verb::Downgrade { to: claim.holder }, Class::Leave),
-            RequestKind::Yield => (Verb::Yield { to: claim.holder }, Class::Leave),
-        };
-        let holder = match &claim.yielded {
-            Some(yielded) if what == RequestKind::Yield => yielded.from,
-            _ => claim.holder,
-        };
+        let (verb, class) = claim.asks_for(what);
+        let holder = claim.asks_as(what);
         let request = Request {
             mark: claim.mark,
             turn: claim.turn(),

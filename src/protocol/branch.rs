@@ -30,6 +30,14 @@ pub enum Branch {
     JoinRefused,
     /// A writer went on as a reader.
     Downgraded,
+    /// A lease went from its owner to another.
+    Passed,
+    /// The same was asked for again.
+    PassRepeated,
+    /// A lease was to go from somebody who has it no more.
+    PassRefused,
+    /// A lease was to last for longer.
+    Lengthened,
     /// Permits were granted while somebody held some as of another number.
     UnlikeCapacity,
     /// An owner asked again and got the same number.

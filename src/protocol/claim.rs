@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::protocol::line::Caller;
 use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb};
-use crate::protocol::step::{AcquireOptions, Ticket, ms};
+use crate::protocol::step::{AcquireOptions, Class, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// One pursuit of a lease. Its number lives once, and has one lease length for life.
@@ -43,8 +43,19 @@ pub(crate) struct Claim {
     pub(crate) may_execute_until: Option<Instant>,
     /// Created by a yield: what it was before.
     pub(crate) yielded: Option<Yielded>,
+    /// It takes a lease over instead of claiming one, until it has it.
+    pub(crate) pass: Option<Box<Pass>>,
     /// What the index of all claims knows of it.
     pub(crate) indexed: Facts,
+}
+
+/// A lease that is taken over from its owner.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) from: Holder,
+    /// The owner is a dead number of this key machine, with this length and after so many requests: to be left if nothing
+    /// comes of it. Another's is left alone.
+    pub(crate) ours: Option<(LeaseTimes, u32)>,
 }
 
 /// What a claim is of, for its whole life.
@@ -94,6 +105,7 @@ pub(crate) enum RequestKind {
     Renew,
     Leave,
     Yield,
+    Pass,
 }
 
 /// Asked, queued, granted, gone; never back.
@@ -233,6 +245,7 @@ impl Claim {
             look_again: false,
             may_execute_until: None,
             yielded: None,
+            pass: None,
             indexed: Facts::default(),
         }
     }
@@ -255,6 +268,38 @@ impl Claim {
         match self.claimant {
             Claimant::Solo(caller) => caller.options.question,
             Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
+        }
+    }
+
+    /// What a request of that kind asks for.
+    #[inline]
+    pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
+        let to = self.holder;
+        match what {
+            RequestKind::Claim { wait } => {
+                let verb = self.verb(wait);
+                (verb, Class::of_claim(verb))
+            }
+            RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
+                (Verb::Renew, Class::OwnerRenewal)
+            }
+            RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
+            RequestKind::Leave => {
+                let finish = self.finished.map(|Finished { well }| Verb::Finish { well });
+                (finish.unwrap_or(Verb::Leave), Class::Leave)
+            }
+            RequestKind::Yield if !self.was_writer() => (Verb::Yield { to }, Class::Leave),
+            RequestKind::Yield | RequestKind::Pass => (Verb::Pass { to }, Class::Leave),
+        }
+    }
+
+    /// Whose number the request is about.
+    #[inline]
+    pub(crate) fn asks_as(&self, what: RequestKind) -> Holder {
+        match (&self.yielded, &self.pass) {
+            (Some(yielded), _) if what == RequestKind::Yield => yielded.from,
+            (_, Some(pass)) if what == RequestKind::Pass => pass.from,
+            _ => self.holder,
         }
     }
 

@@ -72,6 +72,7 @@ impl<P: Plant> KeyState<P> {
             }
             RequestKind::Renew => self.renew_failed(cx, tag.claim, &failing),
             RequestKind::Leave => self.leave_failed(cx, tag.claim, &failing),
+            RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failing),
         }
     }
 
@@ -102,6 +103,7 @@ impl<P: Plant> KeyState<P> {
             }
             RequestKind::Renew => self.renew_failed(cx, number, &failing),
             RequestKind::Leave => self.leave_failed(cx, number, &failing),
+            RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failing),
         }
     }
 
@@ -197,7 +199,10 @@ impl<P: Plant> KeyState<P> {
         // A question leaves nothing behind, whether it was executed or not.
         if !may_be_executed || claim.question().is_some() {
             let claim = self.claims.remove(number);
-            let claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
+            let mut claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
+            if let Claimant::Solo(caller) = &mut claimant {
+                caller.may_be_done |= may_be_executed;
+            }
             return self.claim_again(cx, claimant, failing);
         }
         claim.may_execute_until = Some(late_after.max(cx.now));
@@ -218,7 +223,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Asks what became of a claim: at once for a bystander, and after the first failure.
-    fn ask_or_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+    pub(crate) fn ask_or_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
         let claim = &self.claims[number];
         if failing.is_bystander(cx.now, claim.lease()) {
             return self.ask(cx, number, RequestKind::Renew);

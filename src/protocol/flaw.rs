@@ -82,6 +82,12 @@ pub enum Flaw {
     ReaderJoinsPastWriter,
     /// A writer that becomes a reader gives the lock away and takes it again.
     DowngradeLetsGo,
+    /// A lease is passed on by whoever asks for it, its owner or not.
+    AdoptedTwice,
+    /// Who takes a lease over has the number of its owner before.
+    AdoptKeepsNumber,
+    /// A lease that is to last for longer ends sooner, where so much was left of it.
+    ExtendShortens,
     /// Who stood by for a tick that was brought back is granted it before its time comes again.
     TickBroughtBackGranted,
     /// Who owns a job, and who won a tick, is known by the node alone.
@@ -132,7 +138,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 49] = [
+    pub const ALL: [Flaw; 52] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -160,6 +166,9 @@ impl Flaw {
         Flaw::OpenTickUntold,
         Flaw::ReaderJoinsPastWriter,
         Flaw::DowngradeLetsGo,
+        Flaw::AdoptedTwice,
+        Flaw::AdoptKeepsNumber,
+        Flaw::ExtendShortens,
         Flaw::TickBroughtBackGranted,
         Flaw::JobByNode,
         Flaw::PermitReleasedTwice,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
-use crate::protocol::claim::{Claim, Claimant, Finished, Held, Phase, RequestKind};
+use crate::protocol::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
 use crate::protocol::claims::Claims;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Plant;
@@ -73,6 +73,9 @@ impl<P: Plant> KeyState<P> {
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
             Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
+            Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
+            Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
+            Input::HandedOut(ticket) => self.handed_out(cx, ticket),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,
@@ -182,10 +185,13 @@ impl<P: Plant> KeyState<P> {
         held.is_some_and(|held| now < held.deadline) || was_told && self.error.is_none()
     }
 
-    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too.
+    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
+    /// lease on the number that had it.
     pub(crate) fn pursues(&self, holder: Holder) -> bool {
+        let passes = |pass: &Pass| pass.ours.is_some() && pass.from == holder;
         self.claims.iter().any(|claim| {
             claim.holder == holder
+                || claim.pass.as_deref().is_some_and(passes)
                 || claim
                     .yielded
                     .as_ref()
@@ -203,6 +209,7 @@ impl<P: Plant> KeyState<P> {
             options,
             entered: cx.now,
             failed_claims: 0,
+            may_be_done: false,
             was_writer: false,
         };
         if options.mark.is_some() || options.question.is_some() {

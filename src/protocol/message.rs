@@ -357,7 +357,7 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// What is asked about a job or a semaphore without a wish for its lease. It makes no claim, and may be asked again at any time.
+/// What is asked about a job, a semaphore or another's lease without a wish for it. It makes no claim, and may be asked again at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
@@ -392,13 +392,27 @@ pub enum Question {
     },
     /// How many permits of a semaphore are held.
     InUse,
+    /// Make the lease of this owner last for that of the request, if it would end before.
+    Extend {
+        /// Whose lease it is.
+        of: Holder,
+    },
+    /// As [`Verb::Leave`], for an owner that is no claim of the asker's.
+    Release {
+        /// Whose lease it is.
+        of: Holder,
+    },
 }
 
 impl Question {
-    /// Whose run it is about.
+    /// Whose run or lease it is about.
     pub fn of(self) -> Option<Holder> {
         match self {
-            Question::Verify { of } | Question::Recall { of } | Question::Save { of, .. } => Some(of),
+            Question::Verify { of }
+            | Question::Recall { of }
+            | Question::Save { of, .. }
+            | Question::Extend { of }
+            | Question::Release { of } => Some(of),
             Question::Open { .. } | Question::Reset | Question::InUse => None,
         }
     }
@@ -452,10 +466,11 @@ pub enum Verb {
         /// The fresh number under which the node goes on.
         to: Holder,
     },
-    /// Exclusive owner: go on as the reader `to`, with a fresh number and nobody in between; then let readers in, up to the
-    /// first writer. Also refused when executed after the batch's not-after.
-    Downgrade {
-        /// The fresh number under which the node goes on.
+    /// Owner: `to` owns it instead, in the mode and for the lease of the request, with a fresh number and nobody in between;
+    /// of a writer that goes on as a reader, readers are let in then, up to the first writer. When `to` owns it already, as
+    /// [`Renew`](Self::Renew) of that. Also refused when executed after the batch's not-after.
+    Pass {
+        /// Who owns it next: a number of the same node, or of one that was told of the present owner.
         to: Holder,
     },
     /// A question. What is free is moved on, and nothing else is done.
@@ -465,10 +480,7 @@ pub enum Verb {
 impl Verb {
     /// It may make an owner or a waiter of a claim that was none: it is refused when it is late, and answered once.
     pub fn creates(self) -> bool {
-        matches!(
-            self,
-            Verb::Claim { .. } | Verb::Yield { .. } | Verb::Downgrade { .. }
-        )
+        matches!(self, Verb::Claim { .. } | Verb::Yield { .. } | Verb::Pass { .. })
     }
 }
 
@@ -522,6 +534,11 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// It says whether an owner had what it was asked about.
+    pub(crate) fn is_of_owner(&self) -> bool {
+        matches!(self, Reply::Done | Reply::NotThere | Reply::Gone)
+    }
+
     /// The number of the grant that it tells of.
     pub fn number(&self) -> Option<GrantNumber> {
         match self {

@@ -42,7 +42,7 @@ impl<P: Plant> Transaction<'_, P> {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
             }
-            Question::Reset | Question::InUse => {}
+            Question::Reset | Question::InUse | Question::Extend { .. } | Question::Release { .. } => {}
             Question::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
             Question::Verify { .. } => {}
             Question::Recall { .. } => self.recall(&mut report),

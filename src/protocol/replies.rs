@@ -66,6 +66,12 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
+            (RequestKind::Pass, reply) => self.pass_undone(cx, number, &reply),
+            (RequestKind::Claim { .. }, reply)
+                if self.claims[number].question().is_some() && reply.is_of_owner() =>
+            {
+                self.told_of_owner(cx, number, &reply);
+            }
             (_, Reply::Over) => self.denied(cx, number, AcquireError::Over),
             (_, Reply::Skipped) => self.denied(cx, number, AcquireError::Skipped),
             (_, Reply::Early(left)) => self.denied(cx, number, AcquireError::Early(ms(left))),
@@ -120,6 +126,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 let claim = &mut self.claims[number];
                 claim.may_execute_until = None;
+                claim.pass = None;
                 if deadline.since(cx.now) < lease / 3 {
                     self.stale(cx, number);
                 } else {

@@ -58,7 +58,9 @@ impl<P: Plant> Shard<P> {
     /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
         let key = match input {
-            Input::Lock(ticket, _) | Input::Save(ticket, ..) if self.source.is_closed => {
+            Input::Lock(ticket, _) | Input::Save(ticket, ..) | Input::Adopt(ticket, ..)
+                if self.source.is_closed =>
+            {
                 return effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
             Input::Fetched(ticket) => {
@@ -66,7 +68,7 @@ impl<P: Plant> Shard<P> {
                 return;
             }
             // Only these begin anything. All else is about what is over.
-            Input::Lock(..) | Input::Save(..) | Input::Pushed(_) => {
+            Input::Lock(..) | Input::Save(..) | Input::Adopt(..) | Input::Pushed(_) => {
                 self.keys.entry(name.clone()).or_insert_with(|| {
                     let mut key = self.spare.take().unwrap_or_default();
                     self.numbers += 1;
@@ -78,7 +80,7 @@ impl<P: Plant> Shard<P> {
                 Some(key) => key,
                 None => return effects.push(KeyState::<P>::released_too_late(ticket)),
             },
-            Input::Downgrade(ticket, to) => match self.keys.get_mut(name) {
+            Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return effects.extend(KeyState::<P>::downgraded_too_late(ticket, to)),
             },
@@ -103,6 +105,13 @@ impl<P: Plant> Shard<P> {
     /// until when it is held at least.
     pub fn fetched(&mut self, name: &Name, ticket: Ticket) -> Option<Instant> {
         self.keys.get_mut(name)?.fetched(ticket)
+    }
+
+    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    pub fn reads_with_others(&mut self, name: &Name, ticket: Ticket) -> bool {
+        self.keys
+            .get_mut(name)
+            .is_some_and(|key| key.reads_with_others(ticket))
     }
 
     /// When [`wake`](Self::wake) has something to do next.

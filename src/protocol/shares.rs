@@ -2,7 +2,7 @@
 
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Permits, Reply};
+use crate::protocol::message::{GrantNumber, Holder, Mode, Permits};
 use crate::protocol::record::{Entry, Record, RecordOwner, Search, Share};
 use crate::protocol::transaction::Transaction;
 
@@ -104,32 +104,5 @@ impl<P: Plant> Transaction<'_, P> {
             self.extend(owner, claim.term);
             self.hand_over(None, false);
         }
-    }
-
-    /// The owner goes on as the reader `to`, and readers that wait get in beside it, up to the first writer.
-    pub(crate) fn downgrade(&mut self, holder: Holder, to: Holder, term: LeaseTimes) -> Reply {
-        if self.owned_by(holder).is_none() || self.state.record.is_none() {
-            self.branches.push(Branch::YieldRepeated);
-            return Reply::Gone;
-        }
-        self.state.record = None;
-        let (mark, dies) = (None, self.now() + term.lease_ms);
-        let reader = Entry {
-            holder: to,
-            term,
-            mode: Mode::Read,
-            mark,
-            dies,
-        };
-        if self.planted(Flaw::DowngradeLetsGo) {
-            self.hand_over(None, true);
-            if !self.is_free_for(Mode::Read) {
-                return Reply::Gone;
-            }
-        }
-        self.branches.push(Branch::Downgraded);
-        let number = self.grant(&reader);
-        self.hand_over(None, false);
-        Reply::Granted(number)
     }
 }

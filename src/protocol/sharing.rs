@@ -10,7 +10,7 @@ use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, Fence, Mode, Turn};
+use crate::protocol::message::{ClaimNumber, Fence, Mode};
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, KeyEvent, Outcome, Ticket};
 
 impl<P: Plant> KeyState<P> {
@@ -122,7 +122,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Nobody else is let in by this claim.
-    fn close_to_readers(&mut self, number: ClaimNumber) {
+    pub(crate) fn close_to_readers(&mut self, number: ClaimNumber) {
         self.open = self.open.filter(|open| *open != number);
     }
 
@@ -167,21 +167,14 @@ impl<P: Plant> KeyState<P> {
         let caller = Caller {
             ticket: to,
             options: AcquireOptions {
-                term: old.term,
-                mode: Mode::Read,
-                wait: true,
                 fixed: old.fixed,
                 solo: false,
-                together: false,
                 max_hold: old.held().and_then(Held::local).and_then(|local| local.hold.most),
-                mark: None,
-                turn: Turn::Skip,
-                question: None,
-                limit: usize::MAX,
-                node_is_full: false,
+                ..AcquireOptions::of_another(old.term, Mode::Read)
             },
             entered: cx.now,
             failed_claims: 0,
+            may_be_done: false,
             was_writer: true,
         };
         let kind = ClaimKind {

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, JobReport, LeaseTimes, Mode, Name, Question, Reply, Request,
-    TickTime, Turn, Unanswered, Verb,
+    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LeaseTimes, Mode, Name, Question, Reply,
+    Request, TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -57,6 +57,24 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
+    /// A lease that somebody else has, for a claim of its own.
+    pub(crate) fn of_another(term: LeaseTimes, mode: Mode) -> Self {
+        AcquireOptions {
+            term,
+            mode,
+            wait: true,
+            fixed: false,
+            solo: true,
+            together: false,
+            max_hold: None,
+            mark: None,
+            turn: Turn::Skip,
+            question: None,
+            limit: usize::MAX,
+            node_is_full: false,
+        }
+    }
+
     /// What a caller is told that would have to wait and does not.
     pub(crate) fn busy(&self) -> AcquireError {
         if self.node_is_full {
@@ -91,6 +109,13 @@ pub enum Input {
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
     /// what it holds then belongs to the other ticket. Its options stay.
     Downgrade(Ticket, Ticket),
+    /// A holder gives its lease to whoever is told of it, in one step: what it held by this ticket is over, and what the
+    /// other ticket holds then, for this lease and no longer, is to be [handed out](Self::HandedOut).
+    Transfer(Ticket, Ticket, LeaseTimes),
+    /// A caller wants the lease of this owner, of whom it was told.
+    Adopt(Ticket, AcquireOptions, Holder),
+    /// What it holds is the affair of whoever is told of it: the store is told nothing.
+    HandedOut(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
     /// The same, and the tick was run to its end, and whether it went well.
@@ -230,6 +255,8 @@ pub enum AcquireError {
     Report(JobReport),
     /// So many permits are held; `None` for all.
     InUse(Option<u64>),
+    /// Whether the owner that was asked about had the lease.
+    Owned(bool),
     /// The node is closing.
     Closed,
     /// A writer that would become a reader lost what it held.

@@ -13,7 +13,8 @@ use crate::error::StoreRefusal;
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{
-    Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, TickTime, Turn, Verb,
+    Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn,
+    Verb,
 };
 use crate::protocol::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
 
@@ -81,7 +82,9 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Leave => self.leave(holder),
             Verb::Finish { well } => self.finish(holder, well),
             Verb::Yield { to } => self.yield_(holder, Entry { holder: to, ..entry }),
-            Verb::Downgrade { to } => self.downgrade(holder, to, term),
+            Verb::Pass { to } => self.pass(holder, Entry { holder: to, ..entry }),
+            Verb::Ask(Question::Release { of }) => self.leave(of),
+            Verb::Ask(Question::Extend { of }) => self.lengthen(of, mode, term),
             Verb::Ask(question) => self.answer(question, request.data.as_ref()),
         }
     }

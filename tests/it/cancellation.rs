@@ -179,6 +179,43 @@ async fn a_future_of_permits_dropped_after_any_number_of_polls_leaves_nothing() 
     }
 }
 
+/// The same for leases that travel. What was given up before its future was dropped is for others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    let keep = Duration::from_secs(600);
+    for times in (0..=6).cycle().take(70) {
+        for permits in [false, true] {
+            let take = async || match permits {
+                true => soon(one.semaphore("a", 1).acquire()).await.unwrap(),
+                false => soon(one.mutex("a").lock()).await.unwrap(),
+            };
+            if let Some(made) = polled(take().await.into_transfer(keep), times).await {
+                drop(
+                    polled(made.unwrap().release(&other), 9)
+                        .await
+                        .expect("memory answers"),
+                );
+            }
+            nothing_left(&store, &[&one, &other]).await;
+            let made = soon(take().await.into_transfer(keep)).await.unwrap();
+            drop(polled(made.extend(&other, keep), times).await);
+            drop(polled(other.adopt(&made), times).await);
+            let _ = soon(made.release(&one)).await;
+            nothing_left(&store, &[&one, &other]).await;
+            let made = soon(take().await.into_transfer(keep)).await.unwrap();
+            drop(polled(made.release(&other), times).await);
+            let _ = soon(made.release(&other)).await;
+            nothing_left(&store, &[&one, &other]).await;
+            if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
+                soon(made.unwrap().release(&other)).await.unwrap();
+            }
+            nothing_left(&store, &[&one, &other]).await;
+        }
+    }
+}
+
 /// What one caller of a crowd does.
 #[derive(Debug, Clone)]
 struct Caller {

@@ -75,4 +75,5 @@ mod simulations;
 mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
+mod transfers;
 mod waiters;

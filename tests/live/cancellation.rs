@@ -226,3 +226,30 @@ async fn dropping_the_last_clone_gives_everything_back() {
     assert!(!guard.is_held());
     nothing_left(&mut eyes, [&one, &other]).await;
 }
+
+/// The same for leases that travel. What was given up before its future was dropped is for others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (one, other) = (
+        locks(&server.url(), ms(60_000)).await,
+        locks(&server.url(), ms(60_000)).await,
+    );
+    let keep = ms(60_000);
+    for times in 0..=9 {
+        if let Some(made) = polled(held(&one, "a").await.into_transfer(keep), times).await {
+            soon(made.unwrap().release(&other)).await.unwrap();
+        }
+        nothing_left(&mut eyes, [&one, &other]).await;
+        let made = soon(held(&one, "a").await.into_transfer(keep)).await.unwrap();
+        drop(polled(made.extend(&other, keep), times).await);
+        drop(polled(other.adopt(&made), times).await);
+        let _ = soon(made.release(&one)).await;
+        nothing_left(&mut eyes, [&one, &other]).await;
+        if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
+            soon(made.unwrap().release(&other)).await.unwrap();
+        }
+        nothing_left(&mut eyes, [&one, &other]).await;
+    }
+}

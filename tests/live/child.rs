@@ -37,6 +37,7 @@ fn plays_a_role() {
                 println!("@holds {}", guard.fence());
                 nod().await;
             }
+            "hands on" => hands_on(locks, &url, &key).await,
             "waits" => waits(locks, &key).await,
             "transfers" => {
                 println!("@ready");
@@ -117,6 +118,21 @@ async fn holds(locks: Locks, key: &str) {
     nod().await;
     guard.release().await.unwrap();
     println!("@released");
+    nod().await;
+}
+
+/// Takes a lock and tells others of it by a message, for twice its lease.
+async fn hands_on(locks: Locks, url: &str, key: &str) {
+    let guard = soon(locks.mutex(key).lock()).await.unwrap();
+    let transfer = soon(guard.into_transfer(ms(2_000))).await.unwrap();
+    let client = redis::Client::open(url).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let push = redis::cmd("LPUSH")
+        .arg("messages")
+        .arg(transfer.to_string())
+        .to_owned();
+    push.exec(&mut connection).unwrap();
+    println!("@sent");
     nod().await;
 }
 

@@ -64,6 +64,10 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("settled for another", 5),
             ("asked again", 5),
             ("yield repeated", 5),
+            ("passed", 2),
+            ("passed again", 1),
+            ("not passed", 2),
+            ("lengthened", 1),
             ("stale passed over", 5),
             ("deaf passed over", 5),
             ("dead removed", 2),
@@ -99,6 +103,7 @@ async fn the_script_leaves_locks_free_as_the_ledger_does() {
     run.steps(
         steps,
         &[
+            ("passed", 2),
             ("left free", 2),
             ("met left free", 2),
             ("known of being left free", 100),
@@ -133,6 +138,10 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("push with others waiting", 5),
             ("settled for another", 5),
             ("asked again", 5),
+            ("passed", 2),
+            ("passed again", 1),
+            ("not passed", 2),
+            ("lengthened", 1),
             ("joined", 10),
             ("not let in beside readers", 5),
             ("several share", 50),
@@ -238,6 +247,10 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("push with others waiting", 5),
             ("settled for another", 2),
             ("asked again", 20),
+            ("passed", 2),
+            ("passed again", 1),
+            ("not passed", 2),
+            ("lengthened", 1),
             ("several share", 100),
             ("share died", 2),
             ("several pushed at once", 1),
@@ -520,8 +533,10 @@ impl Run {
         let owns =
             winner.is_some() && matches!(owner, Some(RecordOwner::Claim(owner, _)) if Some(owner) == winner);
         let is_of_run = self.kind == Kind::Job && owns && self.rng.u8(..10) == 0;
+        let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
         let verb = match self.rng.u8(..10) {
             _ if is_heartbeat || is_renewal => Verb::Renew,
+            what if is_of_another => self.verb_of_another(what, (holder, term), at),
             at if is_of_run => Verb::Ask(match at {
                 0..4 => Question::Recall { of },
                 _ => Question::Save {
@@ -557,15 +572,7 @@ impl Run {
                 },
             }),
             6..9 if self.readers == 0 || self.rng.u8(..3) > 0 => Verb::Leave,
-            6 | 7 => {
-                self.next += 1;
-                let claim = ClaimNumber(self.next);
-                let to = Holder { claim, ..holder };
-                self.claims[at].push((to, term));
-                self.marks.insert(to, None);
-                self.modes.insert(to, Mode::Read);
-                Verb::Downgrade { to }
-            }
+            6 | 7 => self.pass(at, (holder, term), Some(Mode::Read)),
             _ if self.kind == Kind::Semaphore => Verb::Ask(Question::InUse),
             _ => {
                 self.next += 1;
@@ -585,9 +592,15 @@ impl Run {
         };
         // A yield carries the mode in which the node goes on.
         let of = match verb {
-            Verb::Yield { to } | Verb::Downgrade { to } => to,
+            Verb::Yield { to } | Verb::Pass { to } => to,
             _ => holder,
         };
+        // A claim has one length for life.
+        if let Verb::Pass { to } = verb
+            && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == to)
+        {
+            term = claim.1;
+        }
         let mark_of = match verb {
             Verb::Ask(question) => question.of().unwrap_or(holder),
             _ => holder,
@@ -602,6 +615,38 @@ impl Run {
             mark: self.marks[&mark_of],
             verb,
         }
+    }
+
+    /// What is asked about an owner that is no claim of the asker's.
+    fn verb_of_another(&mut self, what: u8, of: (Holder, LeaseTimes), place: usize) -> Verb {
+        match what {
+            0..2 => Verb::Ask(Question::Extend { of: of.0 }),
+            2 => Verb::Ask(Question::Release { of: of.0 }),
+            _ => self.pass(place, of, None),
+        }
+    }
+
+    /// To a fresh number, of any node, or now and then to who has it already or had. In the mode of its owner, if in no other.
+    fn pass(&mut self, at: usize, (holder, term): (Holder, LeaseTimes), mode: Option<Mode>) -> Verb {
+        let known = self.rng.choice(&self.claims[at]).copied();
+        let same = self.modes.get(&holder).copied().unwrap_or_default();
+        let same_mode = |run: &Self, to: &Holder| run.modes.get(to).copied().unwrap_or_default() == same;
+        if let Some((to, _)) = known
+            && self.rng.u8(..4) == 0
+            && same_mode(self, &to)
+            // Nobody who waits was ever passed anything.
+            && !self.ledger.waiters(&self.names[at]).contains(&to)
+        {
+            return Verb::Pass { to };
+        }
+        self.next += 1;
+        let to = self::holder(self.rng.u128(1..=NODES), self.next);
+        self.claims[at].push((to, term));
+        self.marks.insert(to, None);
+        let other = self.rng.u8(..8) == 0;
+        let mode = mode.unwrap_or_else(|| if other { self.draw_mode() } else { same });
+        self.modes.insert(to, mode);
+        Verb::Pass { to }
     }
 
     /// After the tick that was granted last, or another, or as it comes.
@@ -637,10 +682,13 @@ impl Run {
                 _ => CLAIM,
             };
             let request = self.request(at);
-            let mode = self.modes.get(&request.holder).copied().unwrap_or_default();
+            let holder = request.holder;
+            // As this claim had them for its whole life, and not whoever it would have been passed to.
+            let known = self.claims[at].iter().find(|claim| claim.0 == holder);
             return Request {
                 verb,
-                mode,
+                term: known.map_or(request.term, |claim| claim.1),
+                mode: self.modes.get(&holder).copied().unwrap_or_default(),
                 ..request
             };
         }
@@ -823,6 +871,10 @@ impl Run {
                 Branch::JoinRefused if self.kind == Kind::Semaphore => "not let in beside others",
                 Branch::JoinRefused => "not let in beside readers",
                 Branch::Downgraded => "downgraded",
+                Branch::Passed => "passed",
+                Branch::PassRepeated => "passed again",
+                Branch::PassRefused => "not passed",
+                Branch::Lengthened => "lengthened",
                 Branch::YieldRepeated => "yield repeated",
                 Branch::LeftFree => "left free",
                 Branch::MetLeftFree => "met left free",
@@ -902,7 +954,7 @@ impl Run {
                 .position(|request| request.name == push.name);
             self.saw(match batch.requests[at.expect("it is about one of them")].verb {
                 Verb::Leave | Verb::Finish { .. } => "push of a leave",
-                Verb::Yield { .. } | Verb::Downgrade { .. } => "push of a yield",
+                Verb::Yield { .. } | Verb::Pass { .. } => "push of a yield",
                 _ => "push of an expiry",
             });
             if !self.ledger.waiters(&push.name).is_empty() {

@@ -62,6 +62,7 @@ mod ticks;
 mod tls;
 mod tools;
 mod torture;
+mod transfers;
 mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;

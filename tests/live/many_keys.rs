@@ -96,6 +96,13 @@ async fn use_blocks(locks: &Arc<Locks>, from: u64, to: u64) {
                 let permits = permits.acquire_many(1 + (block % 2) as u32).await.unwrap();
                 if block % 4 < 2 {
                     permits.release().await.unwrap();
+                } else {
+                    let keep = std::time::Duration::from_secs(60);
+                    let transfer = permits.into_transfer(keep).await.unwrap();
+                    match block % 4 {
+                        2 => transfer.release(&locks).await.unwrap(),
+                        _ => drop(locks.adopt(&transfer).await.unwrap()),
+                    }
                 }
                 let several = locks.multi(key + 2..key + BLOCK).lock().await.unwrap();
                 if block % 2 == 0 {

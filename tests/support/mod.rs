@@ -12,3 +12,4 @@ pub mod mutexes;
 pub mod meter;
 pub mod permits;
 pub mod proxy;
+pub mod transfers;

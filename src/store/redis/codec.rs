@@ -116,15 +116,16 @@ impl Call {
             Verb::Claim { wait: true } => "w",
             Verb::Renew => "r",
             Verb::Finish { .. } if is_job => "f",
-            Verb::Leave | Verb::Finish { .. } => "l",
+            Verb::Leave | Verb::Finish { .. } | Verb::Ask(Question::Release { .. }) => "l",
             Verb::Yield { .. } => "y",
-            Verb::Downgrade { .. } => "d",
+            Verb::Pass { .. } => "p",
             Verb::Ask(Question::Open { .. }) => "o",
             Verb::Ask(Question::Reset) => "z",
             Verb::Ask(Question::Verify { .. }) => "v",
             Verb::Ask(Question::Recall { .. }) => "m",
             Verb::Ask(Question::Save { .. }) => "s",
             Verb::Ask(Question::InUse) => "u",
+            Verb::Ask(Question::Extend { .. }) => "e",
         });
         let of = match request.verb {
             Verb::Ask(question) => question.of(),
@@ -157,7 +158,7 @@ impl Call {
     fn put_to(&mut self, request: &Request) {
         let is_job = request.name.kind == Kind::Job;
         match &request.verb {
-            Verb::Yield { to } | Verb::Downgrade { to } => self.put_holder(to),
+            Verb::Yield { to } | Verb::Pass { to } => self.put_holder(to),
             Verb::Ask(Question::Open {
                 fingerprint, over, ..
             }) => {

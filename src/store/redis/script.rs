@@ -5,20 +5,11 @@ use std::sync::LazyLock;
 
 /// What locks do without, jobs, and semaphores.
 const NOT_OF_LOCKS: [&str; 6] = ["alone", "job", "finish", "ask", "permits", "used"];
-const NOT_OF_JOBS: [&str; 6] = ["lone", "share", "downgrade", "all", "permits", "used"];
-const NOT_OF_SEMAPHORES: [&str; 8] = [
-    "plain",
-    "share",
-    "job",
-    "finish",
-    "yield",
-    "downgrade",
-    "ask",
-    "all",
-];
+const NOT_OF_JOBS: [&str; 7] = ["lone", "share", "pass", "extend", "all", "permits", "used"];
+const NOT_OF_SEMAPHORES: [&str; 7] = ["plain", "share", "job", "finish", "yield", "ask", "all"];
 
 /// In the order in which they are run: what is plain is done in the first three.
-const FILES: [(&str, &str); 20] = [
+const FILES: [(&str, &str); 21] = [
     ("open", include_str!("lua/open.lua")),
     ("plain", include_str!("lua/plain.lua")),
     ("lone", include_str!("lua/lone.lua")),
@@ -34,7 +25,8 @@ const FILES: [(&str, &str); 20] = [
     ("leave", include_str!("lua/leave.lua")),
     ("finish", include_str!("lua/finish.lua")),
     ("yield", include_str!("lua/yield.lua")),
-    ("downgrade", include_str!("lua/downgrade.lua")),
+    ("pass", include_str!("lua/pass.lua")),
+    ("extend", include_str!("lua/extend.lua")),
     ("ask", include_str!("lua/ask.lua")),
     ("used", include_str!("lua/used.lua")),
     ("all", include_str!("lua/all.lua")),

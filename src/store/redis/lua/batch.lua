@@ -16,8 +16,10 @@ for i = first, n do
     act = finish
   elseif verb == 'y' then
     act = yield
-  elseif verb == 'd' then
-    act = downgrade
+  elseif verb == 'p' then
+    act = pass
+  elseif verb == 'e' then
+    act = extend
   elseif verb ~= 'w' and verb ~= 'c' then
     act = ask
   end
@@ -34,7 +36,7 @@ for i = first, n do
     local well, why = pcall(look, i)
     if not well then wrong = { err = type(why) == 'table' and why.err or why } end
   end
-  if late and (act == claim or act == yield or verb == 'd') then
+  if late and (act == claim or act == yield or act == pass) then
     reply = 'L'
   elseif apart and apart[i] then
     reply = 'A'

@@ -9,14 +9,14 @@
 -- ARGV[3]     flags: p = probe for subscribers before choosing; a = all are claims that do not wait, and every one is
 --             granted or none is; <ms> = leave locks free now and then, for so long
 -- ARGV[at+1]  of each request, whose words stand behind `at`: its verb
---               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, d = downgrade; and what is
+--               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend; and what is
 --               asked, see ask.lua and used.lua: o, z, v, m, s, u
 -- ARGV[at+2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[at+3]  lease in ms
 -- ARGV[at+4]  hold in ms: the lease and the margin
 -- ARGV[at+5]  tick: when it is due, in ms since 1970; of a lock 1 for readers and else 0; of a semaphore
 --             <permits>/<of so many>. Of o: how old a tick may be
--- ARGV[at+6]  to: the holder under which a yield or downgrade goes on, whose turn it is of c and w (see claim.lua), `well` of
+-- ARGV[at+6]  to: the holder under which a yield or pass goes on, whose turn it is of c and w (see claim.lua), `well` of
 --             f, the fingerprint of o, <seq>:<data> of s; empty for the others
 -- returns     an error for the whole batch when the clock is unusable, before anything is written
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format

@@ -7,7 +7,7 @@
 -- returns  functions answer what is said above them
 -- Who of those that have permits is the first to end; nil until somebody looks.
 local shared = {}
-local look, fits, join, part
+local look, fits, join, part, ends
 local push = '1 semaphore '
 -- Of what is done with locks alone some is asked for all the same.
 local yield
@@ -55,6 +55,11 @@ function join(i, holder, hold, text, tick)
   -- Before a renewal, as it needs no memory: what follows a write is not refused for want of it.
   call('PEXPIRE', key, left > hold + 0 and format('%d', left) or hold)
   if not text then call('ZADD', key, 'XX', expires, 'h' .. holder .. tick) end
+end
+
+-- When its lease ends; nothing when it has none of so many.
+function ends(i, holder, tick)
+  return redis.call('ZSCORE', KEYS[i], 'h' .. holder .. tick)
 end
 
 -- One less. What is left lasts as long as the last of them.

@@ -22,16 +22,16 @@ if claims or renews or yields then
 end
 
 if frees then
-  -- Makes a holder the owner of a key that is free, or that its owner gives away, or one more of those who read. Answers
-  -- the number, and its text; nothing when readers have it.
-  function grant(i, job, holder, hold, tick)
+  -- Makes a holder the owner of a key that is free, or that its owner gives away, or one more of those who share it. Answers
+  -- the number, and its text; nothing when others have it, unless it is sure that there is room.
+  function grant(i, job, holder, hold, tick, sure)
     if job then job:count(holder, tick) end
     local number = last + 1
     if number < us then number = us end
     local text = format('%d', number)
     local key, record = KEYS[i], holder .. text
     if not job and tick ~= '0' and tick ~= '' then
-      if not records[i] and look(i) and not fits(i, tick) then return end
+      if not records[i] and look(i) and not (sure or fits(i, tick)) then return end
       join(i, holder, hold, text, tick)
     elseif records[i] then
       redis.call('SET', key, record, 'PX', hold)

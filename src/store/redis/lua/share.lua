@@ -6,7 +6,7 @@
 -- returns       functions answer what is said above them
 -- Whether others share a key that is no string; nil until somebody looks.
 local shared = {}
-local look, fits, join, part
+local look, fits, join, part, ends
 -- What a push begins with.
 local push = '1 lock '
 if frees then
@@ -43,6 +43,11 @@ if frees then
     -- Before a renewal, as it needs no memory: what follows a write is not refused for want of it.
     call('PEXPIRE', key, left > hold + 0 and format('%d', left) or hold)
     if not text then call('ZADD', key, 'XX', expires, 'h' .. holder) end
+  end
+
+  -- When its lease ends; nothing when it has none, or not as a reader.
+  function ends(i, holder, tick)
+    return tick == '1' and redis.call('ZSCORE', KEYS[i], 'h' .. holder)
   end
 
   -- One less. What is left lasts as long as the last of them.

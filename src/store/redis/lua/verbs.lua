@@ -3,7 +3,7 @@
 -- ARGV[word+5]  and their ticks
 -- returns       nothing: what follows reads the names below
 -- Which verbs are to come, and whether some key is free, or becomes so.
-local claims, waits, renews, leaves, finishes, yields, downs, asks, frees
+local claims, waits, renews, leaves, finishes, yields, passes, extends, asks, frees
 for i = first, n do
   local word = at + (i - first) * words
   local verb = ARGV[word + 1]
@@ -15,8 +15,10 @@ for i = first, n do
     renews = true
   elseif verb == 'y' then
     yields, frees = true, true
-  elseif verb == 'd' then
-    downs, frees = true, true
+  elseif verb == 'p' then
+    passes, frees = true, true
+  elseif verb == 'e' then
+    extends = true
   elseif verb == 'l' or verb == 'f' then
     leaves, frees, finishes = true, true, finishes or verb == 'f'
   else

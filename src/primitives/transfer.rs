@@ -1,0 +1,438 @@
+//! A lease on its way from one process to another: what its holder writes down, and what others do with that.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+
+use crate::driver::handle::Handle;
+use crate::error::{ClosedCause, Error, LostCause, OptionsError};
+use crate::key::Key;
+use crate::options::LONGEST_LEASE;
+use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::guard::Guard;
+use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
+use crate::protocol::step::Input;
+
+/// How a text begins, and which format it is.
+const FORMAT: &str = "tenure1";
+/// What stands in a text as it is.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+
+/// A lease that its holder gave up to whoever has this: made by [`Guard::into_transfer`] or
+/// [`Semaphore::acquire_for`](crate::Semaphore::acquire_for), written down as a text, and taken over elsewhere by
+/// [`Locks::adopt`](crate::Locks::adopt). A handler of a request takes the lock, a worker in another process finishes the job and
+/// gives it back.
+///
+/// Nobody renews it on its way. It ends by itself when its time is over, unless somebody [extends](Self::extend) it. Whoever has
+/// the text can do so, adopt it and give it back: it holds a random number that was never sent anywhere else, so treat it as a
+/// password. It is no part of what [`Debug`](fmt::Debug) shows.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::time::Duration;
+/// use tenure::Transfer;
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("order:7").lock().await?;
+/// let message = guard.into_transfer(Duration::from_secs(60)).await?.to_string();
+/// // … in another process, by way of a queue …
+/// let transfer: Transfer = message.parse()?;
+/// let guard = locks.adopt(&transfer).await?;
+/// assert!(guard.fence() > transfer.fence());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Transfer {
+    prefix: Box<[u8]>,
+    name: Name,
+    mode: Mode,
+    lease: Duration,
+    holder: Holder,
+    number: GrantNumber,
+}
+
+/// Why a lease was not given up to others.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// It cannot be. The guard goes on as before.
+    #[error("{1}")]
+    Refused(Guard, #[source] Error),
+    /// It was lost, or the store did not answer: nothing is held any more.
+    #[error("{0}")]
+    Failed(#[source] Error),
+}
+
+impl From<TransferError> for Error {
+    /// A guard that would go on is dropped.
+    fn from(error: TransferError) -> Error {
+        match error {
+            TransferError::Refused(_, error) | TransferError::Failed(error) => error,
+        }
+    }
+}
+
+/// A text that is no [`Transfer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseTransferError {
+    /// It never was one, or was cut short or changed on its way.
+    #[error("this is no lease that was handed on, or not the whole text of one")]
+    Malformed,
+    /// A later version of this crate wrote it.
+    #[error(
+        "this lease was handed on by a later version of tenure: upgrade this service before those that hand on"
+    )]
+    Newer,
+}
+
+impl Transfer {
+    /// What is locked.
+    pub fn key(&self) -> &Key {
+        &self.name.key
+    }
+
+    /// The fencing token of the lease while nobody has adopted it. Larger than that of the holder who gave it up, and smaller than
+    /// that of whoever adopts it.
+    pub fn fence(&self) -> Fence {
+        Fence::new(self.number, 0)
+    }
+
+    /// For how long it was to be kept, counted from when it was made.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// Takes it over, as [`Locks::adopt`](crate::Locks::adopt).
+    pub(crate) async fn adopt(&self, handle: &Handle) -> Result<Guard, Error> {
+        let wanted = self.wanted(handle, handle.options().lease)?;
+        let adopted = Acquire::adopt(handle, wanted, self.holder)?.await;
+        adopted.map_err(|refused| match refused.into_error(self.key()) {
+            Error::Lost {
+                cause: LostCause::Gone,
+                ..
+            } => self.gone(),
+            error => error,
+        })
+    }
+
+    /// Lets it last for `lease` from now on, if it would end before.
+    pub(crate) async fn lengthen(&self, handle: &Handle, lease: Duration) -> Result<(), Error> {
+        self.ask(handle, lease, Question::Extend { of: self.holder })
+            .await
+    }
+
+    /// Gives it back.
+    pub(crate) async fn give_back(&self, handle: &Handle) -> Result<(), Error> {
+        let lease = handle.options().lease;
+        self.ask(handle, lease, Question::Release { of: self.holder })
+            .await
+    }
+
+    async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
+        let wanted = Wanted {
+            question: Some(question),
+            ..self.wanted(handle, lease)?
+        };
+        match Acquire::new(handle.clone(), wanted).await {
+            Err(Unacquired::Owned(true)) => Ok(()),
+            Err(Unacquired::Error(error)) => Err(error),
+            // A question is never granted.
+            Ok(_) | Err(_) => Err(self.gone()),
+        }
+    }
+
+    fn wanted(&self, handle: &Handle, lease: Duration) -> Result<Wanted, Error> {
+        let prefix = &handle.options().prefix;
+        if **prefix != *self.prefix {
+            return Err(Error::Options(OptionsError(format!(
+                "the lease on `{}` was given up under the prefix `{}`, these locks have `{}`: build them with the same prefix",
+                self.key(),
+                Key::from(&*self.prefix),
+                Key::from(prefix.as_slice()),
+            ))));
+        }
+        Ok(Wanted {
+            mode: self.mode,
+            fair: true,
+            ..Wanted::new(self.name.clone(), lease)
+        })
+    }
+
+    fn gone(&self) -> Error {
+        Error::Gone {
+            key: self.key().clone(),
+        }
+    }
+}
+
+impl Guard {
+    /// Gives the lease up to whoever is told of it: from now on it is the [`Transfer`]'s, for `keep` and no longer, whoever
+    /// waits for the key. In one step: nobody has it in between. A trip to the store.
+    ///
+    /// # Errors
+    /// [`TransferError::Refused`] with the guard, which goes on: there are other guards of the lease
+    /// ([`again`](Self::again)), others of this process read by it, it is that of a job's tick, or `keep` is no lease that the
+    /// [`Builder`](crate::Builder) would take. [`TransferError::Failed`] when the lease was lost, or the store did not answer for
+    /// the length of a lease: then nothing is held any more.
+    ///
+    /// # Cancel safety
+    /// The lease counts as given up from the first poll. Dropping the future gives it back.
+    pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
+        let held = self.held().clone();
+        let (node, key) = (held.handle.node(), held.name.key.clone());
+        if node.is_forked() {
+            let why = ClosedCause::Forked;
+            return Err(TransferError::Failed(Error::Closed { key, why }));
+        }
+        let refused =
+            |text: &str| OptionsError(format!("cannot give up the lease on `{key}` to others: {text}"));
+        let term = match held.handle.options().term(keep) {
+            _ if held.name.kind == Kind::Job => Err(refused("it is that of a job's tick")),
+            Err(error) => Err(error),
+            Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
+                "others of this process read by it, give them time or take a fixed lease",
+            )),
+            Ok(_) if !self.take() => Err(refused("there are other guards of it, give them back first")),
+            Ok(term) => Ok(term),
+        };
+        let term = match term {
+            Ok(term) => term,
+            Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
+        };
+        let made = Acquire::transfer(&held, term).await;
+        let failed = |refused: Unacquired| match (refused.into_error(&key), held.lost_before()) {
+            (Error::Lost { key, .. }, Some(cause)) => Error::Lost { key, cause },
+            (error, _) => error,
+        };
+        let made = made.map_err(|refused| TransferError::Failed(failed(refused)))?;
+        made.hand_out(term).map_err(TransferError::Failed)
+    }
+
+    /// What others are to be told of it. Its lease is none of this process's any more.
+    fn hand_out(mut self, term: LeaseTimes) -> Result<Transfer, Error> {
+        let held = self.held().clone();
+        let node = held.handle.node();
+        let Some(holder) = node.claim(&held.name, held.ticket).filter(|_| self.take()) else {
+            return Err(held.lost());
+        };
+        node.drive(&held.name, Input::HandedOut(held.ticket));
+        Ok(Transfer {
+            prefix: held.handle.options().prefix.clone().into(),
+            name: held.name.clone(),
+            mode: held.mode,
+            lease: Duration::from_millis(term.lease_ms),
+            holder,
+            number: held.fence.number(),
+        })
+    }
+}
+
+/// `tenure1.<kind>.<mode>.<lease in ms>.<holder>.<number>.<prefix>.<key>.`, prefix and key percent-encoded. A text that was cut
+/// short has no end.
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{FORMAT}.{}.", self.name.kind.word())?;
+        match self.mode {
+            Mode::Exclusive => f.write_str("w")?,
+            Mode::Read => f.write_str("r")?,
+            Mode::Permits(Permits { weight, capacity }) => write!(f, "p{weight}/{capacity}")?,
+        }
+        write!(
+            f,
+            ".{}.{}.{}.{}.{}.",
+            self.lease.as_millis(),
+            self.holder,
+            self.number,
+            percent_encode(&self.prefix, PLAIN),
+            percent_encode(self.name.key.as_bytes(), PLAIN),
+        )
+    }
+}
+
+impl FromStr for Transfer {
+    type Err = ParseTransferError;
+
+    fn from_str(text: &str) -> Result<Self, ParseTransferError> {
+        let parts: Vec<&str> = text.split('.').collect();
+        let is_newer = |format: &str| {
+            let version = format.strip_prefix("tenure").map(str::parse::<u32>);
+            version.is_some_and(|version| version.is_ok_and(|version| version > 1))
+        };
+        if is_newer(parts[0]) {
+            return Err(ParseTransferError::Newer);
+        }
+        let [FORMAT, kind, mode, lease, holder, number, prefix, key, ""] = *parts else {
+            return Err(ParseTransferError::Malformed);
+        };
+        let parsed = || {
+            let kind = Kind::ALL.into_iter().find(|known| known.word() == kind)?;
+            let mode = mode_of(mode)?;
+            let key: Vec<u8> = percent_decode_str(key).collect();
+            let lease = Duration::from_millis(lease.parse().ok()?);
+            let is_whole = !key.is_empty()
+                && kind != Kind::Job
+                && mode.is_of_permits() == (kind == Kind::Semaphore)
+                && lease <= LONGEST_LEASE;
+            is_whole.then_some(Transfer {
+                prefix: percent_decode_str(prefix).collect(),
+                name: Name {
+                    kind,
+                    key: Key::from(key),
+                },
+                mode,
+                lease,
+                holder: holder.parse().ok()?,
+                number: number
+                    .parse()
+                    .ok()
+                    .filter(|number: &GrantNumber| number.0 < 1 << 53)?,
+            })
+        };
+        parsed().ok_or(ParseTransferError::Malformed)
+    }
+}
+
+fn mode_of(text: &str) -> Option<Mode> {
+    match text {
+        "w" => Some(Mode::Exclusive),
+        "r" => Some(Mode::Read),
+        permits => {
+            let (weight, capacity) = permits.strip_prefix('p')?.split_once('/')?;
+            let (weight, capacity) = (weight.parse().ok()?, capacity.parse().ok()?);
+            let mode = Mode::Permits(Permits { weight, capacity });
+            (1..=capacity).contains(&weight).then_some(mode)
+        }
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("kind", &self.name.kind)
+            .field("key", self.key())
+            .field("mode", &self.mode)
+            .field("lease", &self.lease)
+            .field("fence", &self.fence().get())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::protocol::message::{ClaimNumber, NodeId};
+
+    fn transfer(key: &[u8], mode: Mode, lease_ms: u64, nonce: u64) -> Transfer {
+        let kind = if mode.is_of_permits() {
+            Kind::Semaphore
+        } else {
+            Kind::Lock
+        };
+        Transfer {
+            prefix: (*b"lock:").into(),
+            name: Name {
+                kind,
+                key: Key::from(key),
+            },
+            mode,
+            lease: Duration::from_millis(lease_ms),
+            holder: Holder {
+                node: NodeId::numbered(7),
+                claim: ClaimNumber(nonce % 1000),
+                nonce,
+            },
+            number: GrantNumber(1_795_000_000_000_000),
+        }
+    }
+
+    fn modes() -> impl Strategy<Value = Mode> {
+        let permits = (1..9_u32, 9..100_u32);
+        prop_oneof![
+            Just(Mode::Exclusive),
+            Just(Mode::Read),
+            permits.prop_map(|(weight, capacity)| Mode::Permits(Permits { weight, capacity })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_is_read_as_it_was_written(
+            key in prop::collection::vec(any::<u8>(), 1..40),
+            mode in modes(),
+            lease_ms in 0..2_000_000_000_u64,
+            nonce: u64,
+        ) {
+            let made = transfer(&key, mode, lease_ms, nonce);
+            let text = made.to_string();
+            prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic()));
+            prop_assert_eq!(text.parse::<Transfer>(), Ok(made));
+            // Cut short at any place, or with something behind it, it is none.
+            for length in 0..text.len() {
+                prop_assert!(text[..length].parse::<Transfer>().is_err());
+            }
+            let longer = format!("{text}.");
+            prop_assert!(longer.parse::<Transfer>().is_err());
+        }
+
+        #[test]
+        fn no_text_is_too_bad_to_be_refused(text in ".{0,200}", bytes in "tenure1\\.[a-z.0-9:/%-]{0,120}\\.") {
+            let _ = (text.parse::<Transfer>(), bytes.parse::<Transfer>());
+        }
+    }
+
+    #[test]
+    fn what_a_text_says_is_possible() {
+        let good = transfer(b"order:7", Mode::Exclusive, 60_000, 3).to_string();
+        for (from, to, error) in [
+            ("tenure1.", "tenure2.", ParseTransferError::Newer),
+            ("tenure1.", "tenure.", ParseTransferError::Malformed),
+            (".lock.", ".job.", ParseTransferError::Malformed),
+            (".lock.", ".semaphore.", ParseTransferError::Malformed),
+            (".w.", ".p1/3.", ParseTransferError::Malformed),
+            (".60000.", ".99999999999999.", ParseTransferError::Malformed),
+            (
+                ".1795000000000000.",
+                ".9995000000000000.",
+                ParseTransferError::Malformed,
+            ),
+            ("order%3A7", "", ParseTransferError::Malformed),
+        ] {
+            let bad = good.replacen(from, to, 1);
+            assert_ne!(bad, good, "{from}");
+            assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
+        }
+        let permits = transfer(
+            b"k",
+            Mode::Permits(Permits {
+                weight: 2,
+                capacity: 3,
+            }),
+            9,
+            3,
+        )
+        .to_string();
+        for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
+            let text = permits.replacen("p2/3", bad, 1);
+            assert_eq!(
+                text.parse::<Transfer>(),
+                Err(ParseTransferError::Malformed),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn its_secret_is_not_shown() {
+        let made = transfer(b"k", Mode::Exclusive, 9, 0x1234_5678_9abc_def0);
+        let shown = format!("{made:?} {made:#?}");
+        assert!(
+            !shown.contains("def0") && !shown.contains("1311768467463790320"),
+            "{shown}"
+        );
+        assert!(made.to_string().contains("123456789abcdef0"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Leases that go from one process to another, on a real server.
+
+use std::time::Duration;
+
+use tenure::{Error, Locks, Transfer};
+
+use crate::help::{Eyes, Other, addr, held, locks, ms, soon, url};
+use crate::server::RedisServer;
+use crate::support::proxy::Proxy;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn nodes() -> (Locks, Locks, RedisServer) {
+    let server = RedisServer::start();
+    let (one, other) = (
+        locks(&server.url(), ms(10_000)).await,
+        locks(&server.url(), ms(10_000)).await,
+    );
+    (one, other, server)
+}
+
+fn is_empty(server: RedisServer) {
+    let mut eyes = Eyes::on(&server);
+    assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
+}
+
+crate::laws_of_transfers!(nodes, is_empty);
+
+/// A trip to give it up, to adopt, to extend and to give back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_step_is_a_trip() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(60_000)).await;
+    held(&locks, "warm").await.release().await.unwrap();
+    let mut last = eyes.calls()["evalsha"];
+    let mut trips = || {
+        let now = eyes.calls()["evalsha"];
+        std::mem::replace(&mut last, now).abs_diff(now)
+    };
+    for permits in [false, true] {
+        let guard = match permits {
+            false => held(&locks, "order").await,
+            true => soon(locks.semaphore("order", 3).acquire()).await.unwrap(),
+        };
+        assert_eq!(trips(), 1, "to have it");
+        let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+        assert_eq!(trips(), 1, "to give it up");
+        soon(transfer.extend(&locks, 2 * MINUTE)).await.unwrap();
+        assert_eq!(trips(), 1, "to extend it");
+        let adopted = soon(locks.adopt(&transfer)).await.unwrap();
+        assert_eq!(trips(), 1, "to adopt it");
+        soon(adopted.release()).await.unwrap();
+        assert_eq!(trips(), 1, "to give it back");
+    }
+    let permit = soon(locks.semaphore("order", 3).acquire_for(MINUTE))
+        .await
+        .unwrap();
+    assert_eq!(trips(), 2, "to have a permit that travels");
+    soon(permit.release(&locks)).await.unwrap();
+    assert_eq!(trips(), 1, "to give it back");
+}
+
+/// The process that gave it up is killed as soon as it has sent its message, which is delivered twice: the work is done once,
+/// by a process that nobody disturbs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_process_sent_is_worked_on_once() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let lease = ms(1_000);
+    let (one, other) = (
+        locks(&server.url(), lease).await,
+        locks(&server.url(), lease).await,
+    );
+    for round in 0..5 {
+        let mut handler = Other::plays("hands on", &server.url(), "order", lease);
+        handler.hears("sent");
+        handler.kill();
+        let message: String = eyes.text("RPOP messages");
+        let work = async |locks: Locks| {
+            let transfer: Transfer = message.parse().unwrap();
+            let guard = soon(locks.adopt(&transfer)).await?;
+            let mut eyes = Eyes::on(&server);
+            let _: u64 = eyes.text("INCR done");
+            // For longer than the lease that it was sent with would have lasted.
+            tokio::time::sleep(ms(2_500)).await;
+            guard.release().await
+        };
+        let (first, second) = tokio::join!(work(one.clone()), work(other.clone()));
+        let (done, refused) = if first.is_ok() {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        done.unwrap();
+        assert!(matches!(refused, Err(Error::Gone { .. })), "{refused:?}");
+        assert_eq!(eyes.text::<u64>("GET done"), round + 1);
+    }
+    let _: u64 = eyes.text("DEL done");
+    eyes.until_empty().await;
+}
+
+/// The answer is lost, and what was asked for is asked for again: it is done once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_loses_no_lease() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let direct = locks(&server.url(), ms(10_000)).await;
+    let behind = locks(&url(proxy.addr()), ms(10_000)).await;
+    for round in 0..4 {
+        // Whose request to give it up is executed, and not answered.
+        let guard = held(&behind, "order").await;
+        let owner = Eyes::on(&server).owner("order").unwrap();
+        let (holder, _) = owner.rsplit_once(':').unwrap();
+        proxy.cut_reply_to(holder);
+        let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+        // The same for who adopts it, extends it, or gives it back.
+        proxy.cut_reply_to(holder_of(&transfer));
+        match round {
+            0 => soon(soon(behind.adopt(&transfer)).await.unwrap().release())
+                .await
+                .unwrap(),
+            1 => soon(transfer.release(&behind)).await.unwrap(),
+            _ => {
+                soon(transfer.extend(&behind, MINUTE)).await.unwrap();
+                soon(transfer.release(&direct)).await.unwrap();
+            }
+        }
+        let again = soon(direct.adopt(&transfer)).await.map(drop);
+        assert!(matches!(again, Err(Error::Gone { .. })), "{again:?}");
+        Eyes::on(&server).until_empty().await;
+    }
+}
+
+fn holder_of(transfer: &Transfer) -> String {
+    let text = transfer.to_string();
+    text.split('.').nth(4).unwrap().to_owned()
+}
+
+/// Who cannot reach the store has lost nothing: somebody else adopts it, or the same process when it can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_away_loses_no_transfer() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let direct = locks(&server.url(), ms(10_000)).await;
+    let builder = Locks::builder().lease(ms(1_000)).request_timeout(ms(300));
+    let behind = builder.redis(&url(proxy.addr())).await.unwrap();
+    let transfer = soon(held(&direct, "order").await.into_transfer(MINUTE))
+        .await
+        .unwrap();
+    proxy.refuse(true);
+    proxy.reset();
+    for answer in [
+        soon(behind.adopt(&transfer)).await.map(drop),
+        soon(transfer.extend(&behind, MINUTE)).await,
+        soon(transfer.release(&behind)).await,
+    ] {
+        assert!(answer.as_ref().is_err_and(Error::is_unreachable), "{answer:?}");
+    }
+    proxy.heal();
+    let adopted = soon(async {
+        loop {
+            match behind.adopt(&transfer).await {
+                Err(error) if error.is_unreachable() => tokio::time::sleep(ms(10)).await,
+                answer => return answer,
+            }
+        }
+    });
+    soon(adopted.await.unwrap().release()).await.unwrap();
+}
+
+/// Values that are none of ours are left alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_values_are_refused_and_left_alone() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    for (write, read) in [
+        ("RPUSH lock:order x", "TYPE lock:order"),
+        ("HSET lock:order a b", "TYPE lock:order"),
+        ("SET lock:order somebody", "GET lock:order"),
+        ("ZADD lock:order 5 somebody", "TYPE lock:order"),
+    ] {
+        for reads in [false, true] {
+            let guard = match reads {
+                true => soon(locks.rw_lock("order").read()).await.unwrap(),
+                false => held(&locks, "order").await,
+            };
+            let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+            let _: redis::Value = eyes.text("DEL lock:order");
+            let _: redis::Value = eyes.text(write);
+            let before: String = eyes.text(read);
+            for answer in [
+                soon(locks.adopt(&transfer)).await.map(drop),
+                soon(transfer.extend(&locks, MINUTE)).await,
+                soon(transfer.release(&locks)).await,
+            ] {
+                assert!(
+                    matches!(answer, Err(Error::Gone { .. } | Error::Store { .. })),
+                    "{write}: {answer:?}"
+                );
+            }
+            assert_eq!(eyes.text::<String>(read), before, "{write}");
+            let _: redis::Value = eyes.text("DEL lock:order");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What every store must show of leases that go from one process to another, seen by two nodes.
+
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::{Error, Fence, Guard, Locks, Transfer, TransferError};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+/// As it comes out of a message.
+fn sent(transfer: &Transfer) -> Transfer {
+    let read: Transfer = transfer.to_string().parse().unwrap();
+    assert_eq!(read, *transfer);
+    read
+}
+
+fn is_gone<T: std::fmt::Debug>(answer: &Result<T, Error>) -> bool {
+    matches!(answer, Err(Error::Gone { key, .. }) if key.to_string() == "order")
+}
+
+/// One of each mode, under the name `order`.
+async fn of_each_mode(locks: &Locks, mode: usize) -> Guard {
+    match mode {
+        0 => soon(locks.mutex("order").lock()).await.unwrap(),
+        1 => soon(locks.rw_lock("order").read()).await.unwrap(),
+        2 => soon(locks.semaphore("order", 3).acquire_many(3)).await.unwrap(),
+        _ => soon(locks.mutex("order").fixed(MINUTE).lock()).await.unwrap(),
+    }
+}
+
+/// Nobody else can have it as a writer, or so many permits.
+async fn is_taken(locks: &Locks, mode: usize) -> bool {
+    match mode {
+        2 => soon(locks.semaphore("order", 3).try_acquire())
+            .await
+            .unwrap()
+            .is_none(),
+        _ => soon(locks.mutex("order").try_lock()).await.unwrap().is_none(),
+    }
+}
+
+pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
+    for mode in 0..4 {
+        let guard = of_each_mode(one, mode).await;
+        let (lease, first) = (guard.lease(), guard.fence());
+        let transfer = sent(&soon(guard.into_transfer(MINUTE)).await.unwrap());
+        assert_eq!(
+            (transfer.key().to_string(), transfer.lease()),
+            ("order".to_owned(), MINUTE)
+        );
+        assert_eq!(soon(lease.lost()).await, LostCause::Released);
+        assert!(
+            is_taken(one, mode).await && is_taken(other, mode).await,
+            "mode {mode}"
+        );
+        let adopted = soon(other.adopt(&transfer)).await.unwrap();
+        assert!(first < transfer.fence() && transfer.fence() < adopted.fence());
+        assert!(
+            is_taken(one, mode).await && is_taken(other, mode).await,
+            "mode {mode}"
+        );
+        // And on, also to where it came from.
+        let back = sent(&soon(adopted.into_transfer(MINUTE)).await.unwrap());
+        let adopted = soon(one.adopt(&back)).await.unwrap();
+        assert!(back.fence() < adopted.fence());
+        soon(adopted.release()).await.unwrap();
+        assert!(!is_taken(other, mode).await, "mode {mode}");
+        soon(other.idle()).await;
+    }
+}
+
+/// A message that is delivered twice is worked on once.
+pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
+    for mode in 0..4 {
+        let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
+            .await
+            .unwrap();
+        let adopted = soon(other.adopt(&transfer)).await.unwrap();
+        for locks in [one, other] {
+            assert!(is_gone(&soon(locks.adopt(&transfer)).await));
+            assert!(is_gone(&soon(transfer.extend(locks, MINUTE)).await));
+            assert!(is_gone(&soon(transfer.release(locks)).await));
+        }
+        assert!(adopted.is_held());
+        soon(adopted.release()).await.unwrap();
+        assert!(is_gone(&soon(one.adopt(&transfer)).await));
+    }
+}
+
+pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
+    for mode in 0..4 {
+        let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
+            .await
+            .unwrap();
+        soon(transfer.extend(other, 2 * MINUTE)).await.unwrap();
+        soon(transfer.extend(one, MINUTE)).await.unwrap();
+        soon(transfer.release(other)).await.unwrap();
+        assert!(!is_taken(one, mode).await);
+        assert!(is_gone(&soon(transfer.release(other)).await));
+        assert!(is_gone(&soon(transfer.extend(other, MINUTE)).await));
+        assert!(is_gone(&soon(other.adopt(&transfer)).await));
+        soon(one.idle()).await;
+    }
+}
+
+/// Whoever waits gets it after all of them, and not in between.
+pub async fn who_waits_gets_it_at_the_end(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("order").lock()).await.unwrap();
+    let lock = |locks: &Locks| {
+        let lock = locks.mutex("order").lock();
+        tokio::spawn(async move {
+            let guard = lock.await.unwrap();
+            let fence = guard.fence();
+            guard.release().await.unwrap();
+            fence
+        })
+    };
+    let waiting = [lock(one), lock(other)];
+    soon(async {
+        while one.waiting() + other.waiting() < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+    let adopted = soon(other.adopt(&transfer)).await.unwrap();
+    assert!(waiting.iter().all(|task| !task.is_finished()));
+    let last = adopted.fence();
+    soon(adopted.release()).await.unwrap();
+    for task in waiting {
+        let fence: Fence = soon(task).await.unwrap();
+        assert!(transfer.fence() < last && last < fence);
+    }
+}
+
+/// An adopted lease is nobody else's of the process that adopted it.
+pub async fn an_adopted_lease_is_not_handed_on(one: &Locks, other: &Locks) {
+    let transfer = soon(
+        soon(one.mutex("order").lock())
+            .await
+            .unwrap()
+            .into_transfer(MINUTE),
+    )
+    .await
+    .unwrap();
+    let adopted = soon(other.adopt(&transfer)).await.unwrap();
+    let next = tokio::spawn(other.mutex("order").lock());
+    soon(async {
+        while other.waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let before = adopted.fence().get();
+    soon(adopted.release()).await.unwrap();
+    let next = soon(next).await.unwrap().unwrap();
+    // Not the next place of the same grant.
+    assert!(next.fence().get() / 1024 > before / 1024);
+    soon(next.release()).await.unwrap();
+}
+
+/// Nobody renews it on its way, and nobody has to give it back.
+pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
+    let lease = Duration::from_millis(500);
+    for mode in 0..4 {
+        let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
+            .await
+            .unwrap();
+        match mode {
+            2 => drop(soon(other.semaphore("order", 3).acquire_many(3)).await.unwrap()),
+            _ => drop(soon(other.mutex("order").lock()).await.unwrap()),
+        }
+        assert!(is_gone(&soon(other.adopt(&transfer)).await));
+        assert!(is_gone(&soon(transfer.extend(one, MINUTE)).await));
+        soon(other.idle()).await;
+    }
+}
+
+/// For whom it is extended it lasts, and what is adopted is renewed.
+pub async fn an_extended_one_lasts(one: &Locks, other: &Locks) {
+    let lease = Duration::from_millis(800);
+    for mode in 0..3 {
+        let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
+            .await
+            .unwrap();
+        soon(transfer.extend(other, MINUTE)).await.unwrap();
+        // Never shorter.
+        soon(transfer.extend(other, lease)).await.unwrap();
+        // It would have ended, with its margin.
+        tokio::time::sleep(2 * lease + Duration::from_millis(500)).await;
+        let adopted = soon(one.adopt(&transfer)).await.unwrap();
+        soon(adopted.release()).await.unwrap();
+    }
+}
+
+pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
+    let lease = Duration::from_millis(500);
+    let calls = one.semaphore("order", 2);
+    let kept = sent(&soon(calls.acquire_for(MINUTE)).await.unwrap());
+    let left = soon(calls.acquire_for(lease)).await.unwrap();
+    assert!(
+        soon(other.semaphore("order", 2).try_acquire())
+            .await
+            .unwrap()
+            .is_none()
+    );
+    // The one that nobody gives back.
+    let guard = soon(other.semaphore("order", 2).acquire()).await.unwrap();
+    assert!(is_gone(&soon(left.release(other)).await));
+    soon(kept.release(other)).await.unwrap();
+    assert_eq!(soon(calls.available_permits()).await.unwrap(), 1);
+    soon(guard.release()).await.unwrap();
+}
+
+/// The guard goes on.
+pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
+    let refused = |answer: Result<Transfer, TransferError>| match answer {
+        Err(TransferError::Refused(guard, Error::Options(why))) => {
+            assert!(guard.is_held());
+            (guard, why.to_string())
+        }
+        answer => panic!("{answer:?}"),
+    };
+    let guard = soon(one.mutex("order").lock()).await.unwrap();
+    let again = guard.again().unwrap();
+    let (guard, why) = refused(soon(guard.into_transfer(MINUTE)).await);
+    assert!(why.contains("`order`") && why.contains("other guards"), "{why}");
+    drop(again);
+    let (guard, why) = refused(soon(guard.into_transfer(Duration::ZERO)).await);
+    assert!(why.contains("0ns"), "{why}");
+    let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+    soon(transfer.release(other)).await.unwrap();
+
+    let (first, second) = (
+        soon(one.rw_lock("order").read()).await.unwrap(),
+        soon(one.rw_lock("order").read()).await.unwrap(),
+    );
+    let (first, why) = refused(soon(first.into_transfer(MINUTE)).await);
+    assert!(why.contains("others of this process read"), "{why}");
+    soon(second.release()).await.unwrap();
+    let transfer = soon(first.into_transfer(MINUTE)).await.unwrap();
+    let adopted = soon(other.adopt(&transfer)).await.unwrap();
+    // Beside other readers, who may come.
+    let beside = soon(one.rw_lock("order").try_read())
+        .await
+        .unwrap()
+        .expect("nobody writes");
+    soon(beside.release()).await.unwrap();
+    soon(adopted.release()).await.unwrap();
+}
+
+/// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left.
+#[macro_export]
+macro_rules! laws_of_transfers {
+    ($nodes:path, $empty:path) => {
+        $crate::laws_of_transfers!($nodes, $empty:
+            a_lease_goes_from_hand_to_hand,
+            what_was_adopted_is_gone,
+            whoever_is_told_of_it_gives_it_back,
+            who_waits_gets_it_at_the_end,
+            an_adopted_lease_is_not_handed_on,
+            an_ended_one_is_free_again,
+            an_extended_one_lasts,
+            a_permit_is_given_out_by_itself,
+            what_others_share_is_not_given_up,
+        );
+    };
+    ($nodes:path, $empty:path: $($law:ident,)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $law() {
+            let (one, other, store) = $nodes().await;
+            $crate::support::transfers::$law(&one, &other).await;
+            one.idle().await;
+            other.idle().await;
+            $empty(store);
+        })+
+    };
+}
