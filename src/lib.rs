@@ -39,6 +39,8 @@ pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::{Lock, Mutex};
 pub use primitives::rw_lock::RwLock;
 pub use primitives::semaphore::Semaphore;
+#[cfg(feature = "redis")]
+pub use primitives::write::{Atomically, Commands, Script};
 pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;

@@ -12,3 +12,5 @@ pub(crate) mod scope;
 pub(crate) mod semaphore;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;
+#[cfg(feature = "redis")]
+pub(crate) mod write;

@@ -48,6 +48,8 @@ pub enum Flaw {
     SoloHandedOn,
     /// A permit is handed on within its process to whoever is next, however many that one wants.
     PermitHandedToMany,
+    /// A lease is handed on within its process while a write under it has no answer.
+    HandedOnUnanswered,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -110,6 +112,8 @@ pub enum Flaw {
     CheckpointOutlivesTick,
     /// A store that lost what it had acknowledged does not hear of it from those who know.
     LossBelieved,
+    /// What is to be written under a lease is written, whether or not that is current.
+    WriteUnchecked,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -132,7 +136,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 49] = [
+    pub const ALL: [Flaw; 51] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -144,6 +148,7 @@ impl Flaw {
         Flaw::OverdueRenewed,
         Flaw::SoloHandedOn,
         Flaw::PermitHandedToMany,
+        Flaw::HandedOnUnanswered,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,
@@ -174,6 +179,7 @@ impl Flaw {
         Flaw::CheckpointOfLoser,
         Flaw::CheckpointOutlivesTick,
         Flaw::LossBelieved,
+        Flaw::WriteUnchecked,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,
