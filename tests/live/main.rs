@@ -65,3 +65,4 @@ mod torture;
 mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;
+mod writes;
