@@ -103,14 +103,7 @@ async fn commands_and_scripts_are_done_in_one_trip() {
         .unwrap();
     assert_eq!(nothing, Value::Nil);
     // What cannot be read was done.
-    let unread = soon(
-        guard
-            .atomically()
-            .command("INCR")
-            .key("count")
-            .query::<i64>(),
-    )
-    .await;
+    let unread = soon(guard.atomically().command("INCR").key("count").query::<i64>()).await;
     assert!(matches!(unread, Err(Error::Reply { .. })), "{unread:?}");
     assert_eq!(count(&mut eyes), 41);
     // Many words and keys.

@@ -7,7 +7,7 @@
 -- ARGV[2]        the grant number
 -- ARGV[3]        of a semaphore <permits>/<of so many>; else empty
 -- ARGV[i+3]      the caller's
--- returns        {1, what the body returned}; {2, the error that it ended with}; {0} = the lease is not current
+-- returns        {1, what the body returned}; {2, the error that it ended with}; {0} = the lease is not current; READONLY
 local function is_current()
   local record, holder = redis.pcall('GET', KEYS[1]), ARGV[1]
   if type(record) ~= 'table' then return record == holder .. ARGV[2] end
@@ -20,7 +20,8 @@ end
 
 if not is_current() then
   -- A write that changes nothing: what a replica says of a lease would mean nothing, and this makes it say READONLY.
-  redis.call('ZREM', KEYS[2], 'b')
+  local wrote = redis.pcall('ZREM', KEYS[2], 'b')
+  if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
   return { 0 }
 end
 local keys, args = {}, {}
