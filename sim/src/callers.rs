@@ -71,6 +71,8 @@ pub(crate) enum Act {
     Drop,
     Finish,
     Downgrade,
+    /// Has something written under the lease.
+    Write,
     /// Leaves something for whoever runs its tick again, whether it holds or not.
     Save,
 }
@@ -265,6 +267,7 @@ impl World {
                 self.feed(slot, key, Input::Finish(ticket, well));
             }
             (Act::Downgrade, State::Holding) => self.downgrade(slot, caller),
+            (Act::Write, State::Holding) => self.begin_write(slot, caller),
             (Act::Save, _) => self.save(slot, caller),
             // The future is dropped, not the guard.
             (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
@@ -423,6 +426,7 @@ impl World {
                 act,
             },
         );
+        self.plan_writes(slot, caller, hold);
         if self.chance(20) {
             let pause = self.rng.u64(0..=hold);
             self.after(

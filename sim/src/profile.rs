@@ -34,6 +34,8 @@ pub(crate) struct Profile {
     pub(crate) readers: bool,
     /// All of them want permits.
     pub(crate) permits: bool,
+    /// Callers have something written while they hold.
+    pub(crate) writes: bool,
     /// The server lets nobody subscribe.
     pub(crate) no_inbox: bool,
     /// Many callers that want a lease of their own: far more than the server can serve in time.
@@ -113,6 +115,7 @@ impl Profile {
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
             readers: setup.seed % 5 < 2,
             permits: setup.seed % 10 == 4,
+            writes: setup.seed % 8 == 3,
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
             probe: rng.u8(0..8) > 0,
@@ -153,6 +156,7 @@ impl Profile {
             lag: 0,
             readers: false,
             permits: false,
+            writes: false,
             no_inbox: false,
             probe: true,
             forgetful: false,
