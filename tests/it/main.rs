@@ -76,3 +76,4 @@ mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
 mod waiters;
+mod writes;
