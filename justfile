@@ -21,6 +21,7 @@ lint:
     cargo clippy --all-targets --all-features --test live -- -D warnings
     cargo clippy -p tenure-sim --all-targets -- -D warnings
     cargo clippy -p tenure-reconcile-sqlite --all-targets -- -D warnings
+    cargo clippy -p tenure-fenced-ledger --all-targets -- -D warnings
     if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "no cargo-deny: licences not checked"; fi
 
 # The documentation, with every broken link an error
@@ -31,6 +32,8 @@ docs *args:
 examples:
     for example in examples/*.rs; do cargo run --all-features --example "$(basename "$example" .rs)" || exit 1; done
     cargo run -p tenure-reconcile-sqlite
+    cargo run -p tenure-fenced-ledger
+    cargo run -p tenure-fenced-ledger -- --without-fence
 
 # Numbers per floor
 bench *args:

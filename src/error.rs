@@ -75,6 +75,46 @@ pub enum Error {
         /// What the store said.
         source: StoreError,
     },
+    /// What was to be written [under a lease](crate::Lease::atomically) was sent, and no answer came. It may have been done, or
+    /// may be done while that lease is current. Look at what it writes before it is done again.
+    #[error(
+        "no answer to a write under `{key}` ({source}): it may have been done, look before you repeat it"
+    )]
+    #[non_exhaustive]
+    Unanswered {
+        /// What was held.
+        key: Key,
+        /// What happened to the answer.
+        source: StoreError,
+    },
+    /// What was to be written [under a lease](crate::Lease::atomically) failed, in the server's words. What it had written
+    /// before that stands. A fault of the commands or the script, or of what they met.
+    #[error("a write under `{key}` failed, and what it wrote before that stands: {said}")]
+    #[non_exhaustive]
+    Failed {
+        /// What was held.
+        key: Key,
+        /// What the server said.
+        said: String,
+    },
+    /// What was to be written [under a lease](crate::Lease::atomically) was done, and its reply is not of the type that was
+    /// asked for. A fault of the program.
+    #[error("a write under `{key}` was done, and its reply cannot be read: {why}")]
+    #[non_exhaustive]
+    Reply {
+        /// What was held.
+        key: Key,
+        /// Why not.
+        why: String,
+    },
+    /// The store keeps leases and no data of yours, so nothing can be [written under a lease](crate::Lease::atomically) there. A
+    /// fault of the set-up.
+    #[error("the store of `{key}` keeps leases only: what is to be written under a lease needs Redis")]
+    #[non_exhaustive]
+    Unsupported {
+        /// What is held.
+        key: Key,
+    },
     /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
     #[error("cannot use the store {store}: {source}")]
     #[non_exhaustive]

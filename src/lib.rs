@@ -40,6 +40,8 @@ pub use primitives::mutex::{Lock, Mutex};
 pub use primitives::rw_lock::RwLock;
 pub use primitives::semaphore::Semaphore;
 pub use primitives::transfer::{ParseTransferError, Transfer, TransferError};
+#[cfg(feature = "redis")]
+pub use primitives::write::{Atomically, Commands, Script};
 pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;

@@ -86,6 +86,8 @@ pub(crate) enum Act {
     Transfer,
     /// Tells others of what it was granted for them.
     HandOut,
+    /// Has something written under the lease.
+    Write,
     /// Leaves something for whoever runs its tick again, whether it holds or not.
     Save,
 }
@@ -277,6 +279,7 @@ impl World {
             (Act::Downgrade, State::Holding) => self.downgrade(slot, caller),
             (Act::Transfer, State::Holding) => self.transfer(slot, caller),
             (Act::HandOut, State::Holding) => self.hand_out(slot, caller),
+            (Act::Write, State::Holding) => self.begin_write(slot, caller),
             (Act::Save, _) => self.save(slot, caller),
             // The future is dropped, not the guard.
             (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
@@ -438,6 +441,7 @@ impl World {
                 act,
             },
         );
+        self.plan_writes(slot, caller, hold);
         if self.chance(20) {
             let pause = self.rng.u64(0..=hold);
             self.after(

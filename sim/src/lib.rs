@@ -6,7 +6,8 @@
 //! given up are executed late, pushes are older than answers, processes stop for longer than their leases.
 //!
 //! Reading order: [`coverage`] (what must have happened), `profile` (what kind of world it is), `world` (state and
-//! time), `network` (connections, server, inboxes), `callers` (who wants locks), `faults` (what goes wrong), `watch`
+//! time), `network` (connections, server, inboxes), `callers` (who wants locks), `writes` (what
+//! they write), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
 #![allow(clippy::too_many_lines, reason = "a table of events, and a world's beginning")]
@@ -31,6 +32,7 @@ mod together;
 mod transfers;
 mod watch;
 mod world;
+mod writes;
 
 pub use coverage::Coverage;
 
@@ -161,11 +163,13 @@ pub enum Wrong {
     DeniedInCalm,
     /// A connection that nothing comes through is used on and on.
     Unnoticed,
+    /// What was to be written under a lease is written after a later holder was let in.
+    WriteOrder,
 }
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 35] = [
+    pub const ALL: [Wrong; 36] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -201,6 +205,7 @@ impl Wrong {
         Wrong::Half,
         Wrong::DeniedInCalm,
         Wrong::Unnoticed,
+        Wrong::WriteOrder,
     ];
 }
 

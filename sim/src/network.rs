@@ -31,11 +31,11 @@ pub(crate) struct Conn {
     /// Since when nothing gets through and nobody is told, as when a firewall forgets it.
     pub(crate) silent: Option<u64>,
     /// The client's end is broken, and whoever writes hears of it.
-    broken: bool,
-    up: u64,
-    down: u64,
+    pub(crate) broken: bool,
+    pub(crate) up: u64,
+    pub(crate) down: u64,
     /// Under way, and whether the server executed it.
-    flights: VecDeque<(BatchId, bool)>,
+    pub(crate) flights: VecDeque<(BatchId, bool)>,
 }
 
 pub(crate) fn error(kind: StoreErrorKind) -> StoreError {
@@ -196,16 +196,9 @@ impl World {
                 batch.not_after
             )
         });
-        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
-        let found = found
-            .map(|(_, conn)| *conn)
-            .filter(|conn| self.conns[*conn].opened);
-        if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
-            self.wrong(Wrong::Beside, None, || {
-                format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
-            });
-        }
-        let Some(conn) = found else { return };
+        let Some(conn) = self.usable_conn(slot, attempt) else {
+            return;
+        };
         for request in &batch.requests {
             self.sends(slot, request);
         }
@@ -234,6 +227,20 @@ impl World {
             self.write_again(conn, &batch);
         }
         self.push_through(conn, id, batch, false);
+    }
+
+    /// The connection on which a session sends.
+    pub(crate) fn usable_conn(&mut self, slot: usize, attempt: Attempt) -> Option<usize> {
+        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
+        let found = found
+            .map(|(_, conn)| *conn)
+            .filter(|conn| self.conns[*conn].opened);
+        if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
+            self.wrong(Wrong::Beside, None, || {
+                format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
+            });
+        }
+        found
     }
 
     fn push_through(&mut self, conn: usize, id: BatchId, batch: Batch, reload: bool) {
@@ -448,7 +455,7 @@ impl World {
     }
 
     /// What a broken connection says of a batch. Some had not been written yet.
-    fn interrupted(&mut self) -> Failure {
+    pub(crate) fn interrupted(&mut self) -> Failure {
         let executed = if self.chance(30) {
             self.saw(Seen::NotWritten);
             Executed::No

@@ -12,6 +12,7 @@ use tenure::protocol::session_step::{
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
+use tenure::protocol::write::WriteId;
 
 use crate::Wrong;
 use crate::callers::Caller;
@@ -19,6 +20,7 @@ use crate::coverage::Seen;
 use crate::inbox::Inbox;
 use crate::planted::Planted;
 use crate::world::{Event, MS, World};
+use crate::writes::Write;
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -48,6 +50,9 @@ pub(crate) struct Node {
     pub(crate) requests: BTreeMap<(ClaimNumber, u32), (u64, usize)>,
     /// Claims, and what gives leases back, in the order in which they were left with the session, which has not sent them.
     pub(crate) unsent: Vec<(Tag, Request)>,
+    /// What was to be written and is not told of, and how often something was.
+    pub(crate) writes: BTreeMap<WriteId, Write>,
+    pub(crate) written: u64,
     pub(crate) probes: BTreeMap<Probe, u64>,
     pub(crate) probed: u64,
     pub(crate) sends: u32,
@@ -133,6 +138,8 @@ impl World {
             live: Vec::new(),
             requests: BTreeMap::new(),
             unsent: Vec::new(),
+            writes: BTreeMap::new(),
+            written: 0,
             probes: BTreeMap::new(),
             probed: 0,
             sends: 0,
@@ -382,6 +389,12 @@ impl World {
                 id,
                 batch,
             } => self.write(slot, connection, id, batch),
+            SessionEffect::Write {
+                connection,
+                id,
+                write,
+            } => self.send_write(slot, connection, id, write),
+            SessionEffect::WriteFailed(write, why, _) => self.write_failed(slot, write, why),
             SessionEffect::Tell(name, input) => {
                 let key = self.index(&name);
                 self.told(slot, key, &input);

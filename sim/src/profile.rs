@@ -36,6 +36,8 @@ pub(crate) struct Profile {
     pub(crate) transfers: bool,
     /// All of them want permits.
     pub(crate) permits: bool,
+    /// Callers have something written while they hold.
+    pub(crate) writes: bool,
     /// The server lets nobody subscribe.
     pub(crate) no_inbox: bool,
     /// Many callers that want a lease of their own: far more than the server can serve in time.
@@ -116,6 +118,8 @@ impl Profile {
             readers: setup.seed % 5 < 2,
             transfers: setup.seed % 7 == 3,
             permits: setup.seed % 10 == 4,
+            // So few that the seeds which find a planted mistake are other worlds.
+            writes: setup.seed % 32 == 3,
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
             probe: rng.u8(0..8) > 0,
@@ -157,6 +161,7 @@ impl Profile {
             readers: false,
             transfers: false,
             permits: false,
+            writes: false,
             no_inbox: false,
             probe: true,
             forgetful: false,

@@ -69,6 +69,13 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// The largest fence of a key that somebody was told.
+    pub(crate) fn highest_fence(&self, key: usize) -> Option<Fence> {
+        self.highest_fences[key]
+    }
+}
+
 /// What the server knew of a key.
 #[derive(Debug)]
 pub(crate) struct Owned {
@@ -248,8 +255,13 @@ impl World {
         }
     }
 
+    /// Nothing is promised of its order.
+    pub(crate) fn is_exempt(&self, fence: Fence) -> bool {
+        fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number())
+    }
+
     pub(crate) fn watch_fence(&mut self, slot: usize, key: usize, mode: Mode, fence: Fence) {
-        let exempt = fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number());
+        let exempt = self.is_exempt(fence);
         let before = match mode {
             Mode::Read | Mode::Permits(_) => self.watch.written[key],
             _ => self.watch.highest_fences[key],

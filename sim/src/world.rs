@@ -8,6 +8,7 @@ use tenure::key::Key;
 use tenure::protocol::message::{Batch, BatchReply, Failure, Grant, Name, NodeId, TickTime};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::Effect;
+use tenure::protocol::write::WriteId;
 
 use crate::callers::Act;
 use crate::coverage::{Coverage, Seen};
@@ -19,6 +20,7 @@ use crate::profile::Profile;
 use crate::server::Server;
 use crate::transfers::Letter;
 use crate::watch::Watch;
+use crate::writes::Write;
 use crate::{Failure as WorldFailure, Run, Setup, Wrong};
 
 /// Nanoseconds in a millisecond: true time is in nanoseconds.
@@ -60,6 +62,19 @@ pub(crate) enum Event {
         conn: usize,
         id: BatchId,
         batch: Box<Batch>,
+    },
+    /// Something that is to be written comes to the server.
+    Write {
+        conn: usize,
+        id: BatchId,
+        write: WriteId,
+        content: Box<Write>,
+    },
+    /// And its answer back.
+    Wrote {
+        conn: usize,
+        id: BatchId,
+        write: WriteId,
     },
     Reply {
         conn: usize,
@@ -172,6 +187,8 @@ impl Ord for Due {
 pub(crate) struct World {
     pub(crate) setup: Setup,
     pub(crate) rng: fastrand::Rng,
+    /// What is drawn for writes, so that nothing else depends on them.
+    pub(crate) of_writes: fastrand::Rng,
     pub(crate) now: u64,
     seq: u64,
     due: BinaryHeap<Reverse<Due>>,
@@ -212,6 +229,7 @@ impl World {
         let mut world = World {
             setup,
             rng,
+            of_writes: fastrand::Rng::with_seed(setup.seed),
             now: 0,
             seq: 0,
             due: BinaryHeap::new(),
@@ -311,6 +329,13 @@ impl World {
                 reload,
             } => self.arrive(conn, id, batch, reload),
             Event::NoScript { conn, id, batch } => self.no_script(conn, id, batch),
+            Event::Write {
+                conn,
+                id,
+                write,
+                content,
+            } => self.write_arrives(conn, id, write, content),
+            Event::Wrote { conn, id, write } => self.wrote(conn, id, write),
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
             Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),
@@ -371,6 +396,7 @@ impl World {
             Event::Connected { conn, .. }
             | Event::ConnectFailed { conn, .. }
             | Event::NoScript { conn, .. }
+            | Event::Wrote { conn, .. }
             | Event::Reply { conn, .. }
             | Event::ResetSeen { conn } => {
                 let conn = &self.conns[*conn];

@@ -362,6 +362,16 @@ fn finds_a_checkpoint_that_outlives_its_tick() {
     finds(with(Flaw::CheckpointOutlivesTick), Wrong::CheckpointOfAnother, 1);
 }
 
+#[test]
+fn finds_a_write_under_a_lease_that_is_over() {
+    finds(with(Flaw::WriteUnchecked), Wrong::WriteOrder, 1);
+}
+
+#[test]
+fn finds_a_lease_that_is_handed_on_with_a_write_under_way() {
+    finds(with(Flaw::HandedOnUnanswered), Wrong::WriteOrder, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]

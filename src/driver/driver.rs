@@ -161,7 +161,7 @@ impl Node {
 
     /// The same, and sends what follows from it. The driver sleeps meanwhile, until a time that it chose before: it is woken
     /// when something is due sooner now, such as what still gathers behind this reply.
-    fn happened(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
+    pub(super) fn happened(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
         self.feed(server, input);
         self.step(server);
         let due = lock(&server.session).next_due();
@@ -185,6 +185,12 @@ impl Node {
                 self.events.sent(batch.requests.len());
                 self.send(server, connection, id, batch);
             }
+            SessionEffect::Write {
+                connection,
+                id,
+                write,
+            } => self.send_write(server, connection, id, write),
+            SessionEffect::WriteFailed(write, why, error) => self.write_failed(server, write, why, error),
             SessionEffect::Connect(attempt) => self.connect(server, attempt),
             SessionEffect::Close(attempt) => {
                 let mut io = lock(&server.io);

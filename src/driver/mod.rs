@@ -21,3 +21,4 @@ pub(crate) mod servers;
 pub(crate) mod together;
 pub(crate) mod told;
 pub(crate) mod waiter;
+pub(crate) mod writes;

@@ -31,6 +31,7 @@ use crate::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };
 use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
 use crate::store::Store;
 
 /// More than there are cores that would contend for one.
@@ -328,6 +329,18 @@ impl Node {
     /// The claim that a holder holds by.
     pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
         lock(&self.cell(name).keys).shard.claim(name, ticket)
+    }
+
+    /// A holder is about to write: what that is checked against, and the length of the lease.
+    pub(super) fn begin_write(&self, name: &Name, ticket: Ticket) -> Option<(Precondition, Duration)> {
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.begin_write(now, name, ticket)
+    }
+
+    /// A write of a holder was answered, or is never sent.
+    pub(super) fn end_write_of(&self, name: &Name, ticket: Ticket) {
+        lock(&self.cell(name).keys).shard.end_write(name, ticket);
     }
 
     pub(crate) fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {

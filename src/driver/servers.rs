@@ -10,6 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
+use crate::driver::writes::Writes;
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::options::Options;
@@ -44,6 +45,7 @@ pub(crate) struct Server {
     /// As errors and events name it.
     pub(crate) text: Arc<str>,
     pub(crate) outage: Outage,
+    pub(crate) writes: Mutex<Writes>,
     probes: Mutex<HashMap<Probe, oneshot::Sender<Result<(), StoreError>>>>,
 }
 
@@ -140,6 +142,7 @@ impl Servers {
             io: Mutex::default(),
             text,
             outage: Outage::default(),
+            writes: Mutex::default(),
             probes: Mutex::default(),
         }
     }

@@ -200,10 +200,16 @@ impl From<&Error> for Refused {
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
-            // Whoever held it may have begun.
-            Error::Lost { .. } | Error::Gone { .. } => Refused::OutcomeUnknown,
+            // Whoever held it may have begun, and what it wrote may have been done in part.
+            Error::Lost { .. }
+            | Error::Gone { .. }
+            | Error::Unanswered { .. }
+            | Error::Failed { .. }
+            | Error::Reply { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
-            Error::Options(_) | Error::WouldDeadlock { .. } => Refused::BadOptions,
+            Error::Options(_) | Error::WouldDeadlock { .. } | Error::Unsupported { .. } => {
+                Refused::BadOptions
+            }
         }
     }
 }

@@ -398,7 +398,12 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Options(_)
             | Error::Lost { .. }
             | Error::Gone { .. }
-            | Error::WouldDeadlock { .. },
+            | Error::WouldDeadlock { .. }
+            // Of writes, and no answers to who asked for a lock.
+            | Error::Unanswered { .. }
+            | Error::Failed { .. }
+            | Error::Reply { .. }
+            | Error::Unsupported { .. },
         )) => "invalid",
     };
     record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());

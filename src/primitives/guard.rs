@@ -21,6 +21,8 @@ use crate::observe;
 use crate::primitives::blocking::block_on;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
+#[cfg(feature = "redis")]
+use crate::primitives::write::Atomically;
 use crate::protocol::message::{Fence, TickTime};
 #[cfg(feature = "tower")]
 use crate::protocol::message::{Mode, Name};
@@ -159,6 +161,58 @@ impl Lease {
         }
     }
 
+    /// Redis commands, or a script of yours, that are done only if this lease is current, in one atomic step on the lock's own
+    /// server: no process can be stopped between the check and the write. For data in Redis this does what a resource that
+    /// refuses smaller [fences](Self::fence) does for data elsewhere.
+    ///
+    /// ```no_run
+    /// # async fn sells(guard: tenure::Guard) -> Result<(), tenure::Error> {
+    /// let (left, _): (i64, i64) = guard
+    ///     .atomically()
+    ///     .command("DECR").key("stock:42")
+    ///     .command("RPUSH").key("orders:42").arg("order 7")
+    ///     .query()
+    ///     .await?;
+    /// let sold: bool = guard
+    ///     .atomically()
+    ///     .script("return redis.call('DECRBY', KEYS[1], ARGV[1]) >= 0")
+    ///     .key("stock:42")
+    ///     .arg(3)
+    ///     .query()
+    ///     .await?;
+    /// # let _ = (left, sold); Ok(()) }
+    /// ```
+    ///
+    /// It takes one round trip, and is sent once. The keys are yours, as they are called in Redis: our prefix is not put
+    /// before them. The user of the connection needs the rights to them.
+    ///
+    /// Writes of holders that exclude each other are done in the order of their fences: none is done after the next holder
+    /// has the lock. Readers may write, and holders of permits, and several guards of one lease ([`again`](Self::again)): nothing
+    /// orders theirs among themselves.
+    ///
+    /// *Redis does not roll back.* A command that fails ends the rest, and what was written before it stands. And nothing
+    /// else is done while a script runs: one that takes long delays every lease on that server, one that loops ends them.
+    ///
+    /// # Errors
+    ///
+    /// | | |
+    /// |---|---|
+    /// | [`Error::Lost`] | the lease is not current: nothing was written |
+    /// | [`Error::Failed`] | the server failed it, in its own words, perhaps half-way: what was written before that stands |
+    /// | [`Error::Unanswered`] | it was sent, and no answer came: it may have been done, and may be done later, while this lease is current |
+    /// | [`Error::Store`] | it was not done: no connection, or the server refused it as a whole |
+    /// | [`Error::Reply`] | it was done, and the reply cannot be read as what was asked for |
+    /// | [`Error::Unsupported`] | the store keeps no data of yours: that in memory |
+    ///
+    /// An answer is waited for as long as for that to a renewal: a quarter of the lease, at least 100 ms and at most
+    /// [`request_timeout`](crate::Builder::request_timeout). A lease with a write that has no answer is not handed on within
+    /// this process but given back, so that what is done later is done in nobody else's time. To make it known what became
+    /// of such a write, have it write an id of its own.
+    #[cfg(feature = "redis")]
+    pub fn atomically(&self) -> Atomically {
+        Atomically::new(&self.held)
+    }
+
     /// It is one of that lock, and nobody else has one beside it.
     #[cfg(feature = "tower")]
     pub(crate) fn is_alone_on(&self, node: &Arc<Node>, name: &Name) -> bool {
@@ -234,6 +288,12 @@ impl Guard {
     /// See [`Lease::scope`].
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.lease.scope(work)
+    }
+
+    /// See [`Lease::atomically`].
+    #[cfg(feature = "redis")]
+    pub fn atomically(&self) -> Atomically {
+        self.lease.atomically()
     }
 
     /// A view of it, for others. It outlives the guard, and says so.

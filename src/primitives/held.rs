@@ -112,6 +112,18 @@ impl Held {
         self.waiter.over().filter(|cause| *cause != LostCause::Released)
     }
 
+    /// The store says that it is over, which is known here only with the next renewal.
+    #[cfg(any(feature = "redis", feature = "scheduler"))]
+    pub(crate) fn gone(&self) -> Error {
+        match self.lost() {
+            Error::Lost { key, .. } if self.is_held() => Error::Lost {
+                key,
+                cause: LostCause::Gone,
+            },
+            lost => lost,
+        }
+    }
+
     /// Why it is held no more.
     pub(crate) fn lost(&self) -> Error {
         // What is being given back is told as that before the store has answered.

@@ -13,3 +13,5 @@ pub(crate) mod semaphore;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;
 pub(crate) mod transfer;
+#[cfg(feature = "redis")]
+pub(crate) mod write;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
-use crate::error::{Error, LostCause};
+use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
 use crate::primitives::guard::Lease;
@@ -98,12 +98,5 @@ pub(crate) async fn ask_about_run(
     if report.owns && held.is_held() {
         return Ok(report);
     }
-    // The store knows first; the next renewal tells the run.
-    Err(match held.lost() {
-        Error::Lost { key, .. } if held.is_held() => Error::Lost {
-            key,
-            cause: LostCause::Gone,
-        },
-        lost => lost,
-    })
+    Err(held.gone())
 }

@@ -136,6 +136,9 @@ pub(crate) struct Held {
     pub(crate) due: Instant,
     /// By then the record has ended, if no request extends it.
     pub(crate) ends: Instant,
+    /// Writes that were sent under it and not answered. One that never is counts to the end: it may still be done, and would
+    /// pass for one of the next holder.
+    pub(crate) writes: u32,
 }
 
 /// Who holds by a claim.

@@ -17,7 +17,7 @@ const IDLE: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
     pub(super) fn is_wanted(&self) -> bool {
-        !self.queue.is_empty() || !self.probes.is_empty()
+        !self.queue.is_empty() || !self.probes.is_empty() || !self.writes.is_empty()
     }
 
     /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
@@ -86,6 +86,7 @@ impl<P: Plant> Session<P> {
             }
         }
         self.fail_probes(effects);
+        self.fail_queued_writes(Unanswered::No, effects);
     }
 
     /// Closed, and not to be opened again before a pause that doubles.
@@ -125,6 +126,7 @@ impl<P: Plant> Session<P> {
             effects.push(SessionEffect::Tell(outgoing.request.name, input));
         }
         self.fail_probes(effects);
+        self.fail_queued_writes(Unanswered::Down, effects);
     }
 
     pub(super) fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {

@@ -48,6 +48,8 @@ pub enum Flaw {
     SoloHandedOn,
     /// A permit is handed on within its process to whoever is next, however many that one wants.
     PermitHandedToMany,
+    /// A lease is handed on within its process while a write under it has no answer.
+    HandedOnUnanswered,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -116,6 +118,8 @@ pub enum Flaw {
     CheckpointOutlivesTick,
     /// A store that lost what it had acknowledged does not hear of it from those who know.
     LossBelieved,
+    /// What is to be written under a lease is written, whether or not that is current.
+    WriteUnchecked,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -138,7 +142,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 52] = [
+    pub const ALL: [Flaw; 54] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -150,6 +154,7 @@ impl Flaw {
         Flaw::OverdueRenewed,
         Flaw::SoloHandedOn,
         Flaw::PermitHandedToMany,
+        Flaw::HandedOnUnanswered,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,
@@ -183,6 +188,7 @@ impl Flaw {
         Flaw::CheckpointOfLoser,
         Flaw::CheckpointOutlivesTick,
         Flaw::LossBelieved,
+        Flaw::WriteUnchecked,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,

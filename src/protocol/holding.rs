@@ -1,13 +1,16 @@
 //! What is held: from the grant to its end, and who of this process goes on with it.
 
+use std::time::Duration;
+
 use crate::error::LostCause;
 use crate::protocol::claim::{Claimant, Held, Holders, Local, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
 
 impl<P: Plant> KeyState<P> {
     /// The lease is the node's: whoever is first in the line starts, or it is left again.
@@ -62,6 +65,7 @@ impl<P: Plant> KeyState<P> {
             since: cx.now,
             due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
             ends: cx.now + claim.hold(),
+            writes: 0,
         });
         self.held = number;
         cx.effects
@@ -132,7 +136,8 @@ impl<P: Plant> KeyState<P> {
         let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
         let is_alike = next.options.mode == claim.mode || claim.mode.is_of_permits() && !weighs;
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
-        if !in_burst || is_short || !is_alike {
+        let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
+        if !in_burst || is_short || !is_alike || may_be_written {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
@@ -149,6 +154,42 @@ impl<P: Plant> KeyState<P> {
         let claim = &self.claims[number];
         if claim.asking.is_none() && (claim.act.is_none() || next.options.max_hold.is_some()) {
             self.schedule(cx, number);
+        }
+    }
+
+    /// A holder is about to write: what that is checked against, and the length of the lease. Until it has
+    /// [ended](Self::end_write) nobody of this process is next under this number.
+    pub(crate) fn begin_write(
+        &mut self,
+        name: &Name,
+        ticket: Ticket,
+        now: Instant,
+    ) -> Option<(Precondition, Duration)> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        if now >= held.deadline {
+            return None;
+        }
+        let precondition = Precondition {
+            name: name.clone(),
+            holder: claim.holder,
+            mode: claim.mode,
+            number: held.number,
+        };
+        let (number, lease) = (claim.holder.claim, claim.lease());
+        self.writes_of(number, |writes| writes + 1);
+        Some((precondition, lease))
+    }
+
+    /// A write of a holder was answered, or never sent.
+    pub(crate) fn end_write(&mut self, ticket: Ticket) {
+        if let Some(number) = self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
+            self.writes_of(number, |writes| writes.saturating_sub(1));
+        }
+    }
+
+    fn writes_of(&mut self, number: ClaimNumber, change: impl FnOnce(u32) -> u32) {
+        if let Phase::Held(held) = &mut self.claims[number].phase {
+            held.writes = change(held.writes);
         }
     }
 

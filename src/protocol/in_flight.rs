@@ -4,8 +4,9 @@ use crate::protocol::message::{Kind, Name};
 use crate::protocol::session_step::{Attempt, BatchId, Probe};
 use crate::protocol::step::Tag;
 use crate::protocol::time::Instant;
+use crate::protocol::write::WriteId;
 
-/// A batch under way.
+/// A batch under way, or a write.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) id: BatchId,
@@ -20,6 +21,8 @@ pub(crate) struct InFlight {
     pub(crate) deadline: Option<Instant>,
     pub(crate) requests: Vec<Pending>,
     pub(crate) probes: Vec<Probe>,
+    /// The write that it is. It has no requests then, and a deadline until its caller was told.
+    pub(crate) write: Option<WriteId>,
 }
 
 /// A request under way.

@@ -17,6 +17,7 @@ use crate::protocol::message::{
 pub use crate::protocol::record::{Job, LeftFree, Record, RecordOwner, Saved, Share};
 use crate::protocol::record::{State, is_past};
 use crate::protocol::transaction::Transaction;
+use crate::protocol::write::Precondition;
 
 /// What became of what was known of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,6 +209,19 @@ impl<P: Plant> Ledger<P> {
             .record
             .as_ref()
             .filter(|record| !is_past(record.expires, now_us / 1000))
+    }
+
+    /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant. What is written under it
+    /// is done only then.
+    pub fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
+        let alone = RecordOwner::Claim(lease.holder, lease.number);
+        let is_shared = |share: &Share| {
+            (share.holder, share.mode, share.number) == (lease.holder, lease.mode, lease.number)
+        };
+        self.record(&lease.name, now_us)
+            .is_some_and(|record| record.owner == alone)
+            || self.shares(&lease.name, now_us).any(is_shared)
+            || self.plant.planted(Flaw::WriteUnchecked)
     }
 
     /// Who shares a key at `now_us`.

@@ -218,16 +218,33 @@ pub struct Fence(u64);
 impl Fence {
     /// How many local holders one grant can have.
     pub const LOCAL: u64 = 1 << 10;
+    /// The largest number of a grant: no store gives more, and Redis counts up to here in ones.
+    const LARGEST: u64 = (1 << 53) - 1;
 
     /// The fence of the `index`-th local holder of grant `number`.
     pub fn new(number: GrantNumber, index: u64) -> Self {
         debug_assert!(index < Self::LOCAL);
-        Fence(number.0 << 10 | index)
+        Fence(number.0.min(Self::LARGEST) << 10 | index)
     }
 
     /// The token as a number.
     pub fn get(self) -> u64 {
         self.0
+    }
+
+    /// The token as SQL has it: `bigint` of PostgreSQL and MySQL, `integer` of SQLite, which sqlx and rusqlite bind as an
+    /// `i64`. It always fits, and keeps its order: a store gives numbers below 2^53, which leaves the token below 2^63.
+    ///
+    /// Keep the largest token beside what it guards, and let each write refuse smaller ones in the same statement:
+    ///
+    /// ```sql
+    /// update accounts set balance = ?, fence = ? where id = ? and fence <= ?
+    /// ```
+    ///
+    /// No row changed: the lease was lost, and somebody wrote after it. `<=`, as one holding may write several times.
+    pub fn as_i64(self) -> i64 {
+        // The bits are the same: the highest is not set.
+        self.0.cast_signed()
     }
 
     /// Nobody of this process held the grant before.
@@ -252,6 +269,13 @@ impl fmt::Display for Fence {
 impl From<Fence> for u64 {
     fn from(fence: Fence) -> u64 {
         fence.0
+    }
+}
+
+/// For SQL; see [`Fence::as_i64`].
+impl From<Fence> for i64 {
+    fn from(fence: Fence) -> i64 {
+        fence.as_i64()
     }
 }
 

@@ -10,7 +10,7 @@
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
 //! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`,
 //! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
-//! [`ledger`].
+//! [`write`](mod@write), `writing`, [`ledger`].
 
 pub(crate) mod asking;
 pub(crate) mod backoff;
@@ -50,3 +50,5 @@ pub mod time;
 pub(crate) mod timers;
 pub mod transaction;
 pub(crate) mod transfer;
+pub mod write;
+pub(crate) mod writing;

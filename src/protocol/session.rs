@@ -28,6 +28,7 @@ use crate::protocol::session_step::{
 };
 use crate::protocol::step::{Class, Outgoing};
 use crate::protocol::time::Instant;
+use crate::protocol::writing::QueuedWrite;
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const REQUESTS: usize = 128;
@@ -39,7 +40,12 @@ const GATHERS: Duration = Duration::from_millis(20);
 /// A request is given this long at least.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// A lease shorter than this does not decide over the connection that all share.
-const LONG: Duration = Duration::from_secs(2);
+pub(super) const LONG: Duration = Duration::from_secs(2);
+
+/// How long the answer to a request is waited for, by its lease.
+pub(super) fn patience(lease: Duration, timeout: Duration) -> Duration {
+    (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST))
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -47,6 +53,7 @@ pub struct Session<P: Plant = Sound> {
     pub(super) options: SessionOptions,
     pub(super) queue: Queue,
     pub(super) probes: Vec<Probe>,
+    pub(super) writes: VecDeque<QueuedWrite>,
     pub(super) connection: Connection,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) clock: Option<ServerClock>,
@@ -87,6 +94,7 @@ impl<P: Plant> Session<P> {
             inbox: Inbox::new(&options),
             queue: Queue::with_plant(plant),
             probes: Vec::new(),
+            writes: VecDeque::new(),
             connection: Connection::Closed {
                 since: Instant::default(),
                 until: Instant::default(),
@@ -134,7 +142,11 @@ impl<P: Plant> Session<P> {
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
             && self.probes.is_empty()
-            && self.in_flight.iter().all(|batch| batch.requests.is_empty())
+            && self.writes.is_empty()
+            && self
+                .in_flight
+                .iter()
+                .all(|batch| batch.requests.is_empty() && batch.write.is_none())
     }
 
     /// Room for the replies to a batch.
@@ -161,6 +173,7 @@ impl<P: Plant> Session<P> {
             }
             SessionInput::Replied { batch, reply } => self.replied(now, batch, reply, effects),
             SessionInput::Probed(probe) => self.probes.push(probe),
+            SessionInput::Write(write, lease) => self.queue_write(now, write, lease),
             SessionInput::InboxWanted => self.inbox.want(now),
             SessionInput::InboxOpened(attempt) => {
                 if self.inbox.opened(now, attempt, effects) {
@@ -195,6 +208,7 @@ impl<P: Plant> Session<P> {
             }
             Connection::Open { used, .. } => {
                 self.send_all(now, effects);
+                self.send_writes(now, effects);
                 if self.options.remote && self.in_flight.is_empty() && now.since(used) >= SILENCE {
                     self.ask_for_a_sign(now, effects);
                 }
@@ -221,10 +235,19 @@ impl<P: Plant> Session<P> {
         let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
         let gathered = self.gathered_at();
         let timers = connection.into_iter().chain(gathered);
+        let timers = timers.chain(self.next_write_due());
         batches.chain(timers).chain(self.inbox.next_due()).min()
     }
 
     // What is sent.
+
+    /// How many are under way.
+    fn batches(&self) -> usize {
+        self.in_flight
+            .iter()
+            .filter(|batch| batch.write.is_none())
+            .count()
+    }
 
     /// Many jobs are due in one moment, and each claims when its own timer fires: so what is asked about jobs while an answer
     /// about jobs is under way travels together when that comes. It waits for nothing else, and no longer than for that
@@ -245,14 +268,14 @@ impl<P: Plant> Session<P> {
         let is_open = matches!(self.connection, Connection::Open { .. });
         let waits = self.queue.has_jobs() && !self.in_flight.iter().any(InFlight::is_of_jobs);
         let sent = self.jobs_sent.filter(|_| self.options.remote);
-        sent.filter(|_| is_open && waits && self.in_flight.len() < BATCHES)
+        sent.filter(|_| is_open && waits && self.batches() < BATCHES)
             .map(|sent| sent + GATHERS)
     }
 
     pub(super) fn send_all(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         while let Connection::Open { attempt, .. } = self.connection
             && (!self.probes.is_empty() || self.queue.is_ready(REQUESTS, self.gathers(now)))
-            && self.in_flight.len() < BATCHES
+            && self.batches() < BATCHES
         {
             let connection = match self.predecessor {
                 Some(old) if self.ids.is_multiple_of(2) => old,
@@ -280,7 +303,7 @@ impl<P: Plant> Session<P> {
         let mut deadline: Option<Instant> = None;
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
         let mut note = |outgoing: &Outgoing| {
-            let at = now + (outgoing.lease / 4).clamp(SHORTEST, timeout.max(SHORTEST));
+            let at = now + patience(outgoing.lease, timeout);
             if outgoing.lease >= LONG {
                 gives_up = gives_up.min(at);
             }
@@ -320,6 +343,7 @@ impl<P: Plant> Session<P> {
             deadline,
             requests: pending,
             probes,
+            write: None,
         });
         self.used(now);
         effects.push(SessionEffect::Send {
@@ -351,6 +375,7 @@ impl<P: Plant> Session<P> {
             let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to");
             self.connect_failed(now, attempt, error, effects);
         }
+        self.look_at_queued_writes(now, effects);
         if self.in_flight.is_empty() {
             return;
         }
@@ -360,12 +385,14 @@ impl<P: Plant> Session<P> {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of");
             self.give_up(now, connection, sent, error, effects);
         }
-        let mut told = Vec::new();
+        let (mut told, mut overdue) = (Vec::new(), Vec::new());
         for batch in &mut self.in_flight {
             if batch.deadline.is_some_and(|deadline| deadline <= now) {
+                overdue.extend(batch.write);
                 batch.expire(now, &mut told);
             }
         }
+        self.tell_overdue_writes(overdue, effects);
         if !told.is_empty() {
             effects.push(SessionEffect::Event(SessionEvent::TimedOut(told.len())));
         }

@@ -13,6 +13,7 @@ use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::timers::Timers;
+use crate::protocol::write::Precondition;
 
 /// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
@@ -195,6 +196,24 @@ impl<P: Plant> Shard<P> {
     /// The claim that a holder holds by.
     pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
         self.keys.get(name)?.claimed_by(ticket)
+    }
+
+    /// A holder is about to write something: what that is checked against, and the length of the lease. `None`: it holds no
+    /// more, and nothing may be sent. Until [`end_write`](Self::end_write) its lease is not handed on in this process.
+    pub fn begin_write(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        ticket: Ticket,
+    ) -> Option<(Precondition, Duration)> {
+        self.keys.get_mut(name)?.begin_write(name, ticket, now)
+    }
+
+    /// A write of a holder was answered, or is never sent. Not for one that may still be done.
+    pub fn end_write(&mut self, name: &Name, ticket: Ticket) {
+        if let Some(key) = self.keys.get_mut(name) {
+            key.end_write(ticket);
+        }
     }
 
     /// The fence of a holder, if it still holds.

@@ -108,11 +108,17 @@ impl<P: Plant> KeyState<P> {
         };
         if let Phase::Held(Held {
             holders: Holders::Readers(count),
+            writes,
             ..
         }) = &mut self.claims[reader.claim].phase
         {
             *count -= 1;
+            // What this one wrote may still be done, and would pass for that of who is let in after it.
+            let may_be_written = *writes > 0;
             if *count > 0 {
+                if may_be_written {
+                    self.close_to_readers(reader.claim);
+                }
                 let told = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
                 return cx.effects.extend(told);
             }

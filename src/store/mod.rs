@@ -9,9 +9,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreRefusal};
 use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::write::GuardedWrite;
 
 pub mod memory;
 #[cfg(feature = "redis")]
@@ -102,6 +103,15 @@ pub trait Link: Debug + Send + Sync + 'static {
     /// polls. Dropping the future does not undo what was sent.
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>>;
 
+    /// Sends the write and waits for its answer, without a deadline. It is sent once: again only where the server said that
+    /// it did not do it. Dropping the future does not undo what was sent.
+    fn write(&self, _: GuardedWrite) -> BoxFuture<'static, Result<WriteAnswer, Failure>> {
+        Box::pin(std::future::ready(Err(Failure {
+            executed: Executed::No,
+            error: StoreError::refused(StoreRefusal::Unsupported),
+        })))
+    }
+
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
 
@@ -109,6 +119,24 @@ pub trait Link: Debug + Send + Sync + 'static {
     fn warnings(&self) -> &[String] {
         &[]
     }
+}
+
+/// What commands or a script answered.
+#[cfg(feature = "redis")]
+pub type WriteReply = ::redis::Value;
+/// What commands or a script answered. Without Redis there are none.
+#[cfg(not(feature = "redis"))]
+pub type WriteReply = std::convert::Infallible;
+
+/// What a store answers to a write.
+#[derive(Debug)]
+pub enum WriteAnswer {
+    /// It was done while the lease was current.
+    Done(WriteReply),
+    /// The lease is not current. Nothing was done.
+    NotCurrent,
+    /// It failed, in the server's words. What was written before that stands.
+    Failed(String),
 }
 
 /// An inbox that is open. Dropping it closes it.

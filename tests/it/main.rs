@@ -77,3 +77,4 @@ mod subscribers;
 mod ticks;
 mod transfers;
 mod waiters;
+mod writes;

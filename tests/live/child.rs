@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::{Error, Locks};
 
 use crate::help::{locks, ms, now, soon};
-use crate::multi;
+use crate::{multi, writes};
 
 /// Not a test but the door for [`Other`](crate::help::Other).
 #[test]
@@ -39,6 +39,7 @@ fn plays_a_role() {
             }
             "hands on" => hands_on(locks, &url, &key).await,
             "waits" => waits(locks, &key).await,
+            "increments" => writes::increments(locks, &key).await,
             "transfers" => {
                 println!("@ready");
                 multi::transfers((key == "with locks").then_some(locks), &url, true).await;
@@ -64,7 +65,7 @@ async fn cannot_connect(url: &str) {
     println!("@refused {}", tenure::Error::from(error).is_unreachable());
 }
 
-async fn nod() {
+pub async fn nod() {
     let heard = tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new()));
     assert_ne!(heard.await.unwrap().unwrap(), 0, "the tests have ended");
 }

@@ -10,7 +10,8 @@ use tenure::protocol::message::{
     NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb,
 };
 
-use tenure::store::Store;
+use tenure::protocol::write::{GuardedWrite, Precondition, WriteBody};
+use tenure::store::{Store, WriteAnswer};
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, batch, connect, holder, store};
@@ -50,6 +51,9 @@ async fn the_script_gives_the_replies_of_the_ledger() {
     run.steps(
         steps,
         &[
+            ("write done", 50),
+            ("write of another", 20),
+            ("write of nobody", 20),
             ("Granted", 20),
             ("Queued", 100),
             ("QueuedBehindForeign", 20),
@@ -129,6 +133,9 @@ async fn the_script_shares_locks_as_the_ledger_does() {
     run.steps(
         steps,
         &[
+            ("write done", 50),
+            ("write of another", 20),
+            ("write of nobody", 20),
             ("Granted", 20),
             ("Queued", 100),
             ("Busy", 50),
@@ -173,6 +180,9 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
     run.steps(
         steps,
         &[
+            ("write done", 50),
+            ("write of another", 20),
+            ("write of nobody", 20),
             ("Won", 50),
             ("Over", 50),
             ("Early", 20),
@@ -230,6 +240,9 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
     run.steps(
         steps,
         &[
+            ("write done", 50),
+            ("write of another", 20),
+            ("write of nobody", 20),
             ("Granted", 50),
             ("Unlike", 10),
             ("InUse", 50),
@@ -978,6 +991,48 @@ impl Run {
             self.compare(at, real.time / 1000, step);
             self.compare_record(at, step);
             self.compare_memory(at, step);
+        }
+        self.compare_write(&batch, step).await;
+    }
+
+    /// Whether something is written under a lease: of who has it, of any claim, of another grant.
+    async fn compare_write(&mut self, batch: &Batch, step: u64) {
+        let request = &batch.requests[self.rng.usize(..batch.requests.len())];
+        let (name, us) = (request.name.clone(), self.now() * 1000);
+        let alone = match self.ledger.record(&name, us).map(|record| &record.owner) {
+            Some(RecordOwner::Claim(holder, number)) => Some((*holder, request.mode, *number)),
+            _ => None,
+        };
+        let shares = self.ledger.shares(&name, us);
+        let shares = shares.map(|share| (share.holder, share.mode, share.number));
+        let mut owners: Vec<_> = alone.into_iter().chain(shares).collect();
+        self.rng.shuffle(&mut owners);
+        let any = (request.holder, request.mode, GrantNumber(self.last));
+        let (mut holder, mode, mut number) = owners.first().copied().unwrap_or(any);
+        match self.rng.u8(..4) {
+            0 => holder = request.holder,
+            1 => number.0 -= u64::from(number.0 > 0),
+            _ => {}
+        }
+        let precondition = Precondition {
+            name,
+            holder,
+            mode,
+            number,
+        };
+        let text = "return 1".to_owned();
+        let (keys, args) = (Vec::new(), Vec::new());
+        let model = self.ledger.is_current(us, &precondition);
+        let written = self.link.write(GuardedWrite {
+            precondition,
+            body: WriteBody::Script { text, keys, args },
+        });
+        let real = written.await.unwrap();
+        match (real, model) {
+            (WriteAnswer::Done(redis::Value::Int(1)), true) => self.saw("write done"),
+            (WriteAnswer::NotCurrent, false) if owners.is_empty() => self.saw("write of nobody"),
+            (WriteAnswer::NotCurrent, false) => self.saw("write of another"),
+            (real, model) => panic!("step {step}: {real:?}, current in the ledger: {model}"),
         }
     }
 

@@ -66,3 +66,4 @@ mod transfers;
 mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;
+mod writes;

@@ -13,7 +13,7 @@ use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
 
 /// The rule in the README.
-fn acl() -> String {
+pub fn acl() -> String {
     let readme = include_str!("../../README.md");
     let (_, rule) = readme
         .split_once("ACL SETUSER tenure on >password ")

@@ -38,10 +38,6 @@ impl Error for Superseded {}
 #[derive(Debug)]
 pub struct Ledger(Connection);
 
-fn fence(tick: &Tick) -> Result<i64, Failure> {
-    Ok(i64::try_from(tick.fence().get())?)
-}
-
 impl Ledger {
     /// A new one, with so many entries of the day.
     pub fn create(path: &str, entries: i64) -> Result<Ledger, Failure> {
@@ -69,7 +65,7 @@ impl Ledger {
     /// Takes the tick over from its earlier runs, and says up to which entry they came. From now on nothing that they
     /// still write is taken: their fence is smaller.
     pub fn resume(&mut self, tick: &Tick) -> Result<i64, Failure> {
-        let (at, fence) = (tick.nominal_unix().cast_signed(), fence(tick)?);
+        let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let upto = self.0.query_row(
             "INSERT INTO progress VALUES (?1, ?2, 0)
              ON CONFLICT (tick) DO UPDATE SET fence = excluded.fence WHERE fence < excluded.fence
@@ -83,7 +79,7 @@ impl Ledger {
     /// Books the next entries, and how far the run came, in one transaction. Says up to which entry and how many; `None` when
     /// there are no more.
     pub fn book_batch(&mut self, tick: &Tick) -> Result<Option<(i64, i64)>, Failure> {
-        let (at, fence) = (tick.nominal_unix().cast_signed(), fence(tick)?);
+        let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let batch = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let from = batch.query_row(
             "SELECT upto FROM progress WHERE tick = ?1 AND fence = ?2",

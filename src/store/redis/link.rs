@@ -4,14 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, RedisError, RedisResult, ScriptInvocation, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ScriptInvocation, Value,
+};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
+use crate::protocol::write::GuardedWrite;
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{JOBS, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::write::{self, WriteCall};
 use crate::store::redis::{codec, tls};
-use crate::store::{BoxFuture, Link};
+use crate::store::{BoxFuture, Link, WriteAnswer};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
@@ -121,20 +125,19 @@ impl Link for RedisLink {
         let requests = batch.requests.len();
         let script = codec::script_of(&batch);
         Box::pin(async move {
-            let mut answer = connection.send_packed_command(&call).await.and_then(result);
-            // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it
-            // again is no second try.
-            if answer
-                .as_ref()
-                .is_err_and(|error| error.code() == Some("NOSCRIPT"))
-            {
-                let mut again = Pipeline::with_capacity(2);
-                load(script, &mut again);
-                again.add_command(call);
-                let answers = connection.send_packed_commands(&again, 0, 2).await;
-                answer = second_answer(answers.map_err(failure)?);
-            }
+            let answer = send(&mut connection, script, call).await?;
             codec::decode(answer.map_err(failure)?, requests)
+        })
+    }
+
+    fn write(&self, write: GuardedWrite) -> BoxFuture<'static, Result<WriteAnswer, Failure>> {
+        let mut connection = self.connection.clone();
+        let WriteCall { script, call } = write::encode(write, &self.store.names);
+        Box::pin(async move {
+            match send(&mut connection, &script, call).await? {
+                Ok(answer) => write::decode(answer),
+                Err(error) => failed_write(error),
+            }
         })
     }
 
@@ -145,6 +148,28 @@ impl Link for RedisLink {
     fn warnings(&self) -> &[String] {
         &self.warnings
     }
+}
+
+/// Sends the call of a script, with the script where the server does not know it.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    script: &Script,
+    call: Cmd,
+) -> Result<RedisResult<Value>, Failure> {
+    let answer = connection.send_packed_command(&call).await.and_then(result);
+    // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it again is no
+    // second try.
+    if !answer
+        .as_ref()
+        .is_err_and(|error| error.code() == Some("NOSCRIPT"))
+    {
+        return Ok(answer);
+    }
+    let mut again = Pipeline::with_capacity(2);
+    load(script, &mut again);
+    again.add_command(call);
+    let answers = connection.send_packed_commands(&again, 0, 2).await;
+    Ok(second_answer(answers.map_err(failure)?))
 }
 
 /// redis-rs hands a server's error over as a value in some places.
@@ -220,6 +245,17 @@ fn failure(error: RedisError) -> Failure {
     Failure {
         executed,
         error: StoreError::new(kind, &error).with_source(error),
+    }
+}
+
+/// What a server's error says of a write. Any answer but those that say "not executed" may be that of a script that was cut
+/// off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
+fn failed_write(error: RedisError) -> Result<WriteAnswer, Failure> {
+    let said = said(&error);
+    let failure = failure(error);
+    match said {
+        Some(said) if failure.executed == Executed::Unknown => Ok(WriteAnswer::Failed(said)),
+        _ => Err(failure),
     }
 }
 

@@ -30,6 +30,7 @@ mod names;
 mod pool;
 mod script;
 mod tls;
+mod write;
 
 /// Leases on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
 ///

@@ -49,15 +49,23 @@ pub(super) static JOBS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_JOBS
 /// The script that applies a batch about semaphores.
 pub(super) static SEMAPHORES: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_SEMAPHORES));
 
+impl Script {
+    pub(super) fn new(text: String) -> Self {
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Script { text, sha }
+    }
+}
+
 fn without(others: &[&str]) -> Script {
+    let files = FILES.iter().filter(|(name, _)| !others.contains(name));
+    Script::new(files.map(|(_, file)| code_of(file)).collect())
+}
+
+/// A file without its comments, and without the spaces that mean nothing. Redis hangs up on whoever sends more than 16 kB in
+/// one word before it has said who it is.
+pub(super) fn code_of(file: &str) -> String {
     let mut text = String::new();
-    // Redis hangs up on whoever sends more than 16 kB in one word before it has said who it is.
-    for line in FILES
-        .iter()
-        .filter(|(name, _)| !others.contains(name))
-        .flat_map(|(_, file)| file.lines())
-        .map(str::trim_start)
-    {
+    for line in file.lines().map(str::trim_start) {
         if !line.is_empty() && !line.starts_with("--") {
             push_code(line, &mut text);
             // A name may follow a bracket or a sign at once; a bracket would be taken for the arguments of a call.
@@ -66,8 +74,7 @@ fn without(others: &[&str]) -> Script {
             }
         }
     }
-    let sha = redis::Script::new(&text).get_hash().to_owned();
-    Script { text, sha }
+    text
 }
 
 fn is_word(sign: char) -> bool {
@@ -126,8 +133,12 @@ mod tests {
     fn headers_name_what_the_bodies_use() {
         let mut everywhere: BTreeSet<String> = (1..=6).map(|word| format!("ARGV[at+{word}]")).collect();
         everywhere.extend(FILES.into_iter().flat_map(|(_, file)| used(parts(file).1)));
-        let forget = ("forget", include_str!("lua/forget.lua"));
-        for (name, file) in FILES.into_iter().chain([forget]) {
+        let others = [
+            ("forget", include_str!("lua/forget.lua")),
+            ("write", include_str!("lua/write.lua")),
+            ("commands", include_str!("lua/commands.lua")),
+        ];
+        for (name, file) in FILES.into_iter().chain(others) {
             let (header, body) = parts(file);
             assert!(
                 header[0].starts_with(&format!("-- {name}: ")),

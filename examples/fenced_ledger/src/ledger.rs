@@ -1,0 +1,50 @@
+//! An account in a SQLite file, which keeps the fence of its last write beside the balance.
+
+use rusqlite::{Connection, params};
+use tenure::Fence;
+
+use crate::Trouble;
+
+/// The database.
+#[derive(Debug)]
+pub(crate) struct Ledger(Connection);
+
+impl Ledger {
+    /// A new one, with an empty account.
+    pub(crate) fn create(path: &str) -> Result<Ledger, Trouble> {
+        let ledger = Ledger::open(path)?;
+        ledger.0.execute_batch(
+            "CREATE TABLE accounts (id INTEGER PRIMARY KEY, cents INTEGER NOT NULL, fence INTEGER NOT NULL);
+             INSERT INTO accounts VALUES (42, 0, 0);",
+        )?;
+        Ok(ledger)
+    }
+
+    /// One that is there.
+    pub(crate) fn open(path: &str) -> Result<Ledger, Trouble> {
+        Ok(Ledger(Connection::open(path)?))
+    }
+
+    pub(crate) fn balance(&self) -> Result<i64, Trouble> {
+        let balance = self
+            .0
+            .query_row("SELECT cents FROM accounts WHERE id = 42", [], |row| row.get(0));
+        Ok(balance?)
+    }
+
+    /// Writes the balance, unless somebody with a larger fence wrote before. False: nothing was written.
+    pub(crate) fn write_fenced(&self, cents: i64, fence: Fence) -> Result<bool, Trouble> {
+        let changed = self.0.execute(
+            "UPDATE accounts SET cents = ?1, fence = ?2 WHERE id = 42 AND fence <= ?2",
+            params![cents, fence.as_i64()],
+        )?;
+        Ok(changed == 1)
+    }
+
+    /// Writes the balance, whoever wrote before.
+    pub(crate) fn write(&self, cents: i64) -> Result<(), Trouble> {
+        let changed = "UPDATE accounts SET cents = ?1 WHERE id = 42";
+        self.0.execute(changed, params![cents])?;
+        Ok(())
+    }
+}

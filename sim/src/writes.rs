@@ -1,0 +1,235 @@
+//! What callers have written under their leases: each write is one message, sent once, and done by the server if the ledger
+//! says that its lease is current.
+//!
+//! Only in some worlds, and with random numbers of their own: in all others the same seed is the same world as without them.
+
+use tenure::protocol::message::{BatchReply, Fence, Mode, Unanswered};
+use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
+use tenure::protocol::step::Ticket;
+use tenure::protocol::write::{Precondition, WriteId};
+
+use crate::Wrong;
+use crate::callers::Act;
+use crate::coverage::Seen;
+use crate::network::Conn;
+use crate::world::{Event, World};
+
+/// A write that somebody has not heard of.
+#[derive(Debug, Clone)]
+pub(crate) struct Write {
+    key: usize,
+    ticket: Ticket,
+    fence: Fence,
+    precondition: Precondition,
+}
+
+impl World {
+    /// Somebody holds for so long, and has a few things written.
+    pub(crate) fn plan_writes(&mut self, slot: usize, caller: usize, hold: u64) {
+        if !self.profile.writes {
+            return;
+        }
+        let life = self.nodes[slot].life;
+        for _ in 0..self.of_writes.usize(0..3) {
+            // Some just before it is given back.
+            let pause = if self.of_writes.bool() {
+                hold.saturating_sub(1_000)
+            } else {
+                self.of_writes.u64(0..=hold)
+            };
+            let act = Act::Write;
+            self.after(
+                pause,
+                Event::Caller {
+                    slot,
+                    life,
+                    caller,
+                    act,
+                },
+            );
+        }
+    }
+
+    /// A caller has something written, if it holds.
+    pub(crate) fn begin_write(&mut self, slot: usize, caller: usize) {
+        let key = self.nodes[slot].callers[caller].key;
+        let (local, ticket) = (self.local(slot), Ticket(caller as u64 + 1));
+        let (node, name) = (&mut self.nodes[slot], &self.keys[key]);
+        let Some((precondition, lease)) = node.shard.begin_write(local, name, ticket) else {
+            return self.saw(Seen::WriteTooLate);
+        };
+        let Some(fence) = node.shard.fence(local, name, ticket) else {
+            return;
+        };
+        node.written += 1;
+        let id = WriteId(node.written);
+        node.writes.insert(
+            id,
+            Write {
+                key,
+                ticket,
+                fence,
+                precondition,
+            },
+        );
+        self.note(Some(slot), Some(key), || {
+            format!("ticket {} writes: {id:?}, {fence}", ticket.0)
+        });
+        self.tell_session(slot, SessionInput::Write(id, lease));
+        // As the driver is woken.
+        self.step_soon(slot);
+    }
+
+    /// The session sends it.
+    pub(crate) fn send_write(&mut self, slot: usize, attempt: Attempt, id: BatchId, write: WriteId) {
+        self.note(Some(slot), None, || {
+            format!("   sends {write:?} as {id:?} on {attempt:?}")
+        });
+        let conn = self.usable_conn(slot, attempt);
+        let (Some(conn), Some(content)) = (conn, self.nodes[slot].writes.get(&write).cloned()) else {
+            return;
+        };
+        self.conns[conn].flights.push_back((id, false));
+        if self.conns[conn].broken {
+            let failed = Err(self.interrupted());
+            let reply = Box::new(failed);
+            return self.after(1_000, Event::Reply { conn, id, reply });
+        }
+        let (low, high) = self.profile.delay;
+        let arrives = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].up);
+        self.conns[conn].up = arrives;
+        let content = Box::new(content);
+        self.at(
+            arrives,
+            Event::Write {
+                conn,
+                id,
+                write,
+                content,
+            },
+        );
+    }
+
+    /// At the server, where it may arrive when its sender has long given it up.
+    pub(crate) fn write_arrives(&mut self, conn: usize, id: BatchId, write: WriteId, content: Box<Write>) {
+        if self.server.down || !self.conns[conn].server || self.conns[conn].silent.is_some() {
+            return;
+        }
+        let held = self.server.stall.max(self.conns[conn].stall);
+        if held > self.now {
+            return self.at(
+                held,
+                Event::Write {
+                    conn,
+                    id,
+                    write,
+                    content,
+                },
+            );
+        }
+        let flights = &mut self.conns[conn].flights;
+        for (_, executed) in flights.iter_mut().filter(|(of, _)| *of == id) {
+            *executed = true;
+        }
+        let is_current = self
+            .server
+            .ledger
+            .is_current(self.server_us(), &content.precondition);
+        self.note(None, Some(content.key), || {
+            format!("server: {write:?} of {}: current {is_current}", content.fence)
+        });
+        self.log.mix(u64::from(is_current));
+        if !self.conns[conn].client {
+            self.saw(Seen::WriteLate);
+        }
+        self.saw(if is_current {
+            Seen::WriteDone
+        } else {
+            Seen::WriteRefused
+        });
+        if is_current {
+            self.watch_write(&content);
+        }
+        if self.conns[conn].client && !self.conns[conn].mute {
+            let (low, high) = self.profile.delay;
+            let back = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].down);
+            self.conns[conn].down = back;
+            self.at(back, Event::Wrote { conn, id, write });
+        }
+    }
+
+    /// None is done when somebody else was granted what it was written under.
+    fn watch_write(&mut self, write: &Write) {
+        // Readers go together.
+        if write.precondition.mode != Mode::Exclusive || self.is_exempt(write.fence) {
+            return;
+        }
+        if let Some(later) = self
+            .watch
+            .highest_fence(write.key)
+            .filter(|later| *later > write.fence)
+        {
+            self.wrong(Wrong::WriteOrder, Some(write.key), || {
+                format!(
+                    "what was written under {} is done after {later} was granted",
+                    write.fence
+                )
+            });
+        }
+    }
+
+    /// Back at the node.
+    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId) {
+        let Conn {
+            slot,
+            client,
+            stall,
+            silent,
+            ..
+        } = self.conns[conn];
+        if !client || silent.is_some() {
+            return;
+        }
+        if stall > self.now {
+            return self.at(stall, Event::Wrote { conn, id, write });
+        }
+        let flights = &mut self.conns[conn].flights;
+        let Some(at) = flights.iter().position(|(waiting, _)| *waiting == id) else {
+            return;
+        };
+        flights.remove(at);
+        self.end_write(slot, write);
+        let reply = Ok(BatchReply {
+            time: 0,
+            replies: Vec::new(),
+        });
+        self.tell_session(slot, SessionInput::Replied { batch: id, reply });
+    }
+
+    /// The session gives it up, or never sent it.
+    pub(crate) fn write_failed(&mut self, slot: usize, write: WriteId, why: Unanswered) {
+        if !self.nodes[slot].writes.contains_key(&write) {
+            return self.wrong(Wrong::Outcome, None, || {
+                format!("{write:?} of node {slot} is told of twice")
+            });
+        }
+        match why {
+            Unanswered::No | Unanswered::Down => {
+                self.saw(Seen::WriteNotSent);
+                self.end_write(slot, write);
+            }
+            Unanswered::Unknown | Unanswered::Bystander => {
+                self.saw(Seen::WriteUnanswered);
+                self.nodes[slot].writes.remove(&write);
+            }
+        }
+    }
+
+    /// Nothing of it is under way any more. A late answer ends nothing.
+    fn end_write(&mut self, slot: usize, write: WriteId) {
+        let node = &mut self.nodes[slot];
+        if let Some(Write { key, ticket, .. }) = node.writes.remove(&write) {
+            node.shard.end_write(&self.keys[key], ticket);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+-- write: what the caller wants done, if its lease is current; else nothing. The caller's code stands before it, as a function
+-- `body` with KEYS and ARGV of its own. It reads and writes nothing of ours but the record.
+-- KEYS[1]        the record
+-- KEYS[2]        the queue
+-- KEYS[i+2]      the caller's
+-- ARGV[1]        holder: <node>:<claim>:<nonce>:
+-- ARGV[2]        the grant number
+-- ARGV[3]        of a semaphore <permits>/<of so many>; else empty
+-- ARGV[i+3]      the caller's
+-- returns        {1, what the body returned}; {2, the error that it ended with}; {0} = the lease is not current; READONLY
+local function is_current()
+  local record, holder = redis.pcall('GET', KEYS[1]), ARGV[1]
+  if type(record) ~= 'table' then return record == holder .. ARGV[2] end
+  -- It is no string: somebody shares it.
+  local ends = redis.pcall('ZSCORE', KEYS[1], 'h' .. holder .. ARGV[3])
+  if type(ends) ~= 'string' then return false end
+  local number, time = redis.call('ZSCORE', KEYS[1], 'n' .. holder), redis.call('TIME')
+  return tonumber(ends) >= time[1] * 1000 + math.floor(time[2] / 1000) and tonumber(number or nil) == tonumber(ARGV[2])
+end
+
+if not is_current() then
+  -- A write that changes nothing: what a replica says of a lease would mean nothing, and this makes it say READONLY.
+  local wrote = redis.pcall('ZREM', KEYS[2], 'b')
+  if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
+  return { 0 }
+end
+local keys, args = {}, {}
+for i = 1, #KEYS - 2 do keys[i] = KEYS[i + 2] end
+for i = 1, #ARGV - 3 do args[i] = ARGV[i + 3] end
+local well, reply = pcall(body, keys, args)
+if well then return { 1, reply } end
+return { 2, type(reply) == 'table' and reply.err or tostring(reply) }

@@ -1,0 +1,131 @@
+//! Writes that are done if a lease is current: the script that they are wrapped in, its call and its answer.
+
+use redis::{Cmd, Value};
+
+use crate::protocol::message::{Failure, Mode, Permits};
+use crate::protocol::write::{GuardedWrite, WriteBody};
+use crate::store::WriteAnswer;
+use crate::store::redis::codec::malformed;
+use crate::store::redis::link;
+use crate::store::redis::names::Names;
+use crate::store::redis::script::{Script, code_of};
+
+const CHECK: &str = include_str!("lua/write.lua");
+const COMMANDS: &str = include_str!("lua/commands.lua");
+
+/// A write on its way: the script, and the call of it.
+pub(super) struct WriteCall {
+    pub(super) script: Script,
+    pub(super) call: Cmd,
+}
+
+/// The caller's code stands first, so that it sees nothing of ours, and on the first line, so that an error names the line of
+/// the caller's text.
+fn wrap(body: &str) -> Script {
+    Script::new(format!(
+        "local body=function(KEYS,ARGV) {body}\nend\n{}",
+        code_of(CHECK)
+    ))
+}
+
+pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
+    let GuardedWrite { precondition, body } = write;
+    let (script, keys, args) = match body {
+        WriteBody::Script { text, keys, args } => (wrap(&text), keys, args),
+        WriteBody::Commands { keys, commands } => {
+            let words = commands.into_iter().flat_map(|command| {
+                let count = command.len().to_string().into_bytes();
+                std::iter::once(count).chain(command)
+            });
+            (wrap(&code_of(COMMANDS)), keys, words.collect())
+        }
+    };
+    let (mut record, mut queue) = (Vec::new(), Vec::new());
+    names.push_record(&precondition.name, &mut record);
+    names.push_queue(&record, &mut queue);
+    let share = match precondition.mode {
+        Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
+        Mode::Exclusive | Mode::Read => String::new(),
+    };
+    let mut call = Cmd::new();
+    call.arg("EVALSHA").arg(&*script.sha).arg(keys.len() + 2);
+    call.arg(record).arg(queue);
+    for key in keys {
+        call.arg(key);
+    }
+    call.arg(format!("{}:", precondition.holder));
+    call.arg(precondition.number.0).arg(share);
+    for arg in args {
+        call.arg(arg);
+    }
+    WriteCall { script, call }
+}
+
+/// What the script answered.
+pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
+    let Value::Array(parts) = answer else {
+        return Err(malformed("the answer to a write is no list"));
+    };
+    let mut parts = parts.into_iter();
+    match (parts.next(), parts.next()) {
+        (Some(Value::Int(0)), None) => Ok(WriteAnswer::NotCurrent),
+        // A script may return an error as a value.
+        (Some(Value::Int(1)), Some(Value::ServerError(error))) => {
+            Ok(WriteAnswer::Failed(link::said(&error.into()).unwrap_or_default()))
+        }
+        (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(reply.unwrap_or(Value::Nil))),
+        (Some(Value::Int(2)), Some(said)) => Ok(WriteAnswer::Failed(link::text(said).unwrap_or_default())),
+        _ => Err(malformed("the answer to a write is unknown")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::protocol::message::{ClaimNumber, GrantNumber, Holder, Name, NodeId};
+    use crate::protocol::write::Precondition;
+
+    #[test]
+    fn keys_and_arguments_of_the_caller_stand_behind_ours() {
+        let holder = Holder {
+            node: NodeId::numbered(1),
+            claim: ClaimNumber(2),
+            nonce: 3,
+        };
+        let bytes = |words: &[&str]| {
+            words
+                .iter()
+                .map(|word| word.as_bytes().to_vec())
+                .collect::<Vec<_>>()
+        };
+        let write = GuardedWrite {
+            precondition: Precondition {
+                name: Name::semaphore(Key::from("a")),
+                holder,
+                mode: Mode::Permits(Permits {
+                    weight: 2,
+                    capacity: 3,
+                }),
+                number: GrantNumber(17),
+            },
+            body: WriteBody::Commands {
+                keys: bytes(&["stock"]),
+                commands: vec![bytes(&["DECR", "stock"]), bytes(&["PING"])],
+            },
+        };
+        let WriteCall { script, call } = encode(write, &Names::new(b"lock:"));
+        let packed = String::from_utf8(call.get_packed_command()).unwrap();
+        let words: Vec<&str> = packed.split("\r\n").skip(2).step_by(2).collect();
+        let ours = format!("{holder}:");
+        assert_eq!(words[..3], ["EVALSHA", &*script.sha, "3"]);
+        assert!(
+            words[3].starts_with("tenure1:s:{") && words[4].starts_with("tenure1:q:{"),
+            "{words:?}"
+        );
+        assert_eq!(
+            words[5..],
+            ["stock", &*ours, "17", "2/3", "2", "DECR", "stock", "1", "PING",][..]
+        );
+    }
+}

@@ -1,0 +1,332 @@
+//! Writes under a lease: what a store without data says, and whose lease is not handed on.
+
+use tenure::Fence;
+use tenure::error::StoreErrorKind;
+use tenure::protocol::message::{ClaimNumber, GrantNumber, Mode, Reply, Unanswered, Verb};
+use tenure::protocol::session::Session;
+use tenure::protocol::session_step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
+use tenure::protocol::step::{AcquireOptions, Input, Rules, Ticket};
+use tenure::protocol::time::Instant;
+use tenure::protocol::write::WriteId;
+use tenure::testing::timed_out;
+
+use crate::help::ms;
+use crate::machine::{Machine, options};
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_store_that_keeps_leases_only_says_so() {
+    use tenure::{Error, Locks};
+
+    let locks = Locks::memory();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let script = guard.atomically().script("return 1").query::<i64>().await;
+    let commands = guard.lease().atomically().command("INCR").key("n");
+    let commands = commands.query::<(i64,)>().await.map(|(n,)| n);
+    for written in [script, commands] {
+        let Err(Error::Unsupported { key, .. }) = &written else {
+            panic!("{written:?}")
+        };
+        assert_eq!(*key, "a".into());
+        assert!(written.unwrap_err().to_string().contains("Redis"));
+    }
+    guard.release().await.unwrap();
+}
+
+/// SQL has integers of 64 bits with a sign.
+#[test]
+fn a_fence_fits_into_sql_and_keeps_its_order() {
+    const LARGEST: u64 = (1 << 53) - 1;
+    let last = Fence::LOCAL - 1;
+    let fences: Vec<i64> = [
+        (0, 0),
+        (1, 0),
+        (1, last),
+        (LARGEST - 1, last),
+        (LARGEST, 0),
+        (LARGEST, last),
+    ]
+    .map(|(number, index)| Fence::new(GrantNumber(number), index).as_i64())
+    .into();
+    assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
+    assert_eq!((fences[0], fences[5]), (0, i64::MAX));
+    // No store gives more. One that did would not turn the order round.
+    let forged = Fence::new(GrantNumber(u64::MAX), last);
+    assert_eq!(
+        (i64::from(forged), u64::from(forged)),
+        (i64::MAX, i64::MAX as u64)
+    );
+}
+
+// The key machine.
+
+/// Somebody holds, and somebody of the same process waits. Bursts do not end.
+fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
+    let rules = Rules {
+        burst: 1_000,
+        burst_time: ms(60_000),
+        ..Rules::default()
+    };
+    let mut machine = Machine::new(rules);
+    let wanted = AcquireOptions {
+        mode,
+        ..options(1_000)
+    };
+    let holder = machine.enter(wanted);
+    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.tell(Input::Fetched(holder));
+    let next = machine.enter(options(1_000));
+    (machine, holder, next)
+}
+
+fn begin_write(machine: &mut Machine, of: Ticket) -> bool {
+    let (now, name) = (machine.now, machine.name.clone());
+    let begun = machine.shard.begin_write(now, &name, of);
+    if let Some((precondition, lease)) = &begun {
+        assert_eq!(precondition.number, GrantNumber(7));
+        assert_eq!(Some(precondition.holder), machine.shard.claim(&name, of));
+        assert_eq!(*lease, ms(1_000));
+    }
+    begun.is_some()
+}
+
+fn end_write(machine: &mut Machine, of: Ticket) {
+    let name = machine.name.clone();
+    machine.shard.end_write(&name, of);
+}
+
+#[test]
+fn a_lease_with_a_write_under_way_is_not_handed_on() {
+    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
+    assert!(begin_write(&mut machine, holder) && begin_write(&mut machine, holder));
+    // Of two one is answered.
+    end_write(&mut machine, holder);
+    machine.tell(Input::Release(holder));
+    assert!(!machine.is_granted(next));
+    assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
+    machine.answer(Reply::Granted(GrantNumber(8)));
+    assert!(machine.holds(next));
+    // What is told of it later is nothing to the next one's writes.
+    end_write(&mut machine, holder);
+}
+
+#[test]
+fn a_lease_whose_writes_are_answered_is_handed_on() {
+    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
+    for _ in 0..2 {
+        assert!(begin_write(&mut machine, holder));
+    }
+    for _ in 0..2 {
+        end_write(&mut machine, holder);
+    }
+    let sends = machine.sends();
+    machine.tell(Input::Release(holder));
+    assert!(machine.is_granted(next) && machine.holds(next));
+    assert_eq!(machine.sends(), sends, "nobody was asked");
+}
+
+#[test]
+fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
+    let (mut machine, first, _) = held_and_waited(Mode::Read);
+    let reads = AcquireOptions {
+        mode: Mode::Read,
+        ..options(1_000)
+    };
+    // The one that waits writes, and nobody is let in past it.
+    let writer = Ticket(2);
+    machine.tell(Input::Cancel(writer));
+    let second = machine.enter(reads);
+    assert!(machine.is_granted(second));
+    assert!(begin_write(&mut machine, first));
+    machine.tell(Input::Release(first));
+    let third = machine.enter(reads);
+    assert!(!machine.is_granted(third), "it came after who wrote");
+    assert!(machine.holds(second));
+    assert_eq!(machine.sent().request.verb, Verb::Claim { wait: true });
+}
+
+#[test]
+fn whose_lease_is_over_writes_nothing() {
+    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
+    assert!(!begin_write(&mut machine, next), "it waits");
+    machine.later(ms(999));
+    assert!(begin_write(&mut machine, holder));
+    // No timer fired.
+    machine.later(ms(1));
+    assert!(!begin_write(&mut machine, holder));
+    let claim = machine.shard.claim(&machine.name, holder).map(|of| of.claim);
+    assert_eq!(claim, Some(ClaimNumber(1)), "it is still to be told");
+}
+
+// The session.
+
+const TIMEOUT: std::time::Duration = ms(2_000);
+
+struct Bench {
+    session: Session,
+    now: Instant,
+    effects: Vec<SessionEffect>,
+}
+
+impl Bench {
+    /// With a connection.
+    fn connected() -> (Bench, Attempt) {
+        let mut bench = Bench::new();
+        bench.tell(SessionInput::Write(WriteId(0), ms(10_000)));
+        let attempt = bench.connects();
+        let time = 1_700_000_000_000_000;
+        bench.tell(SessionInput::Connected { attempt, time });
+        let sent = bench.sent();
+        assert_eq!(sent.len(), 1);
+        bench.answer(sent[0].1);
+        bench.effects.clear();
+        (bench, attempt)
+    }
+
+    fn new() -> Bench {
+        Bench {
+            session: Session::new(SessionOptions {
+                request_timeout: TIMEOUT,
+                server: "here".into(),
+                remote: true,
+                poll_gap: ms(0),
+                seed: 7,
+            }),
+            now: Instant::from_nanos(1_000_000_000_000),
+            effects: Vec::new(),
+        }
+    }
+
+    fn connects(&self) -> Attempt {
+        let attempt = self.effects.iter().rev().find_map(|effect| match effect {
+            SessionEffect::Connect(attempt) => Some(*attempt),
+            _ => None,
+        });
+        attempt.expect("an attempt")
+    }
+
+    fn tell(&mut self, input: SessionInput) {
+        self.session.handle(self.now, input, &mut self.effects);
+        self.step();
+    }
+
+    fn step(&mut self) {
+        loop {
+            let before = self.effects.len();
+            self.session.step(self.now, &mut self.effects);
+            if self.effects.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// Until what is due next.
+    fn passes(&mut self) {
+        self.now = self.session.next_due().expect("something is due").max(self.now);
+        self.step();
+    }
+
+    fn answer(&mut self, batch: BatchId) {
+        let reply = Ok(tenure::protocol::message::BatchReply {
+            time: 0,
+            replies: Vec::new(),
+        });
+        self.tell(SessionInput::Replied { batch, reply });
+    }
+
+    /// What was sent, and as what.
+    fn sent(&self) -> Vec<(u64, BatchId)> {
+        let sent = self.effects.iter().filter_map(|effect| match effect {
+            SessionEffect::Write { id, write, .. } => Some((write.0, *id)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    fn failed(&self) -> Vec<(u64, Unanswered)> {
+        let failed = self.effects.iter().filter_map(|effect| match effect {
+            SessionEffect::WriteFailed(write, why, _) => Some((write.0, *why)),
+            _ => None,
+        });
+        failed.collect()
+    }
+}
+
+#[test]
+fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
+    let (mut bench, attempt) = Bench::connected();
+    let start = bench.now;
+    bench.tell(SessionInput::Write(WriteId(1), ms(1_000)));
+    bench.tell(SessionInput::Write(WriteId(2), ms(60_000)));
+    let sent = bench.sent();
+    assert_eq!(sent.iter().map(|(write, _)| *write).collect::<Vec<_>>(), [1, 2]);
+    assert!(!bench.session.is_idle());
+    bench.passes();
+    assert_eq!(
+        (bench.now.since(start), bench.failed()),
+        (ms(250), vec![(1, Unanswered::Unknown)])
+    );
+    // A late answer changes nothing.
+    bench.answer(sent[0].1);
+    // The other is waited for as long as its connection.
+    while bench.failed().len() < 2 {
+        bench.passes();
+    }
+    assert_eq!(bench.now.since(start), TIMEOUT);
+    assert_eq!(bench.failed()[1], (2, Unanswered::Unknown));
+    let closed = |effect: &SessionEffect| matches!(effect, SessionEffect::Close(of) if *of == attempt);
+    assert!(bench.effects.iter().any(closed), "who is silent is given up");
+    assert_eq!(bench.sent().len(), 2, "nothing is sent again");
+    assert!(bench.session.is_idle());
+}
+
+#[test]
+fn a_write_that_finds_no_connection_is_not_sent_later() {
+    let mut bench = Bench::new();
+    bench.tell(SessionInput::Write(WriteId(1), ms(1_000)));
+    let attempt = bench.connects();
+    bench.passes();
+    assert_eq!(bench.failed(), [(1, Unanswered::No)], "its time is over");
+    bench.tell(SessionInput::Write(WriteId(2), ms(1_000)));
+    let error = timed_out();
+    bench.tell(SessionInput::ConnectFailed { attempt, error });
+    assert_eq!(bench.failed().len(), 2);
+    assert_ne!(bench.failed()[1].1, Unanswered::Unknown);
+    assert!(bench.sent().is_empty() && bench.session.is_idle());
+}
+
+#[test]
+fn many_writes_leave_room_for_renewals() {
+    let (mut bench, _) = Bench::connected();
+    for write in 1..=40 {
+        bench.tell(SessionInput::Write(WriteId(write), ms(10_000)));
+    }
+    assert_eq!(bench.sent().len(), 16);
+    // A sign of life is a batch as a renewal is.
+    let batches = |bench: &Bench| {
+        let sends = |effect: &&SessionEffect| matches!(effect, SessionEffect::Send { .. });
+        bench.effects.iter().filter(sends).count()
+    };
+    bench.tell(SessionInput::Probed(tenure::protocol::session_step::Probe(1)));
+    assert_eq!(batches(&bench), 1);
+    let answered = bench.sent()[3].1;
+    bench.answer(answered);
+    assert_eq!(bench.sent().len(), 17);
+    let failure = tenure::protocol::message::Failure {
+        executed: tenure::protocol::message::Executed::Unknown,
+        error: tenure::error::StoreError::new(StoreErrorKind::Interrupted, "it broke"),
+    };
+    let batch = bench.sent()[0].1;
+    bench.tell(SessionInput::Replied {
+        batch,
+        reply: Err(failure),
+    });
+    // Those under way may have been done, those behind them were not.
+    let unknown = bench
+        .failed()
+        .iter()
+        .filter(|(_, why)| *why == Unanswered::Bystander)
+        .count();
+    assert_eq!(unknown, 16);
+    assert_eq!(bench.sent().len(), 17);
+}

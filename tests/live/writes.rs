@@ -1,0 +1,625 @@
+//! Writes under a lease, on a real server: done while the lease is current, and else not.
+
+use std::collections::BTreeSet;
+
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
+use tenure::{CancellationToken, Error, Fence, Guard, Locks, Mutex};
+
+use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
+use crate::server::RedisServer;
+use crate::store::acl;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+async fn a_lock() -> (RedisServer, Eyes, Locks) {
+    let server = RedisServer::start();
+    let eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    (server, eyes, locks)
+}
+
+/// Adds one, and notes an id.
+async fn add(guard: &Guard, id: &str) -> Result<i64, Error> {
+    let (count, _): (i64, i64) = soon(
+        guard
+            .atomically()
+            .command("INCR")
+            .key("count")
+            .command("RPUSH")
+            .key("ids")
+            .arg(id)
+            .query(),
+    )
+    .await?;
+    Ok(count)
+}
+
+fn count(eyes: &mut Eyes) -> i64 {
+    eyes.text::<Option<i64>>("GET count").unwrap_or(0)
+}
+
+fn number(fence: Fence) -> u64 {
+    fence.get() / Fence::LOCAL
+}
+
+fn failed(written: Result<Value, Error>) -> String {
+    match written {
+        Err(Error::Failed { said, .. }) => said,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_and_scripts_are_done_in_one_trip() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    // The server is told the scripts once.
+    assert_eq!(add(&guard, "first").await.unwrap(), 1);
+    let script =
+        "-- a comment on the first line\nlocal by = ARGV[1]\nreturn redis.call('INCRBY', KEYS[1], by)";
+    let by = |by: i64| {
+        guard
+            .atomically()
+            .script(script)
+            .key("count")
+            .arg(by)
+            .query::<i64>()
+    };
+    assert_eq!(soon(by(40)).await.unwrap(), 41);
+    let before = eyes.calls()["evalsha"];
+    assert_eq!(add(&guard, "second").await.unwrap(), 42);
+    assert_eq!(soon(by(-2)).await.unwrap(), 40);
+    assert_eq!(eyes.calls()["evalsha"] - before, 2);
+    let replies: (String, Option<String>, Vec<String>, i64) = soon(
+        guard
+            .atomically()
+            .command("SET")
+            .key("name")
+            .arg("a b\r\n")
+            .command("GET")
+            .key("missing")
+            .command("LRANGE")
+            .key("ids")
+            .arg(0)
+            .arg(-1)
+            .command("EXISTS")
+            .key(&["name", "count"])
+            .query(),
+    )
+    .await
+    .unwrap();
+    let ids = vec!["first".to_owned(), "second".to_owned()];
+    assert_eq!(replies, ("OK".to_owned(), None, ids, 2));
+    assert_eq!(eyes.ask::<String>(&[b"GET", b"name"]), "a b\r\n");
+    // A script sees what is its own, and may return nothing.
+    for ours in ["body", "is_current", "keys"] {
+        let sees = format!("return {{ #KEYS, #ARGV, pcall(function() return {ours} end) and 1 or 0 }}");
+        let seen: (i64, i64, i64) = soon(guard.atomically().script(sees).query()).await.unwrap();
+        assert_eq!(seen, (0, 0, 0), "{ours}");
+    }
+    let nothing: Value = soon(guard.atomically().script("local nothing").query())
+        .await
+        .unwrap();
+    assert_eq!(nothing, Value::Nil);
+    // What cannot be read was done.
+    let unread = soon(guard.atomically().command("INCR").key("count").query::<i64>()).await;
+    assert!(matches!(unread, Err(Error::Reply { .. })), "{unread:?}");
+    assert_eq!(count(&mut eyes), 41);
+    // Many words and keys.
+    let many: Vec<String> = (0..5_000).map(|n| format!("m{n}")).collect();
+    let script = "return { #KEYS, #ARGV, KEYS[5000], ARGV[5000] }";
+    let call = guard.atomically().script(script).key(&many).arg(&many);
+    let seen: (i64, i64, String, String) = soon(call.query()).await.unwrap();
+    assert_eq!(seen, (5_000, 5_000, "m4999".to_owned(), "m4999".to_owned()));
+    soon(guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_by_whoever_lost_the_lease() {
+    let (server, mut eyes, locks) = a_lock().await;
+    let is_gone = |written: Result<i64, Error>| {
+        assert!(
+            matches!(
+                written,
+                Err(Error::Lost {
+                    cause: LostCause::Gone,
+                    ..
+                })
+            ),
+            "{written:?}"
+        );
+    };
+    // Deleted by hand, and then taken over by another process, and by somebody else.
+    let guard = held(&locks, "a").await;
+    add(&guard, "mine").await.unwrap();
+    eyes.text::<()>("DEL lock:a");
+    is_gone(add(&guard, "deleted").await);
+    let other = crate::help::locks(&server.url(), ms(10_000)).await;
+    let successor = held(&other, "a").await;
+    is_gone(add(&guard, "taken").await);
+    assert_eq!(add(&successor, "theirs").await.unwrap(), 2);
+    eyes.text::<()>("SET lock:a somebody");
+    is_gone(add(&successor, "foreign").await);
+    eyes.text::<()>("DEL lock:a");
+    eyes.text::<()>("HSET lock:a some thing");
+    is_gone(add(&successor, "no lock").await);
+    assert_eq!(count(&mut eyes), 2);
+    // The owner's claim, and another grant.
+    let guard = held(&locks, "b").await;
+    let record = eyes.owner("b").unwrap();
+    eyes.text::<()>(&format!("SET lock:b {record}1"));
+    is_gone(add(&guard, "another grant").await);
+    assert_eq!(count(&mut eyes), 2);
+    // Given back: known without a question.
+    let guard = held(&locks, "c").await;
+    let lease = guard.lease();
+    soon(guard.release()).await.unwrap();
+    let before = eyes.calls()["evalsha"];
+    let released = soon(lease.atomically().command("INCR").key("count").query::<i64>()).await;
+    assert!(
+        matches!(
+            released,
+            Err(Error::Lost {
+                cause: LostCause::Released,
+                ..
+            })
+        ),
+        "{released:?}"
+    );
+    assert_eq!(eyes.calls()["evalsha"], before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_holders_of_permits_and_second_guards_write_while_they_hold() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let first = held(&locks, "a").await;
+    let second = first.again().unwrap();
+    assert_eq!(add(&first, "first").await.unwrap(), 1);
+    soon(first.release()).await.unwrap();
+    assert_eq!(add(&second, "second").await.unwrap(), 2);
+    let reader = soon(locks.rw_lock("read").read()).await.unwrap();
+    assert_eq!(add(&reader, "reader").await.unwrap(), 3);
+    let permits = locks.semaphore("calls", 3);
+    let (two, one) = (
+        soon(permits.acquire_many(2)).await.unwrap(),
+        soon(permits.acquire()).await.unwrap(),
+    );
+    assert_eq!(add(&two, "two").await.unwrap(), 4);
+    assert_eq!(add(&one, "one").await.unwrap(), 5);
+    let records: Vec<Vec<u8>> = eyes.text("KEYS tenure1:s:*");
+    for record in [&records[0][..], b"lock:read"] {
+        // Its lease and margin are over, and nobody has looked since.
+        let members: Vec<Vec<u8>> = eyes.ask(&[b"ZRANGE", record, b"0", b"-1"]);
+        for member in members.iter().filter(|member| member[0] == b'h') {
+            eyes.ask::<()>(&[b"ZADD", record, b"XX", b"1000", member]);
+        }
+    }
+    for guard in [&reader, &two, &one] {
+        let written = add(guard, "late").await;
+        assert!(matches!(written, Err(Error::Lost { .. })), "{written:?}");
+    }
+    assert_eq!(count(&mut eyes), 5);
+    soon(second.release()).await.unwrap();
+}
+
+#[cfg(feature = "scheduler")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_of_a_job_writes_while_it_owns_its_tick() {
+    use std::sync::{Arc, Mutex};
+
+    use tenure::Tick;
+    use tokio_cron_scheduler::{Job, JobScheduler};
+
+    let (_server, mut eyes, locks) = a_lock().await;
+    let scheduler = JobScheduler::new().await.unwrap();
+    let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
+    let id = scheduler.add(job).await.unwrap();
+    let runs: Arc<Mutex<Option<Tick>>> = Arc::default();
+    let run = runs.clone();
+    let work = move |tick: Tick| {
+        *run.lock().unwrap() = Some(tick);
+        std::future::pending::<()>()
+    };
+    let mut fire = locks.job_with("reconcile", ms(30_000), work).unwrap();
+    let pursuit = tokio::spawn(fire(id, scheduler.clone()));
+    until("it runs", || runs.lock().unwrap().is_some()).await;
+    let tick = runs.lock().unwrap().clone().unwrap();
+    let write = || {
+        let lease = tick.lease();
+        soon(lease.atomically().command("INCR").key("count").query::<(i64,)>())
+    };
+    assert_eq!(write().await.unwrap(), (1,));
+    let records: Vec<Vec<u8>> = eyes.text("KEYS tenure1:o:*");
+    eyes.ask::<()>(&[b"DEL", &records[0]]);
+    let late = write().await;
+    assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
+    assert_eq!(count(&mut eyes), 1);
+    pursuit.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_is_told_in_the_servers_words_and_what_was_written_stands() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    eyes.text::<()>("RPUSH list some");
+    // In the middle of commands.
+    let commands = guard.atomically().command("SET").key("before").arg(1);
+    let commands = commands
+        .command("INCR")
+        .key("list")
+        .command("SET")
+        .key("after")
+        .arg(1);
+    let said = failed(soon(commands.query()).await);
+    assert!(said.contains("WRONGTYPE"), "{said}");
+    assert_eq!(eyes.text::<i64>("EXISTS before"), 1);
+    assert_eq!(eyes.text::<i64>("EXISTS after"), 0);
+    // Before the first write of a script, after it, by its own will, and what is none.
+    let set = "redis.call('INCR', KEYS[1])";
+    for (text, told, written) in [
+        ("error('too early')".to_owned(), "too early", 0),
+        (format!("{set} error('too late')"), "too late", 1),
+        (
+            format!("{set} return redis.error_reply('MINE not so')"),
+            "MINE not so",
+            2,
+        ),
+        (format!("{set} return redis.call('NO_SUCH')"), "Unknown", 3),
+        (format!("{set} return unknown()"), "unknown", 4),
+        ("this is no Lua".to_owned(), "ompil", 4),
+        ("#!lua\nreturn 1".to_owned(), "ompil", 4),
+    ] {
+        let run = guard.atomically().script(&*text).key("written");
+        let said = failed(soon(run.query()).await);
+        assert!(said.contains(told), "{text}: {said}");
+        let found = eyes.text::<Option<i64>>("GET written").unwrap_or(0);
+        assert_eq!(found, written, "{text}");
+    }
+    // A failure is no loss, and leaves the lease as it is.
+    assert!(guard.is_held());
+    assert_eq!(add(&guard, "after all").await.unwrap(), 1);
+    soon(guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_forgot_the_script_is_told_it_and_writes_once() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    for n in 1..=3 {
+        eyes.text::<()>("SCRIPT FLUSH");
+        assert_eq!(add(&guard, "again").await.unwrap(), n);
+    }
+    assert_eq!(count(&mut eyes), 3);
+    // And where it will not be told.
+    eyes.text::<()>("SCRIPT FLUSH");
+    eyes.text::<()>("ACL SETUSER default -script");
+    let refused = add(&guard, "refused").await;
+    assert!(matches!(refused, Err(Error::Store { .. })), "{refused:?}");
+    eyes.text::<()>("ACL SETUSER default +script");
+    assert_eq!(count(&mut eyes), 3);
+    soon(guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_memory_a_write_fails_and_the_lease_stays() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "before").await.unwrap();
+    eyes.text::<()>("CONFIG SET maxmemory 1");
+    let said = failed(soon(guard.atomically().command("INCR").key("count").query()).await);
+    assert!(said.contains("OOM"), "{said}");
+    // What needs no memory goes on.
+    let gone: (i64,) = soon(guard.atomically().command("DEL").key("count").query())
+        .await
+        .unwrap();
+    assert_eq!(gone, (1,));
+    soon(guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_user_of_the_readme_writes_what_it_has_rights_to() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let rule = format!("ACL SETUSER app on >secret {}", acl());
+    eyes.text::<()>(&rule);
+    let app = format!("redis://app:secret@{}/", addr(&server));
+    let locks = locks(&app, ms(10_000)).await;
+    let guard = held(&locks, "a").await;
+    let write = || soon(guard.atomically().command("INCR").key("count").query::<Value>());
+    let said = write().await;
+    // The key is one of those that the call declares, so the server looks before it begins.
+    let refused = |error: &Error| match error {
+        Error::Store { source, .. } => *source.kind() == StoreErrorKind::Refused(StoreRefusal::NoPermission),
+        Error::Failed { said, .. } => said.contains("can't"),
+        _ => false,
+    };
+    assert!(said.as_ref().is_err_and(refused), "{said:?}");
+    eyes.text::<()>("ACL SETUSER app ~count");
+    let said = write().await;
+    assert!(said.as_ref().is_err_and(refused), "{said:?}");
+    eyes.text::<()>("ACL SETUSER app +incr");
+    assert_eq!(write().await.unwrap(), Value::Array(vec![Value::Int(1)]));
+    // And of readers and permits the check needs no right that is not documented.
+    let reader = soon(locks.rw_lock("read").read()).await.unwrap();
+    let permit = soon(locks.semaphore("calls", 3).acquire_many(2)).await.unwrap();
+    for guard in [reader, permit] {
+        let written: (i64,) = soon(guard.atomically().command("INCR").key("count").query())
+            .await
+            .unwrap();
+        assert!(written.0 > 1);
+        eyes.text::<()>("ACL LOG RESET");
+        soon(guard.release()).await.unwrap();
+    }
+}
+
+/// Locks through a proxy, and the proxy.
+async fn behind_a_proxy(server: &RedisServer) -> (Proxy, Locks) {
+    let proxy = Proxy::start(addr(server));
+    let builder = Locks::builder().lease(ms(30_000)).request_timeout(ms(1_000));
+    // A burst ends for nothing else.
+    let builder = builder.burst(256, ms(60_000));
+    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
+    (proxy, locks)
+}
+
+fn unanswered(written: Result<i64, Error>) {
+    assert!(matches!(written, Err(Error::Unanswered { .. })), "{written:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_without_an_answer_is_done_once_and_its_lease_is_not_handed_on() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (proxy, locks) = behind_a_proxy(&server).await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "first").await.unwrap();
+    let next = tokio::spawn(locks.mutex("a").lock());
+    proxy.cut_reply_to("RPUSH");
+    unanswered(add(&guard, "second").await);
+    proxy.until(|counts| counts.cut[1] > 0).await;
+    assert_eq!(count(&mut eyes), 2, "it was done once, and nobody asks again");
+    // The lease goes on, and may write.
+    assert_eq!(add(&guard, "third").await.unwrap(), 3);
+    let before = guard.fence();
+    soon(guard.release()).await.unwrap();
+    let guard = soon(next).await.unwrap().unwrap();
+    assert_ne!(number(guard.fence()), number(before), "it was handed on");
+    // Whose writes are all answered hands on.
+    let next = tokio::spawn(locks.mutex("a").lock());
+    until("somebody waits", || locks.waiting() == 1).await;
+    assert_eq!(add(&guard, "fourth").await.unwrap(), 4);
+    let before = guard.fence();
+    soon(guard.release()).await.unwrap();
+    let guard = soon(next).await.unwrap().unwrap();
+    assert_eq!(number(guard.fence()), number(before), "it was not handed on");
+    soon(guard.release()).await.unwrap();
+}
+
+/// A connection that was given up may still deliver what was written to it: by then the lock is another's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_arrives_when_the_next_one_holds_is_not_done() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (proxy, locks) = behind_a_proxy(&server).await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "first").await.unwrap();
+    let next = tokio::spawn(locks.mutex("a").lock());
+    until("somebody waits", || locks.waiting() == 1).await;
+    proxy.set_existing(Direction::Requests, Flow::Hold);
+    unanswered(add(&guard, "late").await);
+    assert!(proxy.holds(Direction::Requests) > 0);
+    soon(guard.release()).await.unwrap();
+    let next = soon(next).await.unwrap().unwrap();
+    assert_eq!(add(&next, "second").await.unwrap(), 2);
+    let before = eyes.calls()["evalsha"];
+    proxy.release();
+    until("it was executed", || eyes.calls()["evalsha"] > before).await;
+    assert_eq!(count(&mut eyes), 2);
+    assert_eq!(eyes.text::<Vec<String>>("LRANGE ids 0 -1"), ["first", "second"]);
+    soon(next.release()).await.unwrap();
+}
+
+/// It is under way, and its caller did not stay for the answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_with_a_write_under_way_is_not_handed_on() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (proxy, locks) = behind_a_proxy(&server).await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "first").await.unwrap();
+    let next = tokio::spawn(locks.mutex("a").lock());
+    until("somebody waits", || locks.waiting() == 1).await;
+    proxy.set(Direction::Replies, Flow::Hold);
+    let mut write = Box::pin(add(&guard, "second"));
+    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(write.as_mut().poll(cx).is_pending()));
+    assert!(polled.await);
+    proxy.until(|counts| counts.held[1] > 0).await;
+    drop(write);
+    let before = guard.fence();
+    drop(guard);
+    proxy.heal();
+    let next = soon(next).await.unwrap().unwrap();
+    assert_ne!(number(next.fence()), number(before), "it was handed on");
+    assert_eq!(count(&mut eyes), 2);
+    soon(next.release()).await.unwrap();
+}
+
+/// There is nobody to send it to: it is not sent later, either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_connection_nothing_is_done() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (proxy, locks) = behind_a_proxy(&server).await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "first").await.unwrap();
+    proxy.refuse(true);
+    proxy.reset();
+    proxy.until(|counts| counts.open == 0).await;
+    let refused = async {
+        loop {
+            match add(&guard, "away").await {
+                // The one that finds the connection broken, before anybody knew.
+                Err(Error::Unanswered { .. }) => {}
+                other => break other,
+            }
+        }
+    };
+    let refused = soon(refused).await;
+    assert!(refused.as_ref().is_err_and(Error::is_unreachable), "{refused:?}");
+    proxy.heal();
+    let written = async {
+        loop {
+            if let Ok(count) = add(&guard, "back").await {
+                break count;
+            }
+        }
+    };
+    assert_eq!(soon(written).await, 2);
+    assert_eq!(count(&mut eyes), 2);
+    soon(guard.release()).await.unwrap();
+}
+
+/// Ten thousand increments in three processes that stop past their leases, or whose writes arrive that late. Each reads the
+/// count, and writes one more under its lease: whoever wrote late would take others' increments back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_increments_and_none_is_lost() {
+    const INCREMENTS: usize = 10_000;
+    const LEASE_MS: u64 = 500;
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let mut others: Vec<(Proxy, Other)> = (0..3)
+        .map(|n| {
+            let proxy = Proxy::start(addr(&server));
+            let mut command = Other::command("increments", &url(proxy.addr()), "a", ms(LEASE_MS));
+            command.env("TENURE_DIRECT", server.url());
+            command.env("TENURE_ID", n.to_string());
+            (proxy, Other::runs(command))
+        })
+        .collect();
+    for (_, other) in &mut others {
+        other.hears("ready");
+        other.nod();
+    }
+    let mut rng = fastrand::Rng::with_seed(now().as_nanos() as u64);
+    let (mut stops, mut faults) = (0, [0; 2]);
+    let written = |eyes: &mut Eyes| eyes.text::<usize>("LLEN ids");
+    let lost = |eyes: &mut Eyes| eyes.text::<Option<u64>>("GET lost").unwrap_or(0);
+    let unanswered = |eyes: &mut Eyes| eyes.text::<Option<u64>>("GET unanswered").unwrap_or(0);
+    // As long as it takes for both to have happened.
+    let start = now();
+    while written(&mut eyes) < INCREMENTS || lost(&mut eyes) == 0 || unanswered(&mut eyes) == 0 {
+        assert!(
+            now() - start < ms(120_000),
+            "{faults:?}, {} written",
+            written(&mut eyes)
+        );
+        let (proxy, other) = &others[rng.usize(0..3)];
+        let kind = stops % 2;
+        stops += 1;
+        faults[kind] += 1;
+        let over = now() + ms(LEASE_MS + 250 + rng.u64(0..200));
+        if kind == 0 {
+            other.signal("-STOP");
+        } else {
+            proxy.set_existing(Direction::Requests, Flow::Hold);
+        }
+        until("its lease is over", || now() > over).await;
+        if kind == 0 {
+            other.signal("-CONT");
+        } else {
+            proxy.release();
+        }
+        // The others have their turn, and this one again.
+        let more = written(&mut eyes) + rng.usize(1..2 * INCREMENTS / 10);
+        until("work goes on", || written(&mut eyes) >= more).await;
+    }
+    let (mut acknowledged, mut open) = (BTreeSet::new(), BTreeSet::new());
+    let mut refused = BTreeSet::new();
+    for (n, (_, other)) in others.iter_mut().enumerate() {
+        other.nod();
+        for (task, outcomes) in other.hears("outcomes").split(',').enumerate() {
+            for (attempt, outcome) in outcomes.chars().enumerate() {
+                let id = format!("{n}:{task}:{attempt}");
+                match outcome {
+                    'a' => acknowledged.insert(id),
+                    'u' => open.insert(id),
+                    _ => refused.insert(id),
+                };
+            }
+        }
+    }
+    let ids: Vec<String> = eyes.text("LRANGE ids 0 -1");
+    let done: BTreeSet<String> = ids.iter().cloned().collect();
+    assert_eq!(done.len(), ids.len(), "none is done twice");
+    assert!(acknowledged.is_subset(&done), "what was acknowledged was done");
+    assert!(refused.is_disjoint(&done), "what was refused was not done");
+    let late: BTreeSet<_> = done.difference(&acknowledged).collect();
+    assert!(late.iter().all(|id| open.contains(*id)));
+    assert_eq!(count(&mut eyes), ids.len() as i64, "an increment was taken back");
+    println!(
+        "{} increments, {} acknowledged, {} without an answer of which {} were done, {} refused, {} stops, {} held back, {:?}",
+        ids.len(),
+        acknowledged.len(),
+        open.len(),
+        late.len(),
+        refused.len(),
+        faults[0],
+        faults[1],
+        now() - start,
+    );
+}
+
+/// One process of that test, which is told when to begin and when to end.
+pub async fn increments(locks: Locks, key: &str) {
+    let client = redis::Client::open(std::env::var("TENURE_DIRECT").unwrap()).unwrap();
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&patient);
+    let direct = connection.await.unwrap();
+    let process = std::env::var("TENURE_ID").unwrap();
+    println!("@ready");
+    crate::child::nod().await;
+    let end = CancellationToken::new();
+    let tasks = [0, 1, 2, 3].map(|task| {
+        let of_task = (locks.mutex(key), direct.clone(), format!("{process}:{task}"));
+        tokio::spawn(increments_of_a_task(of_task, end.clone()))
+    });
+    crate::child::nod().await;
+    end.cancel();
+    let mut outcomes = Vec::new();
+    for task in tasks {
+        outcomes.push(task.await.unwrap());
+    }
+    println!("@outcomes {}", outcomes.join(","));
+    crate::child::nod().await;
+}
+
+async fn increments_of_a_task(
+    (mutex, mut direct, task): (Mutex, MultiplexedConnection, String),
+    end: CancellationToken,
+) -> String {
+    let script = "redis.call('SET', KEYS[1], ARGV[1])\nreturn redis.call('RPUSH', KEYS[2], ARGV[2])";
+    let mut outcomes = String::new();
+    while !end.is_cancelled() {
+        let Ok(guard) = mutex.lock().await else { continue };
+        let get = redis::cmd("GET").arg("count").to_owned();
+        let read: Option<i64> = get.query_async(&mut direct).await.unwrap();
+        let write = guard.atomically().script(script).key("count").key("ids");
+        let id = format!("{task}:{}", outcomes.len());
+        let write = write.arg(read.unwrap_or(0) + 1).arg(id);
+        let (outcome, counted) = match write.query::<i64>().await {
+            Ok(_) => ('a', None),
+            Err(Error::Unanswered { .. }) => ('u', Some("unanswered")),
+            Err(Error::Lost { .. }) => ('l', Some("lost")),
+            Err(Error::Store { .. }) => ('s', None),
+            Err(other) => panic!("{other}"),
+        };
+        outcomes.push(outcome);
+        if let Some(counted) = counted {
+            let mut count = redis::cmd("INCR");
+            count.arg(counted).exec_async(&mut direct).await.unwrap();
+        }
+        let _ = guard.release().await;
+    }
+    outcomes
+}
