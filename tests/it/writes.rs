@@ -38,14 +38,24 @@ async fn a_store_that_keeps_leases_only_says_so() {
 fn a_fence_fits_into_sql_and_keeps_its_order() {
     const LARGEST: u64 = (1 << 53) - 1;
     let last = Fence::LOCAL - 1;
-    let fences: Vec<i64> = [(0, 0), (1, 0), (1, last), (LARGEST - 1, last), (LARGEST, 0), (LARGEST, last)]
-        .map(|(number, index)| Fence::new(GrantNumber(number), index).as_i64())
-        .into();
+    let fences: Vec<i64> = [
+        (0, 0),
+        (1, 0),
+        (1, last),
+        (LARGEST - 1, last),
+        (LARGEST, 0),
+        (LARGEST, last),
+    ]
+    .map(|(number, index)| Fence::new(GrantNumber(number), index).as_i64())
+    .into();
     assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     assert_eq!((fences[0], fences[5]), (0, i64::MAX));
     // No store gives more. One that did would not turn the order round.
     let forged = Fence::new(GrantNumber(u64::MAX), last);
-    assert_eq!((i64::from(forged), u64::from(forged)), (i64::MAX, i64::MAX as u64));
+    assert_eq!(
+        (i64::from(forged), u64::from(forged)),
+        (i64::MAX, i64::MAX as u64)
+    );
 }
 
 // The key machine.
@@ -252,7 +262,10 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
     assert_eq!(sent.iter().map(|(write, _)| *write).collect::<Vec<_>>(), [1, 2]);
     assert!(!bench.session.is_idle());
     bench.passes();
-    assert_eq!((bench.now.since(start), bench.failed()), (ms(250), vec![(1, Unanswered::Unknown)]));
+    assert_eq!(
+        (bench.now.since(start), bench.failed()),
+        (ms(250), vec![(1, Unanswered::Unknown)])
+    );
     // A late answer changes nothing.
     bench.answer(sent[0].1);
     // The other is waited for as long as its connection.
@@ -309,7 +322,11 @@ fn many_writes_leave_room_for_renewals() {
         reply: Err(failure),
     });
     // Those under way may have been done, those behind them were not.
-    let unknown = bench.failed().iter().filter(|(_, why)| *why == Unanswered::Bystander).count();
+    let unknown = bench
+        .failed()
+        .iter()
+        .filter(|(_, why)| *why == Unanswered::Bystander)
+        .count();
     assert_eq!(unknown, 16);
     assert_eq!(bench.sent().len(), 17);
 }
