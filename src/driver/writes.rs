@@ -9,6 +9,7 @@
 )]
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -56,6 +57,13 @@ struct Pending {
     name: Name,
     ticket: Ticket,
     tell: oneshot::Sender<Written>,
+}
+
+impl Pending {
+    /// Wakes foreign code, which may panic. Not to be called under a lock.
+    fn tell(self, written: Written) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.tell.send(written)));
+    }
 }
 
 impl Writes {
@@ -156,9 +164,10 @@ impl Node {
             }
             // It may still be done: the holding is not free of it.
             Unanswered::Unknown | Unanswered::Bystander => {
-                if let Some(pending) = lock(&server.writes).pending.remove(&write) {
-                    let _ = pending.tell.send(Err(Unwritten::Unanswered(error.clone())));
-                }
+                let pending = lock(&server.writes).pending.remove(&write);
+                pending
+                    .into_iter()
+                    .for_each(|pending| pending.tell(Err(Unwritten::Unanswered(error.clone()))));
             }
         }
         self.failed(server, Failed::Request, &error);
@@ -169,7 +178,7 @@ impl Node {
         let pending = lock(&server.writes).pending.remove(&write);
         if let Some(pending) = pending {
             self.end_write_of(&pending.name, pending.ticket);
-            let _ = pending.tell.send(written);
+            pending.tell(written);
         }
     }
 }

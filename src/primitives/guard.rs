@@ -183,7 +183,7 @@ impl Lease {
     /// # let _ = (left, sold); Ok(()) }
     /// ```
     ///
-    /// It takes one round trip, and is sent once. The keys are yours, as they are called in Redis: our prefix is not put
+    /// It takes one round trip, and one more where the server does not know the script yet. It is sent once. The keys are yours, as they are called in Redis: our prefix is not put
     /// before them. The user of the connection needs the rights to them.
     ///
     /// Writes of holders that exclude each other are done in the order of their fences: none is done after the next holder

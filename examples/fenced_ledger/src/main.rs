@@ -80,7 +80,7 @@ fn pay_in(ledger: &Ledger, who: &str, guard: &Guard, cents: i64) -> Result<(), T
 /// One replica is paused, the other is not. Answers how many writes the account refused.
 async fn round(path: &str, account: &[Mutex; 2], is_fenced: bool) -> Result<u32, Trouble> {
     let ledger = Ledger::open(path)?;
-    let guard = account[0].fixed(LEASE).lock().await?;
+    let guard = account[0].clone().fixed(LEASE).lock().await?;
     let balance = ledger.balance()?;
     let is_held = guard.is_held();
     println!("  replica 1 reads {balance}, sees that it holds the lock ({is_held}), and is paused");
