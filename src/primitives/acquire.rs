@@ -16,7 +16,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{
-    Checkpoint, Fence, JobReport, Kind, Mode, Name, Permits, Question, TickTime, Turn,
+    Checkpoint, Fence, JobReport, Kind, LatchReport, Mode, Name, Permits, Question, TickTime, Turn,
 };
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
@@ -126,6 +126,8 @@ pub(crate) enum Unacquired {
     Report(JobReport),
     /// So many permits are held; `None` for all.
     InUse(Option<u64>),
+    /// What was asked of a latch.
+    Latch(LatchReport),
 }
 
 impl Unacquired {
@@ -138,7 +140,8 @@ impl Unacquired {
             | Unacquired::Early(_)
             | Unacquired::Behind { .. }
             | Unacquired::Report(_)
-            | Unacquired::InUse(_) => Error::Busy {
+            | Unacquired::InUse(_)
+            | Unacquired::Latch(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -345,6 +348,7 @@ impl Acquire {
             Err(AcquireError::Behind { latest, is_open }) => Err(Unacquired::Behind { latest, is_open }),
             Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
             Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
+            Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
@@ -397,7 +401,8 @@ impl Acquire {
             | AcquireError::Early(_)
             | AcquireError::Behind { .. }
             | AcquireError::Report(_)
-            | AcquireError::InUse(_) => Error::Busy { key, waited },
+            | AcquireError::InUse(_)
+            | AcquireError::Latch(_) => Error::Busy { key, waited },
         }
     }
 }

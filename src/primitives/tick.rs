@@ -61,7 +61,8 @@ async fn ask(
             | Unacquired::Skipped
             | Unacquired::Early(_)
             | Unacquired::Behind { .. }
-            | Unacquired::InUse(_),
+            | Unacquired::InUse(_)
+            | Unacquired::Latch(_),
         ) => Ok(JobReport::default()),
     }
 }

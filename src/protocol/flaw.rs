@@ -48,6 +48,10 @@ pub enum Flaw {
     SoloHandedOn,
     /// A permit is handed on within its process to whoever is next, however many that one wants.
     PermitHandedToMany,
+    /// Who watches looks when it is told of a change, and not by itself.
+    WatchedByPushAlone,
+    /// Who comes to watch believes an answer to a question of before.
+    OldLookBelieved,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -110,6 +114,10 @@ pub enum Flaw {
     CheckpointOutlivesTick,
     /// A store that lost what it had acknowledged does not hear of it from those who know.
     LossBelieved,
+    /// A count-down that comes again counts again.
+    CountedAgain,
+    /// A count-down counts in a generation that was set after it was called for.
+    CountedLate,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -132,7 +140,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 49] = [
+    pub const ALL: [Flaw; 53] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -144,6 +152,8 @@ impl Flaw {
         Flaw::OverdueRenewed,
         Flaw::SoloHandedOn,
         Flaw::PermitHandedToMany,
+        Flaw::WatchedByPushAlone,
+        Flaw::OldLookBelieved,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,
@@ -174,6 +184,8 @@ impl Flaw {
         Flaw::CheckpointOfLoser,
         Flaw::CheckpointOutlivesTick,
         Flaw::LossBelieved,
+        Flaw::CountedAgain,
+        Flaw::CountedLate,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,

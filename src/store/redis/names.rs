@@ -39,6 +39,7 @@ impl Names {
             }
             Kind::Job => self.push_named(b'o', name, out),
             Kind::Semaphore => self.push_named(b's', name, out),
+            Kind::Latch => self.push_named(b'l', name, out),
         }
     }
 
@@ -72,6 +73,7 @@ impl Names {
             Kind::Lock => record,
             Kind::Job => untagged(b":o:{", record)?,
             Kind::Semaphore => untagged(b":s:{", record)?,
+            Kind::Latch => untagged(b":l:{", record)?,
         };
         let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
         Some(Name {
