@@ -14,7 +14,14 @@ use tenure::protocol::time::Instant;
 pub(crate) const PERMITS: u32 = 3;
 
 fn is_of_job(question: Question) -> bool {
-    question != Question::InUse
+    matches!(
+        question,
+        Question::Open { .. }
+            | Question::Reset
+            | Question::Verify { .. }
+            | Question::Recall { .. }
+            | Question::Save { .. }
+    )
 }
 
 /// One caller, from its call to its last word.
@@ -455,6 +462,7 @@ impl World {
             AcquireError::Behind { .. } => Seen::DeniedBehind,
             AcquireError::Report(_) => Seen::Reported,
             AcquireError::InUse(_) => Seen::InUseTold,
+            AcquireError::Latch(report) => Seen::latch(*report),
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) => Seen::DeniedLost,
         });
@@ -477,6 +485,9 @@ impl World {
             self.wrong(Wrong::TooMany, Some(key), || {
                 format!("told that {permits} are held")
             });
+        }
+        if let AcquireError::Latch(report) = denial {
+            return self.latch_answered(slot, caller, *report);
         }
         if want.mark.is_some() && want.question.is_some() || want.question.is_some_and(is_of_job) {
             self.question_answered(slot, key, want, denial);
