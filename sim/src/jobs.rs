@@ -616,10 +616,7 @@ impl World {
 
     /// What is known of jobs now, as a backup has it.
     pub(crate) fn copy_jobs(&mut self) {
-        self.server.copy = self
-            .jobs()
-            .map(|key| (key, self.job(key)))
-            .collect();
+        self.server.copy = self.jobs().map(|key| (key, self.job(key))).collect();
     }
 
     /// The server comes back with an older copy.

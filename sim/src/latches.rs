@@ -266,7 +266,10 @@ impl World {
         let is_past = |at: u64| resting.is_some_and(|since| now > since.max(at) + bound) || missed(at);
         let slots = (0..self.nodes.len()).filter(|slot| self.nodes[*slot].alive);
         let asleep = slots
-            .flat_map(|slot| self.latch_waiters(slot).map(move |(caller, at)| (slot, caller, at)))
+            .flat_map(|slot| {
+                self.latch_waiters(slot)
+                    .map(move |(caller, at)| (slot, caller, at))
+            })
             .find(|(.., at)| is_past(*at));
         if let Some((slot, caller, at)) = asleep {
             let state = self.describe(key);

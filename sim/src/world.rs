@@ -206,7 +206,7 @@ impl World {
         if setup.seed.is_multiple_of(3) && !profile.crowd {
             keys.push(Name::job(Key::from("job")));
         }
-        let latch = (setup.seed % 7 == 3 && !profile.crowd).then_some(keys.len());
+        let latch = (setup.seed % 7 == 5 && !profile.crowd).then_some(keys.len());
         if latch.is_some() {
             keys.push(Name::latch(Key::from("latch")));
         }

@@ -130,7 +130,8 @@ impl<P: Plant> KeyState<P> {
         wait: bool,
     ) -> ClaimNumber {
         let holder = cx.source.holder();
-        self.claims.insert(Claim::new(holder, claimant, term, kind, cx.now));
+        self.claims
+            .insert(Claim::new(holder, claimant, term, kind, cx.now));
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
         holder.claim
     }

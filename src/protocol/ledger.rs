@@ -297,7 +297,9 @@ impl<P: Plant> Ledger<P> {
     /// Who is told when what they watch changes, and until when, at `now_us`.
     pub fn watchers(&self, name: &Name, now_us: u64) -> impl Iterator<Item = (NodeId, u64)> {
         let watchers = self.states.get(name).map_or(&[][..], |state| &state.watchers);
-        let live = watchers.iter().filter(move |watcher| now_us / 1000 <= watcher.expires);
+        let live = watchers
+            .iter()
+            .filter(move |watcher| now_us / 1000 <= watcher.expires);
         live.map(|watcher| (watcher.node, watcher.expires))
     }
 

@@ -75,7 +75,9 @@ impl<P: Plant> KeyState<P> {
         match denial {
             Some(denial) => cx.effects.push(Effect::Denied(caller.ticket, denial)),
             None => {
-                self.watch_of(question, None).callers.insert(caller.ticket, caller);
+                self.watch_of(question, None)
+                    .callers
+                    .insert(caller.ticket, caller);
             }
         }
     }
@@ -160,7 +162,13 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// The answer to a question that was sent at `sent`. It is none to who came after that.
-    pub(crate) fn looked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, reply: Reply) {
+    pub(crate) fn looked(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        sent: Instant,
+        reply: Reply,
+    ) {
         self.claims.end(number);
         let believes_all = self.plant.planted(Flaw::OldLookBelieved);
         let Some(watch) = self.watch_asked_by(number) else {

@@ -418,7 +418,9 @@ impl Gate {
                 over(TickOutcome::Elsewhere)
             }
             // Those answer questions, and this was none.
-            Unacquired::Report(_) | Unacquired::InUse(_) | Unacquired::Latch(_) => over(TickOutcome::Elsewhere),
+            Unacquired::Report(_) | Unacquired::InUse(_) | Unacquired::Latch(_) => {
+                over(TickOutcome::Elsewhere)
+            }
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)

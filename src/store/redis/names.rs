@@ -185,6 +185,11 @@ mod tests {
             assert_eq!(slot(&permits), slot(&record), "{key:?}");
             assert_eq!(names.name(Kind::Semaphore, &permits), Some(semaphore), "{key:?}");
             assert_eq!(names.name(Kind::Job, &permits), None, "{key:?}");
+            let latch = Name::latch(Key::from(key));
+            let mut record = Vec::new();
+            names.push_record(&latch, &mut record);
+            assert_eq!(slot(&record), slot(&permits), "{key:?}");
+            assert_eq!(names.name(Kind::Latch, &record), Some(latch), "{key:?}");
         }
     }
 }
