@@ -45,6 +45,7 @@ use crate::key::Key;
 use crate::options::Options;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
+use crate::primitives::latch::CountDownLatch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
@@ -157,6 +158,12 @@ impl Locks {
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
         let name = Name::semaphore(key.into());
         Semaphore::new(Mutex::named(self.handle.clone(), name), permits)
+    }
+
+    /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
+    /// until it is used. A lock or a semaphore of the same key is another thing.
+    pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
+        CountDownLatch::new(self.handle.clone(), key.into())
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two

@@ -201,9 +201,9 @@ impl From<&Error> for Refused {
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
             // Whoever held it may have begun.
-            Error::Lost { .. } => Refused::OutcomeUnknown,
+            Error::Lost { .. } | Error::Uncertain { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
-            Error::Options(_) | Error::WouldDeadlock { .. } => Refused::BadOptions,
+            Error::Options(_) | Error::WouldDeadlock { .. } | Error::Unset { .. } => Refused::BadOptions,
         }
     }
 }

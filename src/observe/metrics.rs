@@ -394,7 +394,12 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
         Err(Some(Error::Store { .. } | Error::Connect { .. })) => "store",
         Err(Some(Error::Closed { .. })) => "closed",
         Err(Some(
-            Error::Key { .. } | Error::Options(_) | Error::Lost { .. } | Error::WouldDeadlock { .. },
+            Error::Key { .. }
+            | Error::Options(_)
+            | Error::Lost { .. }
+            | Error::WouldDeadlock { .. }
+            | Error::Unset { .. }
+            | Error::Uncertain { .. },
         )) => "invalid",
     };
     record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());

@@ -23,6 +23,7 @@ mod guards;
 mod help;
 mod interop;
 mod key_machine;
+mod latches;
 #[cfg(feature = "axum")]
 mod layer;
 #[cfg(feature = "axum")]
@@ -76,3 +77,4 @@ mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
 mod waiters;
+mod watching;

@@ -38,6 +38,12 @@ fn plays_a_role() {
                 nod().await;
             }
             "waits" => waits(locks, &key).await,
+            "waits for a latch" => {
+                let latch = locks.latch(&*key);
+                let waiting = tokio::spawn(async move { latch.wait().await });
+                println!("@waits");
+                waiting.await.unwrap().unwrap();
+            }
             "transfers" => {
                 println!("@ready");
                 multi::transfers((key == "with locks").then_some(locks), &url, true).await;

@@ -152,10 +152,7 @@ impl Run {
                 },
             },
         };
-        let has_id = matches!(
-            question,
-            Question::SetCount { .. } | Question::CountDown { .. }
-        );
+        let has_id = matches!(question, Question::SetCount { .. } | Question::CountDown { .. });
         let id = IDS[self.rng.usize(..IDS.len())];
         let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
         self.claims += 1;
@@ -210,10 +207,7 @@ impl Run {
                 _ => continue,
             });
         }
-        if pushes
-            .windows(2)
-            .any(|two| two[0].name() == two[1].name())
-        {
+        if pushes.windows(2).any(|two| two[0].name() == two[1].name()) {
             self.saw("several pushed at once");
         }
         for push in pushes {
@@ -263,7 +257,10 @@ impl Run {
         assert_eq!(fields, model, "step {step}: {}", self.names[at]);
         if let Some(latch) = latch {
             let left = latch.expires - now;
-            assert!(ttl.abs_diff(left as i64) <= TOLERANCE_MS, "step {step}: {ttl} {left}");
+            assert!(
+                ttl.abs_diff(left as i64) <= TOLERANCE_MS,
+                "step {step}: {ttl} {left}"
+            );
         }
         let model: HashMap<String, u64> = self
             .ledger
@@ -273,7 +270,10 @@ impl Run {
         let live: HashMap<_, _> = watching.into_iter().filter(|(_, until)| *until >= now).collect();
         assert_eq!(live.len(), model.len(), "step {step}: {live:?} {model:?}");
         for (node, expires) in model {
-            assert!(live[&node].abs_diff(expires) <= TOLERANCE_MS, "step {step}: {node}");
+            assert!(
+                live[&node].abs_diff(expires) <= TOLERANCE_MS,
+                "step {step}: {node}"
+            );
         }
     }
 
