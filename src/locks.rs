@@ -11,6 +11,7 @@
 //! | the same, in the order in which they came, across processes | [`Mutex::fair`] | a place in the store's queue, a trip and a renewal for each caller: for tens of waiters |
 //! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
+//! | one goes on when all others are through: parts of an import | [`Locks::latch`] | a trip to set it, to count down and to wait; who waits looks each third of a lease, all tasks of a process together. No lease: nobody holds it |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
 //! | a cron job on several replicas | `Locks::job`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
@@ -25,6 +26,7 @@
 //! | `cargo run --example flash_sale` | three hundred buyers of a hundred items, on a mutex |
 //! | `cargo run --example prices` | forty readers of two prices and somebody who changes them, on a read-write lock |
 //! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
+//! | `cargo run --example nightly_import` | an import in parts by two replicas, and books that are opened when all are in, on a latch |
 //! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
 //! | `cargo run --example accounts` | two replicas of a bank behind the layer |
 //! | `cargo run --example reconcile` | three replicas and one cron job |

@@ -13,7 +13,7 @@ use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, Tic
 use crate::protocol::readers::Readers;
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
 use crate::protocol::time::Instant;
-use crate::protocol::watching::Watch;
+use crate::protocol::watch::Watch;
 
 /// The state of one key.
 #[derive(Debug, Default)]

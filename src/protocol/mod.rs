@@ -5,10 +5,10 @@
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
 //! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one
 //! request; `hand_over`: who is next; `shares`: what several have at once; `ticks`, `question`: what is different with
-//! jobs).
+//! jobs; `latch`: what is with latches).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`,
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `replies`, `failures`, `renewal`,
 //! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
 //! [`ledger`].
 
@@ -49,4 +49,5 @@ pub(crate) mod ticks;
 pub mod time;
 pub(crate) mod timers;
 pub mod transaction;
+pub(crate) mod watch;
 pub(crate) mod watching;

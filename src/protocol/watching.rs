@@ -15,53 +15,11 @@ use crate::protocol::failures::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, GrantNumber, LeaseTimes, Question, Reply, Unanswered};
+use crate::protocol::message::{ClaimNumber, GrantNumber, Question, Reply, Unanswered};
 use crate::protocol::renewal::LONGEST_RETRY;
 use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Ticket, ms};
 use crate::protocol::time::Instant;
-
-/// Those of this process who ask the same.
-#[derive(Debug)]
-pub(crate) struct Watch {
-    /// With what they know of it.
-    question: Question,
-    callers: BTreeMap<Ticket, Caller>,
-    /// The claim that asks, while an answer is waited for.
-    asking: Option<ClaimNumber>,
-    /// When it is asked next; `None`: now, unless it is being asked.
-    due: Option<Instant>,
-    /// `due` repeats what failed: it need not be waited for when the store is back.
-    retries: bool,
-    /// There may be news that came after the question under way.
-    look_again: bool,
-    /// Failures in a row.
-    failed_looks: u32,
-}
-
-impl Watch {
-    fn new(question: Question, due: Option<Instant>) -> Self {
-        Watch {
-            question,
-            callers: BTreeMap::new(),
-            asking: None,
-            due,
-            retries: false,
-            look_again: false,
-            failed_looks: 0,
-        }
-    }
-
-    fn look_now(&mut self) {
-        self.due = None;
-        self.look_again = self.asking.is_some();
-    }
-
-    /// The shortest of all.
-    fn term(&self) -> Option<LeaseTimes> {
-        let terms = self.callers.values().map(|caller| caller.options.term);
-        terms.min_by_key(|term| term.lease_ms)
-    }
-}
+use crate::protocol::watch::Watch;
 
 impl<P: Plant> KeyState<P> {
     /// Somebody wants news.
