@@ -66,6 +66,21 @@ pub enum Error {
         /// The limit that was met.
         limit: usize,
     },
+    /// The latch is not set: it never was, or its life is over. Set it first.
+    #[error("latch `{key}` is not set, or its life is over: set its count first")]
+    #[non_exhaustive]
+    Unset {
+        /// Which latch.
+        key: Key,
+    },
+    /// Whether the call counted, or set the latch, is not known: its answer was lost, and the latch was set again at about the
+    /// time of the call. [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again.
+    #[error("latch `{key}` was set again and an answer was lost: the call may have counted or not")]
+    #[non_exhaustive]
+    Uncertain {
+        /// Which latch.
+        key: Key,
+    },
     /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
     #[error("the store could not serve `{key}`: {source}")]
     #[non_exhaustive]
@@ -276,7 +291,7 @@ pub enum StoreErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreRefusal {
-    /// The key holds something that is not a lock, a job or a semaphore, as the case may be.
+    /// The key holds something that is not a lock, a job, a latch or a semaphore, as the case may be.
     WrongType,
     /// `OOM`: the server is at its memory limit.
     OutOfMemory,
@@ -317,7 +332,7 @@ impl fmt::Display for StoreRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             StoreRefusal::WrongType => {
-                "the key holds a value that is not a lock, a job or a semaphore: use another key or prefix"
+                "the key holds a value that is not a lock, a job, a latch or a semaphore: use another key or prefix"
             }
             StoreRefusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
             StoreRefusal::ReadOnly => "the server is read-only (READONLY): connect to the master",

@@ -34,6 +34,7 @@ pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
 pub use primitives::guard::{Guard, Lease};
+pub use primitives::latch::CountDownLatch;
 pub use primitives::multi::{Multi, MultiKey};
 pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::{Lock, Mutex};

@@ -11,6 +11,7 @@
 //! | the same, in the order in which they came, across processes | [`Mutex::fair`] | a place in the store's queue, a trip and a renewal for each caller: for tens of waiters |
 //! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
+//! | one goes on when all others are through: parts of an import | [`Locks::latch`] | a trip to set it, to count down and to wait; who waits looks each third of a lease, all tasks of a process together. No lease: nobody holds it |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
@@ -27,6 +28,7 @@
 //! | `cargo run --example prices` | forty readers of two prices and somebody who changes them, on a read-write lock |
 //! | `cargo run --example orders` | orders taken by one process and shipped by another, a lock that travels with the message |
 //! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
+//! | `cargo run --example nightly_import` | an import in parts by two replicas, and books that are opened when all are in, on a latch |
 //! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
 //! | `cargo run --example accounts` | two replicas of a bank behind the layer |
 //! | `cargo run --example reconcile` | three replicas and one cron job |
@@ -48,6 +50,7 @@ use crate::options::Options;
 use crate::primitives::guard::Guard;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
+use crate::primitives::latch::CountDownLatch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
@@ -176,6 +179,12 @@ impl Locks {
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
         let name = Name::semaphore(key.into());
         Semaphore::new(Mutex::named(self.handle.clone(), name), permits)
+    }
+
+    /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
+    /// until it is used. A lock or a semaphore of the same key is another thing.
+    pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
+        CountDownLatch::new(self.handle.clone(), key.into())
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two

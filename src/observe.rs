@@ -4,7 +4,7 @@
 //! # Events
 //!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
-//! events about one key, beside their `kind`: `lock`, `job` or `semaphore`. They are no label of anything that is counted. What
+//! events about one key, beside their `kind`: `lock`, `job`, `semaphore` or `latch`. They are no label of anything that is counted. What
 //! happens to a node has its id as `node`, and everything but what layers tell has a `node_name`, if the
 //! [builder](crate::locks::Builder::node_name) gave one.
 //!

@@ -14,9 +14,13 @@ use tenure::protocol::time::Instant;
 pub(crate) const PERMITS: u32 = 3;
 
 fn is_of_job(question: Question) -> bool {
-    !matches!(
+    matches!(
         question,
-        Question::InUse | Question::Extend { .. } | Question::Release { .. }
+        Question::Open { .. }
+            | Question::Reset
+            | Question::Verify { .. }
+            | Question::Recall { .. }
+            | Question::Save { .. }
     )
 }
 
@@ -475,6 +479,7 @@ impl World {
             AcquireError::Report(_) => Seen::Reported,
             AcquireError::InUse(_) => Seen::InUseTold,
             AcquireError::Owned(_) => Seen::OwnerAnswered,
+            AcquireError::Latch(report) => Seen::latch(*report),
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) => Seen::DeniedLost,
         });
@@ -498,6 +503,9 @@ impl World {
             self.wrong(Wrong::TooMany, Some(key), || {
                 format!("told that {permits} are held")
             });
+        }
+        if let AcquireError::Latch(report) = denial {
+            return self.latch_answered(slot, caller, *report);
         }
         if want.mark.is_some() && want.question.is_some() || want.question.is_some_and(is_of_job) {
             self.question_answered(slot, key, want, denial);

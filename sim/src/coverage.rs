@@ -2,6 +2,7 @@
 
 use tenure::error::StoreErrorKind;
 use tenure::protocol::ledger::Branch;
+use tenure::protocol::message::LatchReport;
 use tenure::protocol::session_step::SessionEvent;
 use tenure::protocol::step::KeyEvent;
 
@@ -103,6 +104,20 @@ counters! {
     MarkReset: "mark ahead of the server's clock brought back",
     ServerWentBack: "server came back with an older copy of a job",
     LossMended: "store told of a tick that is over, which it had forgotten",
+    LatchSetBefore: "latch set again by the call that had set it",
+    LatchSetAgain: "latch at zero set",
+    LatchCountedBefore: "count-down came again and did not count again",
+    LatchSetMeanwhile: "call for a latch that was set at about its time",
+    LatchUncertain: "the same, and it may have been executed before",
+    LatchOver: "call for a latch that is over",
+    LatchPassed: "waiter told of zero when the latch was set again",
+    LatchLost: "waiter told that its latch is gone when another was set",
+    LatchSet: "caller told that it has set a latch",
+    LatchLeft: "caller told how many count-downs are left",
+    LatchZero: "caller told that a latch is at zero",
+    LatchUnset: "caller told that a latch is not set",
+    LatchRefused: "caller told that nothing was done of its call",
+    NewsPushed: "news pushed to who watches",
     OpenTooOld: "node not told of such a tick, as it was too old",
     TickReopened: "such a tick pursued by a node that was not after it",
     PursuersKilled: "everybody who was after a tick killed while it was run",
@@ -283,6 +298,16 @@ impl Seen {
         })
     }
 
+    pub(crate) fn latch(report: LatchReport) -> Seen {
+        match report {
+            LatchReport::Set => Seen::LatchSet,
+            LatchReport::Left(0) => Seen::LatchZero,
+            LatchReport::Left(_) => Seen::LatchLeft,
+            LatchReport::Unset => Seen::LatchUnset,
+            LatchReport::SetMeanwhile(_) | LatchReport::Over | LatchReport::Uncertain => Seen::LatchRefused,
+        }
+    }
+
     pub(crate) fn of_session(event: &SessionEvent) -> Option<Seen> {
         Some(match event {
             SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => {
@@ -341,6 +366,14 @@ impl Seen {
             Branch::NotOwner => Seen::NotOwner,
             Branch::Resumed => Seen::Resumed,
             Branch::LossMended => Seen::LossMended,
+            Branch::LatchSetBefore => Seen::LatchSetBefore,
+            Branch::LatchSetAgain => Seen::LatchSetAgain,
+            Branch::LatchCountedBefore => Seen::LatchCountedBefore,
+            Branch::LatchSetMeanwhile => Seen::LatchSetMeanwhile,
+            Branch::LatchUncertain => Seen::LatchUncertain,
+            Branch::LatchOver => Seen::LatchOver,
+            Branch::LatchPassed => Seen::LatchPassed,
+            Branch::LatchLost => Seen::LatchLost,
         }
     }
 }

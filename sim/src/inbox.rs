@@ -1,7 +1,7 @@
 //! The inboxes: subscriptions by which grants are pushed.
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{Grant, NodeId};
+use tenure::protocol::message::{NodeId, Push};
 use tenure::protocol::session_step::{Attempt, SessionInput};
 use tenure::protocol::step::Input;
 
@@ -167,16 +167,17 @@ impl World {
         self.nodes[slot].inbox.held_until.max(self.nodes[slot].cut_until)
     }
 
-    pub(crate) fn push(&mut self, grant: Grant) {
-        let Some(&(slot, life)) = self.slots.get(&grant.holder.node) else {
+    pub(crate) fn push(&mut self, push: Push) {
+        let Some(&(slot, life)) = self.slots.get(&push.node()) else {
             return;
         };
-        let key = self.index(&grant.name);
-        self.note(None, Some(key), || {
-            format!(
+        let key = self.index(push.name());
+        self.note(None, Some(key), || match &push {
+            Push::Granted(grant) => format!(
                 "server: pushes {} to {} of node {slot}",
                 grant.number, grant.holder.claim
-            )
+            ),
+            Push::Changed(..) => format!("server: pushes news to node {slot}"),
         });
         let sub = match self.server.listening.get(&slot) {
             Some(&(at, sub, true)) if at == life => sub,
@@ -186,44 +187,51 @@ impl World {
         let inbox = &mut self.nodes[slot].inbox;
         let mut at = (self.now + way).max(inbox.last).max(inbox.held_until);
         inbox.last = at;
-        let event = |grant| Event::Push {
+        let event = |push| Event::Push {
             slot,
             life,
             sub,
-            grant: Box::new(grant),
+            push: Box::new(push),
         };
         if self.in_storm() && self.chance(3) {
             self.saw(Seen::PushTwice);
             let again = at + self.rng.u64(0..4_000 * MS);
-            self.at(again, event(grant.clone()));
+            self.at(again, event(push.clone()));
         }
         if self.in_storm() && self.chance(2) {
             self.saw(Seen::PushHeld);
             at += self.rng.u64(50 * MS..4_000 * MS);
             self.nodes[slot].inbox.last = at;
         }
-        self.at(at, event(grant));
+        self.at(at, event(push));
     }
 
-    pub(crate) fn push_arrives(&mut self, slot: usize, sub: Attempt, grant: Grant) {
+    pub(crate) fn push_arrives(&mut self, slot: usize, sub: Attempt, push: Push) {
         let held = self.inbox_held(slot);
         if held > self.now {
             let life = self.nodes[slot].life;
-            let grant = Box::new(grant);
+            let push = Box::new(push);
             return self.at(
                 held,
                 Event::Push {
                     slot,
                     life,
                     sub,
-                    grant,
+                    push,
                 },
             );
         }
         if !self.is_sub(slot, sub) {
             return self.saw(Seen::PushLost);
         }
-        let key = self.index(&grant.name);
+        let key = self.index(push.name());
+        let grant = match push {
+            Push::Granted(grant) => grant,
+            Push::Changed(..) => {
+                self.saw(Seen::NewsPushed);
+                return self.feed(slot, key, Input::Changed);
+            }
+        };
         let claim = grant.holder.claim;
         let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
         let is_under_way = asked.next().is_some();

@@ -570,7 +570,7 @@ impl World {
 
     /// Even in a calm a process may be killed while it runs a tick. Not another before all of that is over.
     pub(crate) fn kill_a_winner(&mut self) {
-        if self.now < self.watch.ticks.next_kill || self.keys.len() == self.locks {
+        if self.now < self.watch.ticks.next_kill || self.jobs().is_empty() {
             return;
         }
         let callers = |node: usize| {
@@ -616,9 +616,7 @@ impl World {
 
     /// What is known of jobs now, as a backup has it.
     pub(crate) fn copy_jobs(&mut self) {
-        self.server.copy = (self.locks..self.keys.len())
-            .map(|key| (key, self.job(key)))
-            .collect();
+        self.server.copy = self.jobs().map(|key| (key, self.job(key))).collect();
     }
 
     /// The server comes back with an older copy.

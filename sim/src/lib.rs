@@ -21,6 +21,7 @@ pub mod explore;
 mod faults;
 mod inbox;
 mod jobs;
+mod latches;
 mod log;
 mod lookout;
 mod network;
@@ -139,6 +140,16 @@ pub enum Wrong {
     DeadGranted,
     /// A lock is free and somebody waits for it.
     Asleep,
+    /// A call counted twice in a latch.
+    CountedTwice,
+    /// A call counted in a generation of a latch that was set after it, or a latch was set that was not at zero.
+    CountedLate,
+    /// A caller was told that it has counted, and it has not.
+    NotCounted,
+    /// A waiter was told that a latch is at zero, and since it came it was not.
+    BeforeZero,
+    /// Somebody waits for a latch that is at zero, or was, or is not set.
+    PastZero,
     /// A lock is handed on and on and never left free for others.
     NeverFree,
     /// Something is left when all is over.
@@ -169,7 +180,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 36] = [
+    pub const ALL: [Wrong; 41] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -194,6 +205,11 @@ impl Wrong {
         Wrong::Orphan,
         Wrong::DeadGranted,
         Wrong::Asleep,
+        Wrong::CountedTwice,
+        Wrong::CountedLate,
+        Wrong::NotCounted,
+        Wrong::BeforeZero,
+        Wrong::PastZero,
         Wrong::NeverFree,
         Wrong::LeftOver,
         Wrong::Storm,

@@ -149,7 +149,7 @@ impl World {
     /// When no tick fires any more: everybody who is after the last one is killed, one after the other, while it is run.
     pub(crate) fn kill_pursuers(&mut self) {
         let is_quiet = self.profile.quiet_from.is_some_and(|from| self.now > from);
-        if !is_quiet || self.now < self.watch.ticks.next_kill || self.keys.len() == self.locks {
+        if !is_quiet || self.now < self.watch.ticks.next_kill || self.jobs().is_empty() {
             return;
         }
         let key = self.locks;

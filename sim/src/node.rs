@@ -100,10 +100,10 @@ impl World {
         let seed = self.rng.u64(..);
         let base = self.rng.u64(1..1_000_000 * MS);
         let rate = self.rng.u64(990..=1010);
-        let skew_ms = if self.keys.len() > self.locks {
-            self.rng.i64(-2000..=2000)
-        } else {
+        let skew_ms = if self.jobs().is_empty() {
             0
+        } else {
+            self.rng.i64(-2000..=2000)
         };
         let plant = Planted(self.setup.flaw);
         let options = SessionOptions {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tenure::error::StoreRefusal;
 use tenure::protocol::ledger::{Branch, Job, Ledger};
-use tenure::protocol::message::{Batch, BatchReply, Grant, Reply, Rule, Verb};
+use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
 use tenure::protocol::session_step::Attempt;
 
 use crate::coverage::Seen;
@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
     /// What was known of each job a while ago.
     pub(crate) copy: Vec<(usize, Job)>,
-    pushes: Vec<Grant>,
+    pushes: Vec<Push>,
     branches: Vec<Branch>,
 }
 
@@ -135,8 +135,8 @@ impl World {
         }
         self.watch_execution(effective, &answer.replies, &before, &pushes);
         self.watch_together(effective, &answer.replies);
-        for grant in pushes.drain(..) {
-            self.push(grant);
+        for push in pushes.drain(..) {
+            self.push(push);
         }
         self.server.pushes = pushes;
         for request in &effective.requests {

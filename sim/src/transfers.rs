@@ -119,7 +119,7 @@ impl World {
             mark: None,
             turn: Default::default(),
             question: match what {
-                0 => Some(Question::Release { of }),
+                0 => Some(Question::Release { of, repeats: false }),
                 1 => Some(Question::Extend { of }),
                 _ => None,
             },

@@ -6,11 +6,12 @@ use crate::Wrong;
 use crate::callers::{Caller, PERMITS, State};
 use crate::coverage::Seen;
 use crate::jobs::Ticks;
+use crate::latches::Latches;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
-use tenure::protocol::ledger::{Record, RecordOwner, Share};
+use tenure::protocol::ledger::{Latch, Record, RecordOwner, Share};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, Question, Reply, Request,
+    Batch, ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, Name, Push, Question, Reply, Request,
     Rule, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
@@ -27,6 +28,7 @@ pub(crate) struct Watch {
     /// What is executed is a copy: its original may have been refused, and be over for its node.
     pub(crate) twin: bool,
     pub(crate) ticks: Ticks,
+    pub(crate) latches: Latches,
     pub(crate) forgot: bool,
     highest_fences: Vec<Option<Fence>>,
     /// Of writers alone.
@@ -53,6 +55,7 @@ impl Watch {
             stepped_back: false,
             twin: false,
             ticks: Ticks::default(),
+            latches: Latches::default(),
             forgot: false,
             highest_fences: vec![None; keys],
             written: vec![None; keys],
@@ -82,6 +85,7 @@ pub(crate) struct Owned {
     record: Option<Record>,
     shares: Vec<Share>,
     waiters: Vec<Holder>,
+    pub(crate) latch: Option<Latch>,
 }
 
 impl Owned {
@@ -359,6 +363,7 @@ impl World {
             record: ledger.record(name, us).cloned(),
             shares: ledger.shares(name, us).copied().collect(),
             waiters: ledger.waiters(name),
+            latch: ledger.latch(name, us).cloned(),
         }
     }
 
@@ -369,7 +374,7 @@ impl World {
         batch: &Batch,
         replies: &[Reply],
         before: &[Owned],
-        pushes: &[Grant],
+        pushes: &[Push],
     ) {
         let us = self.server_us();
         let now = us / 1000;
@@ -379,6 +384,7 @@ impl World {
             self.watch_owner(key, request, before.record.as_ref(), after.record.as_ref());
             self.watch_shares(key, request, before, &after);
             self.watch_downgrade(key, request, reply, before);
+            self.watch_latch(key, request, before.latch.as_ref(), after.latch.as_ref());
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
             if !before.is_free() || !after.is_free() {
@@ -408,7 +414,7 @@ impl World {
         key: usize,
         (holder, number): (Holder, GrantNumber),
         to: Holder,
-        pushes: &[Grant],
+        pushes: &[Push],
     ) {
         let now = self.server_us() / 1000;
         self.watch.highest = self.watch.highest.max(number);
@@ -427,7 +433,7 @@ impl World {
                 format!("{holder} was last heard at {heard:?}")
             });
         }
-        let is_told = |grant: &Grant| grant.holder == holder && grant.number == number;
+        let is_told = |push: &Push| matches!(push, Push::Granted(grant) if grant.holder == holder && grant.number == number);
         if !pushes.iter().any(is_told) {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("{holder} is not told of its grant")
@@ -591,7 +597,15 @@ impl World {
 
     /// No fault, and none for long.
     pub(crate) fn is_calm(&self) -> bool {
-        self.profile.storm.1 == 0 || self.now > self.watch.unrest.max(self.profile.storm.1) + SETTLE
+        self.profile.storm.1 == 0 || self.now > self.calm_since()
+    }
+
+    /// When the calm began that there is.
+    pub(crate) fn calm_since(&self) -> u64 {
+        if self.profile.storm.1 == 0 {
+            return 0;
+        }
+        self.watch.unrest.max(self.profile.storm.1) + SETTLE
     }
 
     /// Whatever was left with a session is answered or reported in the end.
@@ -644,12 +658,13 @@ impl World {
         let calm = self.is_calm();
         if calm {
             self.saw(Seen::Calm);
-            for key in 0..self.keys.len() {
+            for key in 0..self.latch.unwrap_or(self.keys.len()) {
                 self.watch_sleepers(key);
             }
+            self.watch_latch_sleepers();
             self.watch_orphans();
         }
-        for key in self.locks..self.keys.len() {
+        for key in self.jobs() {
             self.watch_pursuits(key, calm);
             self.watch_abandoned(key, calm);
         }
@@ -778,14 +793,20 @@ impl World {
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
         let records = self.keys.iter().any(|key| !self.owned(key).is_free());
         let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
-        if callers || engines || records || entries {
+        let name = self.latch.map(|key| &self.keys[key]);
+        let is_known = |name: &Name| {
+            let ledger = &self.server.ledger;
+            ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
+        };
+        let latches = name.is_some_and(is_known);
+        if callers || engines || records || entries || latches {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())
                     .map(|key| self.describe(key))
                     .collect::<String>();
                 self.wrong(Wrong::LeftOver, None, || {
                     format!(
-                        "callers {callers}, engines {engines}, records {records}, entries {entries}: {text}"
+                        "callers {callers}, engines {engines}, records {records}, entries {entries}, latches {latches}: {text}"
                     )
                 });
                 self.finished = true;

@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 
 use tenure::error::StoreError;
 use tenure::key::Key;
-use tenure::protocol::message::{Batch, BatchReply, Failure, Grant, Name, NodeId, TickTime};
+use tenure::protocol::message::{Batch, BatchReply, Failure, Name, NodeId, Push, TickTime};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::Effect;
 use tenure::protocol::write::WriteId;
@@ -114,7 +115,7 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
         sub: Attempt,
-        grant: Box<Grant>,
+        push: Box<Push>,
     },
     Tick {
         slot: usize,
@@ -132,6 +133,9 @@ pub(crate) enum Event {
         patient: bool,
     },
     Arrival {
+        slot: usize,
+    },
+    Latch {
         slot: usize,
     },
     Caller {
@@ -194,8 +198,9 @@ pub(crate) struct World {
     due: BinaryHeap<Reverse<Due>>,
     pub(crate) profile: Profile,
     pub(crate) keys: Vec<Name>,
-    /// So many of them are locks, the rest are jobs.
+    /// So many of them are locks, the rest are jobs, and the last one may be a latch.
     pub(crate) locks: usize,
+    pub(crate) latch: Option<usize>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
     pub(crate) conns: Vec<Conn>,
@@ -226,6 +231,10 @@ impl World {
         if setup.seed.is_multiple_of(3) && !profile.crowd {
             keys.push(Name::job(Key::from("job")));
         }
+        let latch = (setup.seed % 7 == 5 && !profile.crowd).then_some(keys.len());
+        if latch.is_some() {
+            keys.push(Name::latch(Key::from("latch")));
+        }
         let mut world = World {
             setup,
             rng,
@@ -238,6 +247,7 @@ impl World {
             profile,
             keys,
             locks,
+            latch,
             nodes: Vec::new(),
             slots: HashMap::new(),
             conns: Vec::new(),
@@ -257,10 +267,14 @@ impl World {
             world.tell_session(slot, SessionInput::InboxWanted);
             let first = world.rng.u64(0..50 * MS);
             world.at(first, Event::Arrival { slot });
-            if world.keys.len() > locks {
+            if !world.jobs().is_empty() {
                 let first = world.rng.u64(0..500 * MS);
                 world.at(first, Event::Tick { slot, key: locks });
                 world.at(first, Event::LookOut { slot, key: locks });
+            }
+            if latch.is_some() {
+                let first = world.rng.u64(0..100 * MS);
+                world.at(first, Event::Latch { slot });
             }
         }
         for (rare, seen) in [
@@ -352,8 +366,8 @@ impl World {
                 slot,
                 life,
                 sub,
-                grant,
-            } if self.is(slot, life) => self.push_arrives(slot, sub, *grant),
+                push,
+            } if self.is(slot, life) => self.push_arrives(slot, sub, *push),
             Event::Tick { slot, key } => self.tick(slot, key),
             Event::LookOut { slot, key } => self.look_out(slot, key),
             Event::Chase {
@@ -365,6 +379,7 @@ impl World {
             } if self.is(slot, life) => self.chase(slot, key, mark, patient),
             Event::Arrival { slot } => self.arrival(slot),
             Event::Letter { slot, letter, what } => self.deliver(slot, letter, what),
+            Event::Latch { slot } => self.use_latch(slot),
             Event::Caller {
                 slot,
                 life,
@@ -423,6 +438,11 @@ impl World {
 
     pub(crate) fn after(&mut self, span: u64, event: Event) {
         self.at(self.now + span, event);
+    }
+
+    /// Those of the keys that are jobs.
+    pub(crate) fn jobs(&self) -> Range<usize> {
+        self.locks..self.latch.unwrap_or(self.keys.len())
     }
 
     // Bookkeeping.

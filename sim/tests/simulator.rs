@@ -372,6 +372,26 @@ fn finds_a_lease_that_is_handed_on_with_a_write_under_way() {
     finds(with(Flaw::HandedOnUnanswered), Wrong::WriteOrder, 1);
 }
 
+#[test]
+fn finds_a_count_down_that_counts_again() {
+    finds(with(Flaw::CountedAgain), Wrong::CountedTwice, 1);
+}
+
+#[test]
+fn finds_a_count_down_that_counts_in_the_next_generation() {
+    finds(with(Flaw::CountedLate), Wrong::CountedLate, 1);
+}
+
+#[test]
+fn finds_a_waiter_that_waits_for_the_push_alone() {
+    finds(with(Flaw::WatchedByPushAlone), Wrong::PastZero, 1);
+}
+
+#[test]
+fn finds_a_waiter_that_is_told_what_was_before_it_came() {
+    finds(with(Flaw::OldLookBelieved), Wrong::BeforeZero, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]

@@ -8,12 +8,11 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::waiter::lock;
-use crate::protocol::message::InboxEvent;
 use crate::protocol::session::Session;
 use crate::protocol::session_step::{InboxEffect, SessionEffect, SessionInput};
-use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
 use crate::store::{AtOnce, ServerId, Sink};
 
@@ -75,10 +74,9 @@ impl Node {
         };
         if self.is_pushed.load(Ordering::Acquire) {
             self.is_pushed.store(false, Ordering::SeqCst);
-            let grants = std::mem::take(&mut *lock(&self.pushed));
-            for grant in grants {
-                let name = grant.name.clone();
-                self.drive(&name, Input::Pushed(grant));
+            let pushed = std::mem::take(&mut *lock(&self.pushed));
+            for (name, input) in pushed {
+                self.drive(&name, input);
             }
         }
         let server = self.servers.get(ServerId(0));
@@ -139,12 +137,12 @@ impl Node {
         }
     }
 
-    /// Where grants for this node are pushed to: on the thread of whoever hands over.
+    /// Where grants and news for this node are pushed to: on the thread of whoever makes them.
     fn sink(self: &Arc<Self>) -> Sink {
         let node: Weak<Node> = Arc::downgrade(self);
         Arc::new(move |event| {
-            if let (Some(node), InboxEvent::Granted(grant)) = (node.upgrade(), event) {
-                lock(&node.pushed).push(grant);
+            if let (Some(node), Ok(pushed)) = (node.upgrade(), inbox::told(event)) {
+                lock(&node.pushed).push(pushed);
                 node.is_pushed.store(true, Ordering::Release);
                 if IS_UNDER_WAY.get() {
                     node.leave_to_outermost();

@@ -1,4 +1,4 @@
-//! The inbox: the stream of grants that a server pushes to this node.
+//! The inbox: the stream of grants and news that a server pushes to this node.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -13,7 +13,7 @@ use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::message::InboxEvent;
+use crate::protocol::message::{InboxEvent, Name};
 use crate::protocol::session_step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
 use crate::store::{BoxFuture, Sink};
@@ -26,12 +26,9 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         let node = weak.clone();
         Arc::new(move |event| {
             let Some(node) = node.upgrade() else { return };
-            match event {
-                InboxEvent::Granted(grant) => {
-                    let name = grant.name.clone();
-                    node.drive(&name, Input::Pushed(grant));
-                }
-                InboxEvent::Warning(text) => node.events.push(DriverEvent::ServerWarning { text }),
+            match told(event) {
+                Ok((name, input)) => node.drive(&name, input),
+                Err(text) => node.events.push(DriverEvent::ServerWarning { text }),
             }
         })
     };
@@ -59,6 +56,15 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
     lock(&server.io)
         .inboxes
         .insert(attempt, OpenInbox { task, pings });
+}
+
+/// What a key is told of that; or else what an operator is.
+pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
+    match event {
+        InboxEvent::Granted(grant) => Ok((grant.name.clone(), Input::Pushed(grant))),
+        InboxEvent::Changed(name) => Ok((name, Input::Changed)),
+        InboxEvent::Warning(text) => Err(text),
+    }
 }
 
 /// An inbox that is open.

@@ -23,7 +23,7 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
-use crate::protocol::message::{Checkpoint, Grant, Holder, LeaseTimes, Name, NodeId, TickTime};
+use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId, TickTime};
 #[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
@@ -55,8 +55,8 @@ pub(crate) struct Node {
     idle: Notify,
     inbox: watch::Sender<InboxState>,
     longest_ms: AtomicU64,
-    /// Grants that a store in memory pushed, until somebody takes them in.
-    pub(crate) pushed: Mutex<Vec<Grant>>,
+    /// What a store in memory pushed, until somebody takes it in.
+    pub(crate) pushed: Mutex<Vec<(Name, Input)>>,
     /// There may be some.
     pub(crate) is_pushed: AtomicBool,
 }

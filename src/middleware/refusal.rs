@@ -203,13 +203,15 @@ impl From<&Error> for Refused {
             // Whoever held it may have begun, and what it wrote may have been done in part.
             Error::Lost { .. }
             | Error::Gone { .. }
+            | Error::Uncertain { .. }
             | Error::Unanswered { .. }
             | Error::Failed { .. }
             | Error::Reply { .. } => Refused::OutcomeUnknown,
             Error::Key { .. } => Refused::BadKey,
-            Error::Options(_) | Error::WouldDeadlock { .. } | Error::Unsupported { .. } => {
-                Refused::BadOptions
-            }
+            Error::Options(_)
+            | Error::WouldDeadlock { .. }
+            | Error::Unset { .. }
+            | Error::Unsupported { .. } => Refused::BadOptions,
         }
     }
 }

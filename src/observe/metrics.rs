@@ -403,7 +403,9 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Unanswered { .. }
             | Error::Failed { .. }
             | Error::Reply { .. }
-            | Error::Unsupported { .. },
+            | Error::Unsupported { .. }
+            | Error::Unset { .. }
+            | Error::Uncertain { .. },
         )) => "invalid",
     };
     record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());

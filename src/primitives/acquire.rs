@@ -16,7 +16,8 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{
-    Checkpoint, Fence, Holder, JobReport, Kind, LeaseTimes, Mode, Name, Permits, Question, TickTime, Turn,
+    Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaseTimes, Mode, Name, Permits, Question,
+    TickTime, Turn,
 };
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
@@ -142,6 +143,8 @@ pub(crate) enum Unacquired {
     InUse(Option<u64>),
     /// Whether the owner that was asked about had the lease.
     Owned(bool),
+    /// What was asked of a latch.
+    Latch(LatchReport),
 }
 
 impl Unacquired {
@@ -155,7 +158,8 @@ impl Unacquired {
             | Unacquired::Behind { .. }
             | Unacquired::Report(_)
             | Unacquired::InUse(_)
-            | Unacquired::Owned(_) => Error::Busy {
+            | Unacquired::Owned(_)
+            | Unacquired::Latch(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -373,6 +377,7 @@ impl Acquire {
             Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
             Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
             Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
+            Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
@@ -426,7 +431,8 @@ impl Acquire {
             | AcquireError::Behind { .. }
             | AcquireError::Report(_)
             | AcquireError::InUse(_)
-            | AcquireError::Owned(_) => Error::Busy { key, waited },
+            | AcquireError::Owned(_)
+            | AcquireError::Latch(_) => Error::Busy { key, waited },
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod blocking;
 pub(crate) mod guard;
 pub(crate) mod held;
+pub(crate) mod latch;
 pub(crate) mod multi;
 pub(crate) mod multi_guard;
 pub(crate) mod mutex;

@@ -62,7 +62,8 @@ async fn ask(
             | Unacquired::Early(_)
             | Unacquired::Behind { .. }
             | Unacquired::InUse(_)
-            | Unacquired::Owned(_),
+            | Unacquired::Owned(_)
+            | Unacquired::Latch(_),
         ) => Ok(JobReport::default()),
     }
 }

@@ -126,8 +126,15 @@ impl Transfer {
     /// Gives it back.
     pub(crate) async fn give_back(&self, handle: &Handle) -> Result<(), Error> {
         let lease = handle.options().lease;
-        self.ask(handle, lease, Question::Release { of: self.holder })
-            .await
+        self.ask(
+            handle,
+            lease,
+            Question::Release {
+                of: self.holder,
+                repeats: false,
+            },
+        )
+        .await
     }
 
     async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {

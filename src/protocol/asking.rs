@@ -4,7 +4,7 @@ use crate::protocol::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase,
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Mode, Request};
+use crate::protocol::message::{ClaimNumber, LeaseTimes, Mode, Request};
 use crate::protocol::step::{AcquireOptions, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
@@ -33,6 +33,7 @@ impl<P: Plant> KeyState<P> {
             let wanted = match claim.claimant {
                 Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
                 Claimant::Solo(_) | Claimant::Ahead => true,
+                Claimant::Watch(_) => self.is_watched_by(number),
                 Claimant::Nobody => false,
             };
             match claim.phase {
@@ -48,6 +49,7 @@ impl<P: Plant> KeyState<P> {
             }
         }
         self.drop_saves();
+        self.look_for_watchers(cx);
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
@@ -100,15 +102,36 @@ impl<P: Plant> KeyState<P> {
         options: AcquireOptions,
         wait: bool,
     ) {
-        let holder = cx.source.holder();
         let kind = ClaimKind {
             mode: options.mode,
             fixed: options.fixed,
             mark: options.mark,
         };
-        let claim = Claim::new(holder, claimant, options.term, kind, cx.now);
-        self.claims.insert(claim);
+        self.claim_of(cx, claimant, (options.term, kind), wait);
+    }
+
+    /// A claim that only asks, and says which it is.
+    pub(crate) fn claim_to_ask(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        term: LeaseTimes,
+    ) -> ClaimNumber {
+        self.claim_of(cx, claimant, (term, ClaimKind::default()), false)
+    }
+
+    fn claim_of(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        (term, kind): (LeaseTimes, ClaimKind),
+        wait: bool,
+    ) -> ClaimNumber {
+        let holder = cx.source.holder();
+        self.claims
+            .insert(Claim::new(holder, claimant, term, kind, cx.now));
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
+        holder.claim
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
@@ -222,8 +245,12 @@ impl<P: Plant> KeyState<P> {
             verb,
             data: match claim.claimant {
                 Claimant::Solo(caller) => self.saves.get(&caller.ticket).cloned(),
-                Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
+                Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => None,
             },
+        };
+        let called = match claim.claimant {
+            Claimant::Solo(caller) => caller.entered,
+            _ => cx.now,
         };
         let tag = Tag {
             claim: claim.holder.claim,
@@ -235,6 +262,7 @@ impl<P: Plant> KeyState<P> {
             request,
             lease,
             class,
+            called,
         }));
         if self.plant.planted(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[number].phase

@@ -92,4 +92,20 @@ pub enum Branch {
     Resumed,
     /// A tick that the asker knew to be over was open.
     LossMended,
+    /// A latch was set again by the call that had set it.
+    LatchSetBefore,
+    /// A latch at zero was set.
+    LatchSetAgain,
+    /// A count-down came again.
+    LatchCountedBefore,
+    /// A call came for a latch that was set at about its time.
+    LatchSetMeanwhile,
+    /// The same, and an earlier request of it may have been executed.
+    LatchUncertain,
+    /// A call came for a generation that is over.
+    LatchOver,
+    /// Who waits for a generation was told that it came to zero, when a later one was set.
+    LatchPassed,
+    /// Who waits for a generation was told that nothing is known of it, when another was set.
+    LatchLost,
 }

@@ -82,8 +82,23 @@ pub(crate) enum Claimant {
     /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
     /// From then on it is the cohort's.
     Ahead,
+    /// For those who watch, and ask this.
+    Watch(Question),
     /// For nobody any more.
     Nobody,
+}
+
+impl Claimant {
+    /// The same when an earlier request of it may have been executed.
+    pub(crate) fn repeated(self) -> Self {
+        match self {
+            Claimant::Solo(mut caller) => {
+                caller.options.question = caller.options.question.map(Question::repeated);
+                Claimant::Solo(caller)
+            }
+            other => other,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -270,6 +285,7 @@ impl Claim {
     pub(crate) fn question(&self) -> Option<Question> {
         match self.claimant {
             Claimant::Solo(caller) => caller.options.question,
+            Claimant::Watch(question) => Some(question),
             Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
         }
     }
@@ -310,7 +326,7 @@ impl Claim {
     pub(crate) fn turn(&self) -> Turn {
         match self.claimant {
             Claimant::Solo(caller) => caller.options.turn,
-            Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => Turn::Skip,
+            Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => Turn::Skip,
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Failing {
 }
 
 impl Failing {
-    fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         matches!(self.error.kind(), StoreErrorKind::Refused(_))
     }
 
@@ -36,12 +36,12 @@ impl Failing {
 
     /// Whether the connection that broke had worked before, so that the request is not to blame: it is sent again at once
     /// and counts as no failure. Connections that break one after the other without a word from the server are an outage.
-    fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
+    pub(crate) fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
         self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
     }
 
     /// Whether the store may still answer that caller in time, after so many failures in a row.
-    fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
+    pub(crate) fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
         let rides_out = caller.options.wait
             && self
                 .heard
@@ -92,11 +92,7 @@ impl<P: Plant> KeyState<P> {
             error,
         };
         match asked {
-            RequestKind::Claim { .. } => {
-                let claim = self.claims.remove(number);
-                let claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
-                self.claim_again(cx, claimant, &failing);
-            }
+            RequestKind::Claim { .. } => self.question_or_claim_again(cx, number, &failing, false),
             RequestKind::Yield => {
                 let refusal = Reply::NotThere;
                 self.yield_undone(cx, number, &refusal);
@@ -144,7 +140,7 @@ impl<P: Plant> KeyState<P> {
                 self.asks_for_one = true;
                 (Claimant::Nobody, 0)
             }
-            Claimant::Nobody => (claimant, 0),
+            Claimant::Watch(_) | Claimant::Nobody => (claimant, 0),
         }
     }
 
@@ -174,6 +170,25 @@ impl<P: Plant> KeyState<P> {
         });
     }
 
+    /// The same for a number that leaves nothing behind. `may_be_executed`: what it asked, if it asked something.
+    fn question_or_claim_again(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        failing: &Failing,
+        may_be_executed: bool,
+    ) {
+        match self
+            .claims
+            .remove(number)
+            .map_or(Claimant::Nobody, |claim| claim.claimant)
+        {
+            Claimant::Watch(_) => self.look_failed(cx, number, failing),
+            claimant if may_be_executed => self.claim_again(cx, claimant.repeated(), failing),
+            claimant => self.claim_again(cx, claimant, failing),
+        }
+    }
+
     /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
     fn claim_failed(
         &mut self,
@@ -198,18 +213,13 @@ impl<P: Plant> KeyState<P> {
         }
         // A question leaves nothing behind, whether it was executed or not.
         if !may_be_executed || claim.question().is_some() {
-            let claim = self.claims.remove(number);
-            let mut claimant = claim.map_or(Claimant::Nobody, |claim| claim.claimant);
-            if let Claimant::Solo(caller) = &mut claimant {
-                caller.may_be_done |= may_be_executed;
-            }
-            return self.claim_again(cx, claimant, failing);
+            return self.question_or_claim_again(cx, number, failing, may_be_executed);
         }
         claim.may_execute_until = Some(late_after.max(cx.now));
         let is_wanted = match claim.claimant {
             Claimant::Cohort => !self.line.is_empty(),
             Claimant::Solo(_) => true,
-            Claimant::Ahead | Claimant::Nobody => false,
+            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => false,
         };
         if !is_wanted {
             if claim.claimant == Claimant::Ahead {
@@ -234,7 +244,7 @@ impl<P: Plant> KeyState<P> {
         let is_first = failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
         match claimant {
             // Nobody is left: it will be found unwanted.
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
             Claimant::Cohort if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
                 self.ask(cx, number, RequestKind::Renew);

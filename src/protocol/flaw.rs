@@ -50,6 +50,10 @@ pub enum Flaw {
     PermitHandedToMany,
     /// A lease is handed on within its process while a write under it has no answer.
     HandedOnUnanswered,
+    /// Who watches looks when it is told of a change, and not by itself.
+    WatchedByPushAlone,
+    /// Who comes to watch believes an answer to a question of before.
+    OldLookBelieved,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -120,6 +124,10 @@ pub enum Flaw {
     LossBelieved,
     /// What is to be written under a lease is written, whether or not that is current.
     WriteUnchecked,
+    /// A count-down that comes again counts again.
+    CountedAgain,
+    /// A count-down counts in a generation that was set after it was called for.
+    CountedLate,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -142,7 +150,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 54] = [
+    pub const ALL: [Flaw; 58] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -155,6 +163,8 @@ impl Flaw {
         Flaw::SoloHandedOn,
         Flaw::PermitHandedToMany,
         Flaw::HandedOnUnanswered,
+        Flaw::WatchedByPushAlone,
+        Flaw::OldLookBelieved,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,
@@ -189,6 +199,8 @@ impl Flaw {
         Flaw::CheckpointOutlivesTick,
         Flaw::LossBelieved,
         Flaw::WriteUnchecked,
+        Flaw::CountedAgain,
+        Flaw::CountedLate,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,

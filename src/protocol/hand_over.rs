@@ -2,7 +2,7 @@
 
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Grant, Holder, Mode};
+use crate::protocol::message::{Grant, Holder, Mode, Push};
 use crate::protocol::record::{Entry, LeftFree, Search};
 use crate::protocol::transaction::Transaction;
 
@@ -174,12 +174,12 @@ impl<P: Plant> Transaction<'_, P> {
         if caller.is_some() {
             self.branches.push(Branch::SettledForAnother);
         }
-        self.pushes.push(Grant {
+        self.pushes.push(Push::Granted(Grant {
             name: self.name.clone(),
             holder: entry.holder,
             number,
             lease_ms: entry.term.lease_ms,
             attempt: self.job.as_ref().map_or(0, |job| job.attempt),
-        });
+        }));
     }
 }

@@ -28,7 +28,7 @@ impl<P: Plant> KeyState<P> {
         let next = match claim.claimant {
             Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
-            Claimant::Nobody => None,
+            Claimant::Watch(_) | Claimant::Nobody => None,
         };
         self.taken = Some(cx.now);
         let Some(next) = next else {

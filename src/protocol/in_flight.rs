@@ -30,6 +30,8 @@ pub(crate) struct InFlight {
 pub(crate) struct Pending {
     pub(crate) tag: Tag,
     pub(crate) name: Name,
+    /// When somebody called for it.
+    pub(crate) called: Instant,
     pub(crate) deadline: Instant,
     /// Its deadline passed: a late reply decides nothing.
     pub(crate) over: bool,

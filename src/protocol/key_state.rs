@@ -13,6 +13,7 @@ use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, Tic
 use crate::protocol::readers::Readers;
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
 use crate::protocol::time::Instant;
+use crate::protocol::watch::Watch;
 
 /// The state of one key.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) open: Option<ClaimNumber>,
     /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
     pub(crate) asks_for_one: bool,
+    /// Callers that want news and no lease.
+    pub(crate) watches: Vec<Watch>,
     /// Callers that want a claim of their own and have none.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
@@ -85,6 +88,7 @@ impl<P: Plant> KeyState<P> {
                 error,
             } => self.failed(cx, tag, why, late_after, heard, error),
             Input::Pushed(grant) => self.pushed(cx, &grant),
+            Input::Changed => self.look_at_news(),
         }
         self.claim_for_line(cx);
     }
@@ -104,7 +108,7 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.watches.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -209,9 +213,11 @@ impl<P: Plant> KeyState<P> {
             options,
             entered: cx.now,
             failed_claims: 0,
-            may_be_done: false,
             was_writer: false,
         };
+        if let Some(question) = options.question.filter(|_| options.wait) {
+            return self.watch(cx, caller, question);
+        }
         if options.mark.is_some() || options.question.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
@@ -252,7 +258,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
             return;
         }
         if self.readers.get(ticket).is_some() {
@@ -295,6 +301,7 @@ impl<P: Plant> KeyState<P> {
         };
         self.line.retain(|_| false, |caller| deny(caller, cx));
         solos.values().for_each(|caller| deny(caller, cx));
+        self.close_watches(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claim.claimant) {

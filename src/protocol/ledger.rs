@@ -12,9 +12,9 @@ use foldhash::quality::RandomState;
 pub use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{
-    Batch, BatchReply, Grant, GrantNumber, Holder, Kind, Name, NodeId, Reply, Request, Rule,
+    Batch, BatchReply, GrantNumber, Holder, Kind, Name, NodeId, Push, Reply, Request, Rule,
 };
-pub use crate::protocol::record::{Job, LeftFree, Record, RecordOwner, Saved, Share};
+pub use crate::protocol::record::{Job, Latch, LeftFree, Record, RecordOwner, Saved, Share};
 use crate::protocol::record::{State, is_past};
 use crate::protocol::transaction::Transaction;
 use crate::protocol::write::Precondition;
@@ -61,8 +61,8 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Applies a batch at server time `now_us` (microseconds). Grants for others are appended to `pushes`.
-    pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Grant>) -> BatchReply {
+    /// Applies a batch at server time `now_us` (microseconds). What others are to be told is appended to `pushes`.
+    pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Push>) -> BatchReply {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
     }
 
@@ -73,7 +73,7 @@ impl<P: Plant> Ledger<P> {
         now_us: u64,
         batch: &Batch,
         replies: Vec<Reply>,
-        pushes: &mut Vec<Grant>,
+        pushes: &mut Vec<Push>,
     ) -> BatchReply {
         self.apply_all(now_us, batch, replies, pushes, &mut Vec::new())
     }
@@ -84,7 +84,7 @@ impl<P: Plant> Ledger<P> {
         &mut self,
         now_us: u64,
         batch: &Batch,
-        pushes: &mut Vec<Grant>,
+        pushes: &mut Vec<Push>,
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
         let replies = Vec::with_capacity(batch.requests.len());
@@ -97,7 +97,7 @@ impl<P: Plant> Ledger<P> {
         now_us: u64,
         batch: &Batch,
         mut replies: Vec<Reply>,
-        pushes: &mut Vec<Grant>,
+        pushes: &mut Vec<Push>,
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
         self.sweep(now_us / 1000);
@@ -129,7 +129,7 @@ impl<P: Plant> Ledger<P> {
         now_us: u64,
         batch: &Batch,
         request: &Request,
-        (pushes, branches): (&mut Vec<Grant>, &mut Vec<Branch>),
+        (pushes, branches): (&mut Vec<Push>, &mut Vec<Branch>),
         act: impl FnOnce(&mut Transaction<'_, P>) -> T,
     ) -> T {
         // Looked up once: what there is of a key stays in its place, or goes.
@@ -250,7 +250,9 @@ impl<P: Plant> Ledger<P> {
         let state = self.states.entry(name.clone()).or_default();
         state.record = record;
         state.shares.clear();
-        if state.record.is_none() && state.queue.is_empty() && state.left_free.is_none() {
+        state.latch = None;
+        let is_empty = state.queue.is_empty() && state.left_free.is_none() && state.watchers.is_empty();
+        if state.record.is_none() && is_empty {
             self.states.remove(name);
         }
     }
@@ -300,6 +302,35 @@ impl<P: Plant> Ledger<P> {
         self.jobs.insert(name.clone(), job);
     }
 
+    /// What is known of a latch at `now_us`, if it is set.
+    pub fn latch(&self, name: &Name, now_us: u64) -> Option<&Latch> {
+        let latch = self.states.get(name)?.latch.as_deref()?;
+        (now_us / 1000 <= latch.expires).then_some(latch)
+    }
+
+    /// Who is told when what they watch changes, and until when, at `now_us`.
+    pub fn watchers(&self, name: &Name, now_us: u64) -> impl Iterator<Item = (NodeId, u64)> {
+        let watchers = self.states.get(name).map_or(&[][..], |state| &state.watchers);
+        let live = watchers
+            .iter()
+            .filter(move |watcher| now_us / 1000 <= watcher.expires);
+        live.map(|watcher| (watcher.node, watcher.expires))
+    }
+
+    /// Makes what is left of a latch `ms` less, and of the time for which it is watched.
+    #[doc(hidden)]
+    pub fn age_latch(&mut self, name: &Name, ms: u64) {
+        let Some(state) = self.states.get_mut(name) else {
+            return;
+        };
+        if let Some(latch) = &mut state.latch {
+            latch.expires = latch.expires.saturating_sub(ms);
+        }
+        for watcher in &mut state.watchers {
+            watcher.expires = watcher.expires.saturating_sub(ms);
+        }
+    }
+
     /// Makes what is left of a share `ms` less.
     #[doc(hidden)]
     pub fn age_share(&mut self, name: &Name, holder: Holder, ms: u64) {
@@ -333,6 +364,7 @@ impl<P: Plant> Ledger<P> {
         self.states.retain(|_, state| {
             state.queue.retain(|entry| now <= entry.dies);
             state.shares.retain(|share| now <= share.expires);
+            state.watchers.retain(|watcher| now <= watcher.expires);
             !state.is_empty(now)
         });
         self.sweep_at = 2 * self.states.len();

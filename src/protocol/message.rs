@@ -24,11 +24,13 @@ pub enum Kind {
     Job,
     /// A number of permits.
     Semaphore,
+    /// A number that is counted down to zero.
+    Latch,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Lock, Kind::Job, Kind::Semaphore];
+    pub const ALL: [Kind; 4] = [Kind::Lock, Kind::Job, Kind::Semaphore, Kind::Latch];
 
     /// The word that stands for the kind on the wire.
     pub fn word(self) -> &'static str {
@@ -36,6 +38,7 @@ impl Kind {
             Kind::Lock => "lock",
             Kind::Job => "job",
             Kind::Semaphore => "semaphore",
+            Kind::Latch => "latch",
         }
     }
 }
@@ -67,6 +70,14 @@ impl Name {
     pub fn semaphore(key: Key) -> Self {
         Name {
             kind: Kind::Semaphore,
+            key,
+        }
+    }
+
+    /// The name of the latch called `key`.
+    pub fn latch(key: Key) -> Self {
+        Name {
+            kind: Kind::Latch,
             key,
         }
     }
@@ -367,11 +378,12 @@ pub struct Request {
     pub turn: Turn,
     /// What is asked.
     pub verb: Verb,
-    /// What is to be kept for whoever runs the tick next; of [`Question::Save`] alone.
+    /// What is to be kept for whoever runs the tick next, of [`Question::Save`]. Of [`Question::SetCount`] and
+    /// [`Question::CountDown`] the id of the call, by which the store knows it again.
     pub data: Option<Checkpoint>,
 }
 
-/// What a run leaves behind for whoever runs its tick again. Cheap to clone.
+/// What a run leaves behind for whoever runs its tick again, or the id of a call. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint(pub Arc<[u8]>);
 
@@ -381,7 +393,8 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// What is asked about a job, a semaphore or another's lease without a wish for it. It makes no claim, and may be asked again at any time.
+/// What is asked of a job, a semaphore, a latch or another's lease without a wish for one. It makes no claim, and may be asked
+/// again at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
@@ -425,7 +438,47 @@ pub enum Question {
     Release {
         /// Whose lease it is.
         of: Holder,
+        /// An earlier request of it may have been executed.
+        repeats: bool,
     },
+    /// Set a latch that is not set, or is at zero. The request's data is the id of the call.
+    SetCount {
+        /// To so many.
+        count: u32,
+        /// For so long, in milliseconds; then nothing is known of it.
+        life_ms: u64,
+        /// When it was called for.
+        called: Called,
+    },
+    /// Count a latch down by one, unless it was done under the id of this call before.
+    CountDown {
+        /// When it was called for.
+        called: Called,
+    },
+    /// How many count-downs of a latch are left.
+    Count,
+    /// Whether a latch has come to zero. If not, tell the asker's node when it does, for as long as one of its leases.
+    Zero {
+        /// In this generation, or since; `None`: in the present one.
+        of: Option<GrantNumber>,
+    },
+}
+
+/// When somebody called for something that is done in one generation of a latch. The request may be late, and what was done may
+/// be asked for again; neither may do anything in a generation that was set after it was first asked for.
+///
+/// A generation that was set before the call is meant by it. Of one that was set while the call was on its way nobody can say,
+/// as clocks are not compared that closely: then the store does nothing, and names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Called {
+    /// No earlier than this, by the server's clock, in microseconds. The session knows.
+    pub since: u64,
+    /// And no later than this.
+    pub until: u64,
+    /// An earlier request of it may have been executed.
+    pub repeats: bool,
+    /// The generation that is meant, where the store has named it.
+    pub of: Option<GrantNumber>,
 }
 
 impl Question {
@@ -436,10 +489,65 @@ impl Question {
             | Question::Recall { of }
             | Question::Save { of, .. }
             | Question::Extend { of }
-            | Question::Release { of } => Some(of),
-            Question::Open { .. } | Question::Reset | Question::InUse => None,
+            | Question::Release { of, .. } => Some(of),
+            Question::Open { .. }
+            | Question::Reset
+            | Question::InUse
+            | Question::SetCount { .. }
+            | Question::CountDown { .. }
+            | Question::Count
+            | Question::Zero { .. } => None,
         }
     }
+
+    /// Whoever asks it may be told of the answer by a push.
+    pub fn is_watched(self) -> bool {
+        matches!(self, Question::Zero { .. })
+    }
+
+    /// The same, by somebody who knows this of what is watched: what is answered is what has changed since.
+    pub(crate) fn knowing(self, version: GrantNumber) -> Self {
+        match self {
+            Question::Zero { .. } => Question::Zero { of: Some(version) },
+            other => other,
+        }
+    }
+
+    /// The same, asked again when an earlier request of it may have been executed.
+    pub(crate) fn repeated(mut self) -> Self {
+        if let Question::Release { repeats, .. } = &mut self {
+            *repeats = true;
+        } else if let Some(called) = self.called() {
+            called.repeats = true;
+        }
+        self
+    }
+
+    /// When it was called for, if that matters.
+    pub(crate) fn called(&mut self) -> Option<&mut Called> {
+        match self {
+            Question::SetCount { called, .. } | Question::CountDown { called } => Some(called),
+            _ => None,
+        }
+    }
+}
+
+/// What a store knows of a latch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatchReport {
+    /// It is not set: it never was, or its life is over.
+    Unset,
+    /// It was set by this call.
+    Set,
+    /// So many count-downs are left; for one that counted, after it.
+    Left(u32),
+    /// Nothing was done: it was set at about the time of the call, in this generation.
+    SetMeanwhile(GrantNumber),
+    /// Nothing was done: the generation that the call was for is over.
+    Over,
+    /// Nothing was done now. It was set at about the time of the call, and an earlier request may have been executed before
+    /// that.
+    Uncertain,
 }
 
 /// What a store knows of a job, before it did what was asked.
@@ -502,9 +610,16 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// It may make an owner or a waiter of a claim that was none: it is refused when it is late, and answered once.
+    /// It may make something that was not there, such as an owner or a waiter of a claim that was none: it is refused when it
+    /// is late.
     pub fn creates(self) -> bool {
-        matches!(self, Verb::Claim { .. } | Verb::Yield { .. } | Verb::Pass { .. })
+        matches!(
+            self,
+            Verb::Claim { .. }
+                | Verb::Yield { .. }
+                | Verb::Pass { .. }
+                | Verb::Ask(Question::SetCount { .. })
+        )
     }
 }
 
@@ -537,6 +652,10 @@ pub enum Reply {
     Report(JobReport),
     /// So many permits are held. `None`: all, as somebody has the semaphore who is no claim of ours.
     InUse(Option<u64>),
+    /// The answer to a question about a latch.
+    Latch(LatchReport),
+    /// What is watched has not come, or not changed, in this version of it: the answer comes when it is asked for again.
+    Watching(GrantNumber),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
     /// As [`Queued`](Self::Queued), and the present owner does not know the queue: when it releases, nobody is told.
@@ -634,12 +753,50 @@ pub struct Grant {
     pub attempt: u32,
 }
 
+/// What a store pushes to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Push {
+    /// A grant.
+    Granted(Grant),
+    /// What this node watches has changed.
+    Changed(NodeId, Name),
+}
+
+impl Push {
+    /// To whom.
+    pub fn node(&self) -> NodeId {
+        match self {
+            Push::Granted(grant) => grant.holder.node,
+            Push::Changed(node, _) => *node,
+        }
+    }
+
+    /// What it is about.
+    pub fn name(&self) -> &Name {
+        match self {
+            Push::Granted(grant) => &grant.name,
+            Push::Changed(_, name) => name,
+        }
+    }
+}
+
+impl From<Push> for InboxEvent {
+    fn from(push: Push) -> InboxEvent {
+        match push {
+            Push::Granted(grant) => InboxEvent::Granted(grant),
+            Push::Changed(_, name) => InboxEvent::Changed(name),
+        }
+    }
+}
+
 /// What arrives in a node's inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InboxEvent {
     /// A grant.
     Granted(Grant),
+    /// What is watched has changed.
+    Changed(Name),
     /// Something about the server that its operator should know.
     Warning(String),
 }

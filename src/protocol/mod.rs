@@ -5,10 +5,10 @@
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
 //! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one
 //! request; `hand_over`: who is next; `shares`: what several have at once; `ticks`, `question`: what is different with
-//! jobs).
+//! jobs; `latch`: what is with latches).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `replies`, `failures`, `renewal`,
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `replies`, `failures`, `renewal`,
 //! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
 //! [`write`](mod@write), `writing`, [`ledger`].
 
@@ -28,6 +28,7 @@ pub(crate) mod holding;
 pub(crate) mod in_flight;
 pub(crate) mod inbox;
 pub mod key_state;
+pub(crate) mod latch;
 pub mod ledger;
 pub mod line;
 pub mod message;
@@ -50,5 +51,7 @@ pub mod time;
 pub(crate) mod timers;
 pub mod transaction;
 pub(crate) mod transfer;
+pub(crate) mod watch;
+pub(crate) mod watching;
 pub mod write;
 pub(crate) mod writing;

@@ -42,7 +42,14 @@ impl<P: Plant> Transaction<'_, P> {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
             }
-            Question::Reset | Question::InUse | Question::Extend { .. } | Question::Release { .. } => {}
+            Question::Reset
+            | Question::InUse
+            | Question::Extend { .. }
+            | Question::Release { .. }
+            | Question::SetCount { .. }
+            | Question::CountDown { .. }
+            | Question::Count
+            | Question::Zero { .. } => {}
             Question::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
             Question::Verify { .. } => {}
             Question::Recall { .. } => self.recall(&mut report),

@@ -327,6 +327,7 @@ mod tests {
             },
             lease: Duration::from_secs(1),
             class,
+            called: Default::default(),
         }
     }
 

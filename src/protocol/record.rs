@@ -1,8 +1,9 @@
-//! What a store keeps of a key: the record or who shares it, the queue, and what is known of a job.
+//! What a store keeps of a key: the record or who shares it, the queue, what is known of a job or a latch, and who watches.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
-use crate::protocol::message::{Checkpoint, GrantNumber, Holder, LeaseTimes, Mode, TickTime};
+use crate::protocol::message::{Checkpoint, GrantNumber, Holder, LeaseTimes, Mode, NodeId, TickTime};
 
 /// One key: the record, the queue, and when it was last left free. None there: no state.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +14,10 @@ pub(crate) struct State {
     pub(crate) shares: Vec<Share>,
     pub(crate) queue: VecDeque<Entry>,
     pub(crate) left_free: Option<LeftFree>,
+    /// Of a latch, what stands in for a record.
+    pub(crate) latch: Option<Box<Latch>>,
+    /// The nodes that are told when what they watch changes.
+    pub(crate) watchers: Vec<Watcher>,
 }
 
 impl State {
@@ -22,6 +27,8 @@ impl State {
             && self.shares.iter().all(|share| now > share.expires)
             && self.queue.is_empty()
             && self.left_free.is_none_or(|left| now > left.known_until)
+            && self.latch.as_ref().is_none_or(|latch| now > latch.expires)
+            && self.watchers.iter().all(|watcher| now > watcher.expires)
     }
 }
 
@@ -194,6 +201,31 @@ impl Job {
         self.mark
             .filter(|mark| self.attempt > 0 && !self.done && mark.0 <= now_ms)
     }
+}
+
+/// A latch that is set. At zero it stays, so that who looks late still finds that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Latch {
+    /// Each time that it is set it gets a number, which grows.
+    pub generation: GrantNumber,
+    /// Of the generations that followed each other without a gap, the first: all but the last came to zero.
+    pub first: GrantNumber,
+    /// The id of the call that set it.
+    pub setter: Arc<[u8]>,
+    /// So many count-downs are left.
+    pub left: u32,
+    /// The ids of the calls that counted in this generation, and what each of them left.
+    pub counted: HashMap<Arc<[u8]>, u32>,
+    /// The last millisecond of its life.
+    pub expires: u64,
+}
+
+/// A node that is told when what it watches changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watcher {
+    pub(crate) node: NodeId,
+    /// The last millisecond for which that was asked.
+    pub(crate) expires: u64,
 }
 
 /// A waiter: its claim, its lengths, and the last millisecond of its life.

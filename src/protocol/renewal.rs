@@ -33,7 +33,7 @@ impl<P: Plant> KeyState<P> {
         let reclaim = self.reclaim.filter(|_| is_awaited).map(|reclaim| reclaim.at);
         let unfetched = self.readers.next_due();
         let due = self.claims.next_due().into_iter();
-        due.chain(unfetched).chain(reclaim).min()
+        due.chain(unfetched).chain(reclaim).chain(self.next_look()).min()
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
@@ -43,6 +43,7 @@ impl<P: Plant> KeyState<P> {
                 self.act(cx, number);
             }
         }
+        self.wake_watchers(cx.now);
         self.claim_for_line(cx);
     }
 
@@ -149,6 +150,7 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
+        self.watch_inbox(cx.source.inbox);
         self.claim_for_line(cx);
     }
 
@@ -160,6 +162,7 @@ impl<P: Plant> KeyState<P> {
                 self.act(cx, number);
             }
         }
+        self.watch_reachable();
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         self.claim_for_line(cx);
     }

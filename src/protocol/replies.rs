@@ -44,11 +44,13 @@ impl<P: Plant> KeyState<P> {
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
+        let watches = matches!(self.claims[number].claimant, Claimant::Watch(_));
         match (asked, reply) {
             (_, Reply::Refused(refusal)) => {
                 self.refused(cx, number, asked, StoreError::refused(refusal));
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
+            (_, reply) if watches => self.looked(cx, number, sent, reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, sent, grant),
             (_, Reply::Unlike(grant, theirs)) => {
                 self.note_unlike(cx, number, theirs);
@@ -78,8 +80,9 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Behind { latest, is_open }) => {
                 self.denied(cx, number, AcquireError::Behind { latest, is_open });
             }
-            (_, Reply::Report(report)) => self.denied(cx, number, AcquireError::Report(report)),
-            (_, Reply::InUse(permits)) => self.denied(cx, number, AcquireError::InUse(permits)),
+            (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_))) => {
+                self.denied(cx, number, AcquireError::answer(reply));
+            }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
             (RequestKind::Claim { .. }, _) => {
@@ -187,7 +190,7 @@ impl<P: Plant> KeyState<P> {
                 match &mut claim.claimant {
                     Claimant::Cohort => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
-                    Claimant::Ahead | Claimant::Nobody => {}
+                    Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
                 }
                 self.asks_for_one = claim.mode.is_of_permits();
                 self.taken = Some(cx.now);
@@ -244,7 +247,7 @@ impl<P: Plant> KeyState<P> {
                 self.failed_claims = 0;
                 self.deny_behind(cx, claim.mode);
             }
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -267,7 +270,7 @@ impl<P: Plant> KeyState<P> {
                 |caller| !caller.options.together,
                 |caller| cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
             ),
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
         }
     }
 

@@ -40,6 +40,19 @@ impl ServerClock {
         let late_after = self.heard + (until + until / 40) + Duration::from_micros(2);
         (not_after, late_after)
     }
+
+    /// Between which times (in µs) the server's clock was at that instant of ours.
+    pub fn at(&self, instant: Instant) -> (u64, u64) {
+        let (since_asked, since_heard) = (instant.since(self.asked), instant.since(self.heard));
+        let (before_asked, before_heard) = (self.asked.since(instant), self.heard.since(instant));
+        let us = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        // At the latest it was read when we heard of it, and it may run slower than ours, or faster.
+        let earliest = self.time.saturating_add(us(since_heard - since_heard / 50));
+        let earliest = earliest.saturating_sub(us(before_heard + before_heard / 40) + 2);
+        let latest = self.time.saturating_add(us(since_asked + since_asked / 40) + 2);
+        let latest = latest.saturating_sub(us(before_asked - before_asked / 40));
+        (earliest, latest)
+    }
 }
 
 #[cfg(test)]
@@ -51,6 +64,31 @@ mod tests {
     /// The reading of a server whose clock runs at `rate` thousandths of ours, when ours shows `nanos`.
     fn server_us(nanos: u64, rate: u64) -> u64 {
         nanos / 1000 * rate / 1000
+    }
+
+    #[test]
+    fn an_instant_lies_between_its_bounds() {
+        for rate in [980, 990, 1000, 1010, 1020] {
+            for read_after in [0, 5_000_000, 300_000_000] {
+                let (asked, heard) = (700 * SECOND, 700 * SECOND + 300_000_000);
+                let read = asked + read_after;
+                let clock = ServerClock::read(
+                    server_us(read, rate),
+                    Instant::from_nanos(asked),
+                    Instant::from_nanos(heard),
+                );
+                for instant in [0, 600, 699, 700, 701, 760, 4300].map(|at| at * SECOND) {
+                    let (since, until) = clock.at(Instant::from_nanos(instant));
+                    let time = server_us(instant, rate);
+                    assert!((since..=until).contains(&time), "{rate} {read_after} {instant}");
+                    let apart = instant.abs_diff(read) / 1000 / 16 + 310_000;
+                    assert!(until - since <= apart, "{rate} {read_after} {instant}");
+                }
+                // What was set when that was answered is known to be older than whatever is called for then.
+                let (since, _) = clock.at(Instant::from_nanos(heard));
+                assert!(since + 2 >= server_us(read, rate));
+            }
+        }
     }
 
     #[test]

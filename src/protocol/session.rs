@@ -120,7 +120,12 @@ impl<P: Plant> Session<P> {
     /// Leaves a request to be sent with the next [`step`](Self::step). Whoever would wait wants to be told by a push.
     #[inline]
     pub fn queue(&mut self, outgoing: &Outgoing) {
-        if let Verb::Claim { wait: true } = outgoing.request.verb {
+        let waits = match outgoing.request.verb {
+            Verb::Claim { wait } => wait,
+            Verb::Ask(question) => question.is_watched(),
+            _ => false,
+        };
+        if waits {
             self.inbox.want(Instant::default());
         }
         self.queue.push(outgoing);
@@ -312,6 +317,7 @@ impl<P: Plant> Session<P> {
             pending.push(Pending {
                 tag: outgoing.tag,
                 name: outgoing.request.name.clone(),
+                called: outgoing.called,
                 deadline: at,
                 over: false,
             });
@@ -321,8 +327,14 @@ impl<P: Plant> Session<P> {
         } else {
             Rule::Each
         };
-        if requests.first().is_some_and(|first| first.name.kind == Kind::Job) {
+        let kind = requests.first().map(|first| first.name.kind);
+        if kind == Some(Kind::Job) {
             self.jobs_sent = Some(now);
+        }
+        if kind == Some(Kind::Latch) {
+            for (request, pending) in requests.iter_mut().zip(&pending) {
+                self.date(request, pending.called);
+            }
         }
         // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
         let (not_after, late_after) = match &self.clock {
@@ -357,6 +369,28 @@ impl<P: Plant> Session<P> {
                 requests,
             },
         });
+    }
+
+    /// Says when a request was called for, by the server's clock. The margin pays for small steps of that since then: they
+    /// matter to what may have been executed before.
+    fn date(&self, request: &mut Request, at: Instant) {
+        let Verb::Ask(question) = &mut request.verb else {
+            return;
+        };
+        let Some(called) = question.called() else { return };
+        let (since, until) = match &self.clock {
+            Some(clock) => clock.at(at),
+            None if self.options.remote => (0, u64::MAX),
+            // It answers at once: nothing is late.
+            None => (u64::MAX, u64::MAX),
+        };
+        let slack = if called.repeats {
+            1000 * request.term.margin_ms
+        } else {
+            0
+        };
+        called.since = since.saturating_sub(slack);
+        called.until = until.saturating_add(slack);
     }
 
     pub(super) fn used(&mut self, now: Instant) {

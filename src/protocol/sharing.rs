@@ -180,7 +180,6 @@ impl<P: Plant> KeyState<P> {
             },
             entered: cx.now,
             failed_claims: 0,
-            may_be_done: false,
             was_writer: true,
         };
         let kind = ClaimKind {

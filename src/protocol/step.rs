@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LeaseTimes, Mode, Name, Question, Reply,
-    Request, TickTime, Turn, Unanswered, Verb,
+    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaseTimes, Mode, Name, Question,
+    Reply, Request, TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -48,7 +48,7 @@ pub struct AcquireOptions {
     pub mark: Option<TickTime>,
     /// What becomes of it while an earlier tick is in the way.
     pub turn: Turn,
-    /// Not the lease is wanted but an answer, which comes as [`Effect::Denied`].
+    /// Not the lease is wanted but an answer, which comes as [`Effect::Denied`]; with `wait`, when there is news.
     pub question: Option<Question>,
     /// Refuse when so many already wait for the key in this process.
     pub limit: usize,
@@ -144,6 +144,8 @@ pub enum Input {
     },
     /// A grant arrived in the inbox.
     Pushed(Grant),
+    /// What is watched has changed, as the inbox was told.
+    Changed,
 }
 
 /// What is to be done.
@@ -176,6 +178,8 @@ pub struct Outgoing {
     pub lease: Duration,
     /// What it is for.
     pub class: Class,
+    /// When somebody called for it.
+    pub called: Instant,
 }
 
 /// What a request is for. It decides what goes first: what comes first here.
@@ -257,10 +261,25 @@ pub enum AcquireError {
     InUse(Option<u64>),
     /// Whether the owner that was asked about had the lease.
     Owned(bool),
+    /// The answer to a question about a latch.
+    Latch(LatchReport),
     /// The node is closing.
     Closed,
     /// A writer that would become a reader lost what it held.
     Lost(LostCause),
+}
+
+impl AcquireError {
+    /// What a caller is told who asked a question.
+    pub(crate) fn answer(reply: Reply) -> AcquireError {
+        match reply {
+            Reply::Report(report) => AcquireError::Report(report),
+            Reply::InUse(permits) => AcquireError::InUse(permits),
+            Reply::Latch(report) => AcquireError::Latch(report),
+            // None to a question.
+            _ => AcquireError::Busy,
+        }
+    }
 }
 
 /// What became of a release.

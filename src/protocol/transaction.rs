@@ -13,8 +13,8 @@ use crate::error::StoreRefusal;
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{
-    Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn,
-    Verb,
+    GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, NodeId, Push, Question, Reply, Request, TickTime,
+    Turn, Verb,
 };
 use crate::protocol::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
 
@@ -35,7 +35,7 @@ pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) plant: P,
     pub(crate) now_us: u64,
     pub(crate) date_ms: u64,
-    pub(crate) pushes: &'a mut Vec<Grant>,
+    pub(crate) pushes: &'a mut Vec<Push>,
     pub(crate) branches: &'a mut Vec<Branch>,
 }
 
@@ -83,8 +83,9 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Finish { well } => self.finish(holder, well),
             Verb::Yield { to } => self.yield_(holder, Entry { holder: to, ..entry }),
             Verb::Pass { to } => self.pass(holder, Entry { holder: to, ..entry }),
-            Verb::Ask(Question::Release { of }) => self.leave(of),
+            Verb::Ask(Question::Release { of, .. }) => self.leave(of),
             Verb::Ask(Question::Extend { of }) => self.lengthen(of, mode, term),
+            Verb::Ask(question) if self.name.kind == Kind::Latch => self.ask_latch(request, question),
             Verb::Ask(question) => self.answer(question, request.data.as_ref()),
         }
     }
@@ -126,9 +127,11 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let record = &mut self.state.record;
         record.take_if(|record| is_past(record.expires, now));
+        // Of a latch there is none.
+        let is_latch = self.name.kind == Kind::Latch;
         record
             .as_ref()
-            .is_some_and(|record| record.owner == RecordOwner::WrongType)
+            .is_some_and(|record| is_latch || record.owner == RecordOwner::WrongType)
     }
 
     fn claim(&mut self, claim: Entry, wait: bool, turn: Turn) -> Reply {
@@ -289,8 +292,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
         if !keep {
-            let next = (*self.last).max(self.seen).0 + 1;
-            *self.last = GrantNumber(next.max(self.now_us));
+            self.next_number();
         }
         match claim.mode {
             Mode::Exclusive => {
@@ -302,6 +304,13 @@ impl<P: Plant> Transaction<'_, P> {
             Mode::Read | Mode::Permits(_) => self.share(holder, claim.mode, *self.last),
         }
         self.extend(holder, claim.term);
+        *self.last
+    }
+
+    /// A number that was never given, by the clock where that is later.
+    pub(crate) fn next_number(&mut self) -> GrantNumber {
+        let next = (*self.last).max(self.seen).0 + 1;
+        *self.last = GrantNumber(next.max(self.now_us));
         *self.last
     }
 

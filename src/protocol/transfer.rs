@@ -10,7 +10,7 @@ use crate::protocol::failures::Failing;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Reply, Unanswered};
+use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Question, Reply, Unanswered};
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -83,7 +83,6 @@ impl<P: Plant> KeyState<P> {
             options,
             entered: cx.now,
             failed_claims: 0,
-            may_be_done: false,
             was_writer: false,
         };
         let kind = ClaimKind {
@@ -153,7 +152,11 @@ impl<P: Plant> KeyState<P> {
         let claim = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
             // "Not there" may be the work of our own first try.
-            let owned = *reply == Reply::Done || *reply == Reply::NotThere && caller.may_be_done;
+            let repeats = matches!(
+                caller.options.question,
+                Some(Question::Release { repeats: true, .. })
+            );
+            let owned = *reply == Reply::Done || *reply == Reply::NotThere && repeats;
             cx.effects
                 .push(Effect::Denied(caller.ticket, AcquireError::Owned(owned)));
         }

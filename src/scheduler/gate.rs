@@ -418,7 +418,7 @@ impl Gate {
                 over(TickOutcome::Elsewhere)
             }
             // Those answer questions, and this was none.
-            Unacquired::Report(_) | Unacquired::InUse(_) | Unacquired::Owned(_) => {
+            Unacquired::Report(_) | Unacquired::InUse(_) | Unacquired::Owned(_) | Unacquired::Latch(_) => {
                 over(TickOutcome::Elsewhere)
             }
             Unacquired::Skipped => {

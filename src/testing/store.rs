@@ -123,14 +123,15 @@ impl SimulatedStore {
             server.ledger.set_date(date_ms);
         }
         let reply = server.ledger.apply(self.now_us(), batch, &mut pushes);
-        for grant in pushes {
-            if let Some(inbox) = server.inboxes.get(&grant.holder.node) {
-                let _ = inbox.send(InboxEvent::Granted(grant));
+        for push in pushes {
+            if let Some(inbox) = server.inboxes.get(&push.node()) {
+                let _ = inbox.send(push.into());
             }
         }
         drop(server);
         let asks = |verb| matches!(verb, Verb::Ask(_) | Verb::Renew);
-        if !batch.requests.iter().all(|request| asks(request.verb)) {
+        let is_of_latch = batch.kind() == Some(Kind::Latch);
+        if is_of_latch || !batch.requests.iter().all(|request| asks(request.verb)) {
             self.world.has_news();
         }
         reply

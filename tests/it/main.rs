@@ -23,6 +23,7 @@ mod guards;
 mod help;
 mod interop;
 mod key_machine;
+mod latches;
 #[cfg(feature = "axum")]
 mod layer;
 #[cfg(feature = "axum")]
@@ -77,4 +78,5 @@ mod subscribers;
 mod ticks;
 mod transfers;
 mod waiters;
+mod watching;
 mod writes;

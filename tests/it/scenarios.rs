@@ -10,8 +10,8 @@ use tenure::error::LostCause;
 use tenure::protocol::context::Seed;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request,
-    Rule, Unanswered, Verb,
+    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Push, Reply,
+    Request, Rule, Unanswered, Verb,
 };
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
@@ -147,7 +147,10 @@ impl Stage {
         };
         let mut pushes = Vec::new();
         let answer = self.ledger.apply(self.us(), &batch, &mut pushes);
-        self.pushes.extend(pushes);
+        self.pushes.extend(pushes.into_iter().map(|push| match push {
+            Push::Granted(grant) => grant,
+            Push::Changed(..) => panic!("nobody watches here: {push:?}"),
+        }));
         answer.replies[0].clone()
     }
 

@@ -107,6 +107,7 @@ impl Bench {
             },
             lease: ms(lease_ms),
             class,
+            called: self.now,
         });
     }
 

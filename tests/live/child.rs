@@ -40,6 +40,12 @@ fn plays_a_role() {
             "hands on" => hands_on(locks, &url, &key).await,
             "waits" => waits(locks, &key).await,
             "increments" => writes::increments(locks, &key).await,
+            "waits for a latch" => {
+                let latch = locks.latch(&*key);
+                let waiting = tokio::spawn(async move { latch.wait().await });
+                println!("@waits");
+                waiting.await.unwrap().unwrap();
+            }
             "transfers" => {
                 println!("@ready");
                 multi::transfers((key == "with locks").then_some(locks), &url, true).await;

@@ -7,7 +7,7 @@ use tenure::Key;
 use tenure::protocol::ledger::{Branch, Forgotten, Job, Ledger, Record, RecordOwner, Saved};
 use tenure::protocol::message::{
     Batch, Checkpoint, ClaimNumber, Executed, Grant, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name,
-    NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb,
+    NodeId, Permits, Push, Question, Reply, Request, Rule, TickTime, Turn, Verb,
 };
 
 use tenure::protocol::write::{GuardedWrite, Precondition, WriteBody};
@@ -15,6 +15,8 @@ use tenure::store::{Store, WriteAnswer};
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, batch, connect, holder, store};
+
+mod latches;
 
 const NAMES: usize = 9;
 /// As many as a full batch has: for each of these nobody waits, as is usual in a service.
@@ -634,7 +636,10 @@ impl Run {
     fn verb_of_another(&mut self, what: u8, of: (Holder, LeaseTimes), place: usize) -> Verb {
         match what {
             0..2 => Verb::Ask(Question::Extend { of: of.0 }),
-            2 => Verb::Ask(Question::Release { of: of.0 }),
+            2 => Verb::Ask(Question::Release {
+                of: of.0,
+                repeats: false,
+            }),
             _ => self.pass(place, of, None),
         }
     }
@@ -957,10 +962,13 @@ impl Run {
                 _ => "alone",
             });
         }
-        if pushes.iter().skip(1).any(|push| push.name == pushes[0].name) {
+        if pushes.iter().skip(1).any(|push| push.name() == pushes[0].name()) {
             self.saw("several pushed at once");
         }
         for push in pushes {
+            let Push::Granted(push) = push else {
+                panic!("step {step}: nobody watches here: {push:?}")
+            };
             let at = batch
                 .requests
                 .iter()
@@ -1607,6 +1615,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Overtook(..) => "Overtook",
         Reply::Behind { .. } => "Behind",
         Reply::Report(_) => "Report",
+        Reply::Latch(_) | Reply::Watching(_) => "of a latch",
         Reply::Refused(_) => "Refused",
     }
 }

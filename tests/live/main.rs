@@ -28,6 +28,7 @@ mod events;
 mod help;
 mod idle;
 mod interop;
+mod latches;
 mod leases;
 mod loss;
 mod many_keys;

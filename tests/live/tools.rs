@@ -86,16 +86,14 @@ pub async fn ask(link: &Arc<dyn Link>, key: &[u8], holder: Holder, verb: Verb) -
 /// An open inbox of a node.
 pub struct Inbox {
     pub task: JoinHandle<StoreError>,
-    notes: mpsc::UnboundedReceiver<Grant>,
+    notes: mpsc::UnboundedReceiver<InboxEvent>,
 }
 
 impl Inbox {
     pub async fn open(store: &RedisStore, node: NodeId) -> Result<Self, StoreError> {
         let (sender, notes) = mpsc::unbounded_channel();
         let sink = Arc::new(move |event| {
-            if let InboxEvent::Granted(grant) = event {
-                let _ = sender.send(grant);
-            }
+            let _ = sender.send(event);
         });
         let open = store.inbox(ServerId(0), node, sink).await?;
         // Whoever drops its pings closes it.
@@ -109,13 +107,24 @@ impl Inbox {
     }
 
     pub async fn grant(&mut self) -> Grant {
-        match tokio::time::timeout(PATIENCE, self.notes.recv())
-            .await
-            .expect("a push in time")
-        {
-            Some(grant) => grant,
+        match self.push().await {
+            Some(InboxEvent::Granted(grant)) => grant,
             other => panic!("no grant but {other:?}"),
         }
+    }
+
+    /// What has changed.
+    pub async fn news(&mut self) -> Name {
+        match self.push().await {
+            Some(InboxEvent::Changed(name)) => name,
+            other => panic!("no news but {other:?}"),
+        }
+    }
+
+    async fn push(&mut self) -> Option<InboxEvent> {
+        tokio::time::timeout(PATIENCE, self.notes.recv())
+            .await
+            .expect("a push in time")
     }
 
     pub fn is_empty(&mut self) -> bool {

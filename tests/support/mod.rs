@@ -5,6 +5,7 @@
 
 pub mod alone;
 pub mod events;
+pub mod latches;
 pub mod laws;
 pub mod mutexes;
 

@@ -7,11 +7,12 @@ use redis::{Cmd, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, JobReport, Kind, Mode,
-    NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb, append_number,
+    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, InboxEvent, JobReport,
+    Kind, LatchReport, Mode, NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb,
+    append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
-use crate::store::redis::script::{JOBS, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
 
 /// How many words a request has, as `lua/open.lua` lists them.
 const WORDS: usize = 6;
@@ -24,6 +25,7 @@ pub(super) fn script_of(batch: &Batch) -> &'static Script {
     match batch.kind() {
         Some(Kind::Job) => &JOBS,
         Some(Kind::Semaphore) => &SEMAPHORES,
+        Some(Kind::Latch) => &LATCHES,
         Some(Kind::Lock) | None => &LOCKS,
     }
 }
@@ -124,8 +126,11 @@ impl Call {
             Verb::Ask(Question::Verify { .. }) => "v",
             Verb::Ask(Question::Recall { .. }) => "m",
             Verb::Ask(Question::Save { .. }) => "s",
-            Verb::Ask(Question::InUse) => "u",
             Verb::Ask(Question::Extend { .. }) => "e",
+            Verb::Ask(Question::InUse | Question::Count) => "u",
+            Verb::Ask(Question::SetCount { .. }) => "t",
+            Verb::Ask(Question::CountDown { .. }) => "n",
+            Verb::Ask(Question::Zero { .. }) => "h",
         });
         let of = match request.verb {
             Verb::Ask(question) => question.of(),
@@ -138,8 +143,22 @@ impl Call {
         self.put_to(request);
     }
 
-    /// Which tick it is about, or how its lease is shared.
+    /// Which tick it is about, which generation of a latch, or how its lease is shared.
     fn put_tick(&mut self, request: &Request) {
+        let generation = |of: Option<GrantNumber>| of.map_or(0, |number| number.0);
+        match request.verb {
+            Verb::Ask(Question::SetCount { called, .. } | Question::CountDown { called }) => {
+                return self.put(|word| {
+                    for number in [called.since, called.until, generation(called.of)] {
+                        append_number(word, number.min(EXACT));
+                        word.push(b':');
+                    }
+                    append_number(word, called.repeats.into());
+                });
+            }
+            Verb::Ask(Question::Zero { of }) => return self.put_number(generation(of)),
+            _ => {}
+        }
         match (request.name.kind, request.mode) {
             (Kind::Job, _) => self.put_number(match (request.verb, request.mark) {
                 (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
@@ -170,6 +189,17 @@ impl Call {
                 word.push(b':');
                 word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
             }),
+            Verb::Ask(Question::SetCount { count, life_ms, .. }) => self.put(|word| {
+                append_number(word, (*count).into());
+                word.push(b':');
+                append_number(word, *life_ms);
+                word.push(b':');
+                word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
+            }),
+            Verb::Ask(Question::CountDown { .. }) => {
+                self.cmd
+                    .arg(request.data.as_ref().map_or(&[][..], |data| &data.0));
+            }
             Verb::Claim { .. } if is_job => match request.turn {
                 Turn::Skip => drop(self.cmd.arg("")),
                 Turn::Queue => drop(self.cmd.arg("q")),
@@ -268,6 +298,13 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         }
         b'I' if rest.is_empty() => Reply::InUse(None),
         b'I' => Reply::InUse(Some(rest.parse().map_err(bad)?)),
+        b'Y' => Reply::Latch(LatchReport::Set),
+        b'D' => Reply::Latch(LatchReport::Left(rest.parse().map_err(bad)?)),
+        b'K' => Reply::Latch(LatchReport::Unset),
+        b'M' => Reply::Latch(LatchReport::SetMeanwhile(rest.parse().map_err(bad)?)),
+        b'C' => Reply::Latch(LatchReport::Uncertain),
+        b'Z' => Reply::Latch(LatchReport::Over),
+        b'H' => Reply::Watching(rest.parse().map_err(bad)?),
         b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
@@ -336,8 +373,9 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 }
 
 /// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
-/// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`. `None` when it is none of these formats.
-pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Grant> {
+/// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>`, which has changed. `None` when it is
+/// none of these formats.
+pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<InboxEvent> {
     let mut rest = payload;
     let mut word = || {
         let end = rest.iter().position(|&b| b == b' ')?;
@@ -350,6 +388,9 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     }
     let word_of_kind = word()?;
     let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word_of_kind)?;
+    if kind == Kind::Latch {
+        return names.name(kind, rest).map(InboxEvent::Changed);
+    }
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
     let number = word()?.parse().ok()?;
@@ -358,16 +399,16 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         .ok()
         .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
     let attempt = match kind {
-        Kind::Lock | Kind::Semaphore => 0,
         Kind::Job => word()?.parse().ok()?,
+        _ => 0,
     };
-    Some(Grant {
+    Some(InboxEvent::Granted(Grant {
         name: names.name(kind, rest)?,
         holder: Holder { node, claim, nonce },
         number,
         lease_ms,
         attempt,
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -442,7 +483,7 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
             assert!(script.text.contains(&format!("local words,at={WORDS},3\n")));
         }
     }
@@ -484,7 +525,16 @@ mod tests {
     fn a_push_of_another_format_is_no_grant() {
         let node = NodeId::numbered(7);
         let names = Names::new(b"lock:");
-        let push = |text: &str| decode_push(text.as_bytes(), node, &names);
+        let decoded = |text: &str| decode_push(text.as_bytes(), node, &names);
+        let push = |text: &str| match decoded(text) {
+            Some(InboxEvent::Granted(grant)) => Some(grant),
+            other => {
+                assert_eq!(other, None, "{text}");
+                None
+            }
+        };
+        let news = decoded("1 latch tenure1:l:{0abc}lock:a b");
+        assert_eq!(news, Some(InboxEvent::Changed(Name::latch(Key::from("a b")))));
         let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
         assert_eq!(grant.name.key, Key::from("a b"));
         assert_eq!(
@@ -510,6 +560,8 @@ mod tests {
             "1 job 3 ff 17 1000 2 tenure1:o:{0a",
             "2 lock 3 ff 17 1000 lock:a",
             "1 latch 3 ff 17 1000 lock:a",
+            "1 latch tenure1:s:{0abc}lock:a",
+            "1 latch tenure1:l:{0abc}lock:",
             "1 lock 3 ff 17 1000",
             "1 lock 3 ff 17 1000 lock:",
             "1 lock 3 ff 17 1000 other:a",

@@ -12,7 +12,7 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::protocol::write::GuardedWrite;
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{JOBS, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
 use crate::store::redis::write::{self, WriteCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link, WriteAnswer};
@@ -76,7 +76,7 @@ impl RedisLink {
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
             load(script, &mut questions);
         }
         questions.cmd("INFO").arg("server");
@@ -84,13 +84,14 @@ impl RedisLink {
         questions.cmd("INFO").arg("replication");
         // For people. Who may not set it does without.
         questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
-        let answers = connection.send_packed_commands(&questions, 0, 7).await;
+        let answers = connection.send_packed_commands(&questions, 0, 8).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([locks, jobs, semaphores, server, memory, replication, _]) = <[Value; 7]>::try_from(answers)
+        let Ok([locks, jobs, semaphores, latches, server, memory, replication, _]) =
+            <[Value; 8]>::try_from(answers)
         else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
-        for loaded in [locks, jobs, semaphores] {
+        for loaded in [locks, jobs, semaphores, latches] {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         check_info(store, [server, memory, replication], &mut warnings)?;

@@ -39,6 +39,7 @@ impl Names {
             }
             Kind::Job => self.push_named(b'o', name, out),
             Kind::Semaphore => self.push_named(b's', name, out),
+            Kind::Latch => self.push_named(b'l', name, out),
         }
     }
 
@@ -72,6 +73,7 @@ impl Names {
             Kind::Lock => record,
             Kind::Job => untagged(b":o:{", record)?,
             Kind::Semaphore => untagged(b":s:{", record)?,
+            Kind::Latch => untagged(b":l:{", record)?,
         };
         let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
         Some(Name {
@@ -183,6 +185,11 @@ mod tests {
             assert_eq!(slot(&permits), slot(&record), "{key:?}");
             assert_eq!(names.name(Kind::Semaphore, &permits), Some(semaphore), "{key:?}");
             assert_eq!(names.name(Kind::Job, &permits), None, "{key:?}");
+            let latch = Name::latch(Key::from(key));
+            let mut record = Vec::new();
+            names.push_record(&latch, &mut record);
+            assert_eq!(slot(&record), slot(&permits), "{key:?}");
+            assert_eq!(names.name(Kind::Latch, &record), Some(latch), "{key:?}");
         }
     }
 }

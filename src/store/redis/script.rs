@@ -4,13 +4,18 @@
 use std::sync::LazyLock;
 
 /// What locks do without, jobs, and semaphores.
-const NOT_OF_LOCKS: [&str; 6] = ["alone", "job", "finish", "ask", "permits", "used"];
-const NOT_OF_JOBS: [&str; 7] = ["lone", "share", "pass", "extend", "all", "permits", "used"];
-const NOT_OF_SEMAPHORES: [&str; 7] = ["plain", "share", "job", "finish", "yield", "ask", "all"];
+const NOT_OF_LOCKS: [&str; 7] = ["alone", "job", "finish", "ask", "permits", "used", "latch"];
+const NOT_OF_JOBS: [&str; 8] = [
+    "lone", "share", "pass", "extend", "all", "permits", "used", "latch",
+];
+const NOT_OF_SEMAPHORES: [&str; 8] = ["plain", "share", "job", "finish", "yield", "ask", "all", "latch"];
+/// All that latches have.
+const OF_LATCHES: [&str; 2] = ["open", "latch"];
 
-/// In the order in which they are run: what is plain is done in the first three.
-const FILES: [(&str, &str); 21] = [
+/// In the order in which they are run: what is plain is done in the first of them.
+const FILES: [(&str, &str); 22] = [
     ("open", include_str!("lua/open.lua")),
+    ("latch", include_str!("lua/latch.lua")),
     ("plain", include_str!("lua/plain.lua")),
     ("lone", include_str!("lua/lone.lua")),
     ("verbs", include_str!("lua/verbs.lua")),
@@ -48,6 +53,8 @@ pub(super) static LOCKS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_LOC
 pub(super) static JOBS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_JOBS));
 /// The script that applies a batch about semaphores.
 pub(super) static SEMAPHORES: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_SEMAPHORES));
+/// The script that applies a batch about latches.
+pub(super) static LATCHES: LazyLock<Script> = LazyLock::new(|| of_files(|name| OF_LATCHES.contains(&name)));
 
 impl Script {
     pub(super) fn new(text: String) -> Self {
@@ -57,7 +64,11 @@ impl Script {
 }
 
 fn without(others: &[&str]) -> Script {
-    let files = FILES.iter().filter(|(name, _)| !others.contains(name));
+    of_files(|name| !others.contains(&name))
+}
+
+fn of_files(is_in: impl Fn(&str) -> bool) -> Script {
+    let files = FILES.iter().filter(|(name, _)| is_in(name));
     Script::new(files.map(|(_, file)| code_of(file)).collect())
 }
 
@@ -204,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_server_takes_the_script_from_whoever_comes() {
-        for script in [&LOCKS, &JOBS, &SEMAPHORES] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
             println!("{} bytes", script.text.len());
             assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
         }

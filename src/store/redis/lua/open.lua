@@ -1,8 +1,9 @@
 -- open: what every request needs, read in two calls for the whole batch, and where its words stand.
 -- KEYS[1..n]         the records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while readers share it,
---                                  see share.lua, and of semaphores, see permits.lua
+--                                  see share.lua, and of semaphores, see permits.lua; hash of
+--                                  latches, see latch.lua
 -- KEYS[n+1]          the clock     string, the last grant number, never expires
--- KEYS[n+2..2n+1]    the queues    zset, only while somebody waits; see queue.lua
+-- KEYS[n+2..2n+1]    the queues    zset, only while somebody waits; see queue.lua, of latches latch.lua
 -- KEYS[2n+2..3n+1]   the memories  hash, only for jobs; see job.lua
 -- ARGV[1]     highest grant number that the sending node saw
 -- ARGV[2]     not_after: server time in µs after which claims and yields are late; 0 for none
@@ -10,14 +11,14 @@
 --             granted or none is; <ms> = leave locks free now and then, for so long
 -- ARGV[at+1]  of each request, whose words stand behind `at`: its verb
 --               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend; and what is
---               asked, see ask.lua and used.lua: o, z, v, m, s, u
+--               asked, see ask.lua, used.lua and latch.lua: o, z, v, m, s, u, t, n, h
 -- ARGV[at+2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[at+3]  lease in ms
 -- ARGV[at+4]  hold in ms: the lease and the margin
 -- ARGV[at+5]  tick: when it is due, in ms since 1970; of a lock 1 for readers and else 0; of a semaphore
---             <permits>/<of so many>. Of o: how old a tick may be
+--             <permits>/<of so many>; of a latch see latch.lua. Of o: how old a tick may be
 -- ARGV[at+6]  to: the holder under which a yield or pass goes on, whose turn it is of c and w (see claim.lua), `well` of
---             f, the fingerprint of o, <seq>:<data> of s; empty for the others
+--             f, the fingerprint of o, <seq>:<data> of s; of a latch see latch.lua; empty for the others
 -- returns     an error for the whole batch when the clock is unusable, before anything is written
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local words, at = 6, 3

@@ -1,0 +1,303 @@
+//! A number that is counted down to zero, across every process that uses the store.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::driver::handle::Handle;
+use crate::error::{Error, OptionsError};
+use crate::key::Key;
+use crate::options::LONGEST_LEASE;
+use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::guard::Guard;
+use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
+
+/// The most that a latch can be set to.
+const MOST: u32 = 10_000;
+/// How long a latch lives at least. Below it, whoever waits would hardly look once.
+const SHORTEST_LIFE: Duration = Duration::from_secs(1);
+/// How long it lives unless it is told otherwise.
+const LIFE: Duration = Duration::from_secs(24 * 3600);
+
+/// Who waits for it goes on when as many calls as it was set to have counted down: "open the books when all parts are
+/// imported". Made by [`Locks::latch`](crate::Locks::latch); cheap to make and to clone.
+///
+/// Somebody sets it, others count down, and any number of tasks in any process wait. At zero it stays, so that who looks late
+/// still finds that, until it is set again or its [life](Self::life) is over; then nothing is left of it.
+///
+/// Each call counts once. When its answer is lost it is sent again under the same id, and counts only in the latch that was set
+/// when it was called for, never in one that was set again since. What a program starts twice, as a worker that was killed is,
+/// counts once by [`count_down_once`](Self::count_down_once).
+///
+/// Nothing is held: there is no guard and no fence. A process that dies before it counted down is missed by whoever waits: give
+/// each a lock or a lease of its own if that must be noticed, or wait with a [timeout](Self::wait_timeout).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let parts = locks.latch("import:2026-11-23");
+/// assert!(parts.try_set_count(2).await?);
+/// for part in ["customers", "orders"] {
+///     let parts = parts.clone();
+///     tokio::spawn(async move { parts.count_down_once(part).await });
+/// }
+/// parts.wait().await?;
+/// assert_eq!(parts.count().await?, 0);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a latch does nothing until it is set, counted down or waited for"]
+pub struct CountDownLatch {
+    handle: Handle,
+    name: Name,
+    life: Duration,
+}
+
+impl CountDownLatch {
+    pub(crate) fn new(handle: Handle, key: Key) -> Self {
+        CountDownLatch {
+            handle,
+            name: Name::latch(key),
+            life: LIFE,
+        }
+    }
+
+    /// How long it lives when it is set by this handle, 1 s to 30 days, instead of a day. Then nothing is left of it, whether it
+    /// came to zero or not, and whoever still waits gets [`Error::Unset`].
+    pub fn life(mut self, life: Duration) -> Self {
+        self.life = life;
+        self
+    }
+
+    /// What it is called.
+    pub fn key(&self) -> &Key {
+        &self.name.key
+    }
+
+    /// Sets it to `count`, 1 to 10,000, unless it is set and not at zero: then nothing is done, and the answer is `false`. A
+    /// trip to the store; two when it was set by somebody else within about the last trip.
+    ///
+    /// # Errors
+    /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Uncertain`] when an answer was lost, and
+    /// somebody has set it meanwhile. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
+    ///
+    /// # Cancel safety
+    /// Nothing is held. Whether it was set is not known when the future is dropped; [`count`](Self::count) tells.
+    pub async fn try_set_count(&self, count: u32) -> Result<bool, Error> {
+        if !(1..=MOST).contains(&count) {
+            return Err(self.refuse(format_args!("is set to 1 to {MOST}, not to {count}")));
+        }
+        if !(SHORTEST_LIFE..=LONGEST_LEASE).contains(&self.life) {
+            return Err(self.refuse(format_args!("lives for 1 s to 30 days, not {:?}", self.life)));
+        }
+        let life_ms = self.life.as_millis() as u64;
+        let set = |called| Question::SetCount {
+            count,
+            life_ms,
+            called,
+        };
+        match self.call(set, random_id()).await? {
+            LatchReport::Set => Ok(true),
+            LatchReport::Uncertain => Err(self.uncertain()),
+            _ => Ok(false),
+        }
+    }
+
+    /// Counts down by one, and answers how many are left; at zero it changes nothing and answers zero. A trip to the store, also
+    /// in a process that never heard of the latch; two when it was set within about the last trip.
+    ///
+    /// However often a lost answer is asked for, it counts once, and only in the latch that was set when it was called for. When
+    /// that is over, as it came to zero and was set again meanwhile, the answer is zero.
+    ///
+    /// # Errors
+    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and it was set again at about the time
+    /// of the call: it may have been counted. [`Error::Key`] and [`Error::Closed`] as of a lock. [`Error::Store`]
+    /// when the store did not answer: it may have been counted. Whoever has to call again after such an error
+    /// counts by [`count_down_once`](Self::count_down_once).
+    ///
+    /// # Cancel safety
+    /// When the future is dropped it may have been counted, or may still be; never twice.
+    pub async fn count_down(&self) -> Result<u32, Error> {
+        self.count_down_as(random_id()).await
+    }
+
+    /// As [`count_down`](Self::count_down), and counts once under that id, 1 byte or more and as long as a key, however often and
+    /// by whomever it is called until the latch is set again: for workers that may be started twice. Answers what was left when
+    /// it was counted.
+    ///
+    /// # Errors
+    /// As [`count_down`](Self::count_down); it may be called again after each of them. [`Error::Options`] for an id that is empty
+    /// or too long.
+    ///
+    /// # Cancel safety
+    /// As [`count_down`](Self::count_down).
+    pub async fn count_down_once(&self, id: impl AsRef<[u8]>) -> Result<u32, Error> {
+        let (id, limit) = (id.as_ref(), self.handle.options().max_key);
+        if id.is_empty() || id.len() > limit {
+            let length = id.len();
+            return Err(self.refuse(format_args!(
+                "counts down once by an id of 1 to {limit} bytes, not {length}"
+            )));
+        }
+        // None of those that are random.
+        self.count_down_as([b"o", id].concat()).await
+    }
+
+    async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
+        let count = |called| Question::CountDown { called };
+        match self.call(count, id).await? {
+            LatchReport::Left(left) => Ok(left),
+            LatchReport::Uncertain => Err(self.uncertain()),
+            LatchReport::Unset => Err(self.unset()),
+            // It is over, or nothing is left to count.
+            _ => Ok(0),
+        }
+    }
+
+    /// Asks the store how many count-downs are left. It is old when it is told.
+    ///
+    /// # Errors
+    /// [`Error::Unset`] when it is not set. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
+    ///
+    /// # Cancel safety
+    /// Nothing is held or left behind.
+    pub async fn count(&self) -> Result<u32, Error> {
+        let left = self.ask(self.wanted(Question::Count)).await?;
+        self.left(left)
+    }
+
+    /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
+    /// ([`Builder::lease`](crate::Builder::lease)), should that be lost. All tasks of a process that wait share one such look. It
+    /// waits for the latch that is set when it begins: when that came to zero and was set again at once, it is over, too.
+    ///
+    /// # Errors
+    /// [`Error::Unset`] when it is not set, or its life ends. [`Error::Store`] when the store is away for longer than a lease, or
+    /// when it cannot be reached in the beginning. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`] and
+    /// [`Error::Closed`] as of a lock.
+    ///
+    /// # Cancel safety
+    /// Nothing is held. That this process is told of zero is forgotten by the store within a lease.
+    pub async fn wait(&self) -> Result<(), Error> {
+        self.waited_for(self.waits().await)
+    }
+
+    /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait). [`Error::Store`] also when the store did not answer within the wait.
+    ///
+    /// # Cancel safety
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with timers, unless the answer is there at once.
+    pub async fn wait_timeout(&self, wait: Duration) -> Result<bool, Error> {
+        if wait.is_zero() {
+            return Ok(self.count().await? == 0);
+        }
+        let mut waits = self.waits();
+        // Who is answered at once needs no timer.
+        let answer = match poll_fn(|cx| Poll::Ready(Pin::new(&mut waits).poll(cx))).await {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => match tokio::time::timeout(wait, &mut waits).await {
+                Ok(answer) => answer,
+                Err(_) => match waits.gave_up(wait) {
+                    Error::Busy { .. } => return Ok(false),
+                    error => return Err(error),
+                },
+            },
+        };
+        self.waited_for(answer).map(|()| true)
+    }
+
+    fn waits(&self) -> Acquire {
+        let wanted = Wanted {
+            wait: true,
+            limit: self.handle.options().waiters_per_key,
+            ..self.wanted(Question::Zero { of: None })
+        };
+        Acquire::new(self.handle.clone(), wanted)
+    }
+
+    fn waited_for(&self, answer: Result<Guard, Unacquired>) -> Result<(), Error> {
+        let report = self.report(answer)?;
+        self.left(report).map(|_| ())
+    }
+
+    fn left(&self, report: LatchReport) -> Result<u32, Error> {
+        match report {
+            LatchReport::Left(left) => Ok(left),
+            _ => Err(self.unset()),
+        }
+    }
+
+    /// Has something done in the generation that is set now. Where it was set at about this time, the store names it and does
+    /// nothing; then that is the one.
+    async fn call(&self, question: impl Fn(Called) -> Question, id: Vec<u8>) -> Result<LatchReport, Error> {
+        let id = Checkpoint(id.into());
+        let wanted = |called| Wanted {
+            data: Some(id.clone()),
+            ..self.wanted(question(called))
+        };
+        match self.ask(wanted(Called::default())).await? {
+            LatchReport::SetMeanwhile(generation) => {
+                let of = Some(generation);
+                let called = Called::default();
+                self.ask(wanted(Called { of, ..called })).await
+            }
+            report => Ok(report),
+        }
+    }
+
+    async fn ask(&self, wanted: Wanted) -> Result<LatchReport, Error> {
+        self.report(Acquire::new(self.handle.clone(), wanted).await)
+    }
+
+    fn wanted(&self, question: Question) -> Wanted {
+        Wanted {
+            question: Some(question),
+            ..Wanted::new(self.name.clone(), self.handle.options().lease)
+        }
+    }
+
+    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<LatchReport, Error> {
+        match answer {
+            Err(Unacquired::Latch(report)) => Ok(report),
+            Err(refused) => Err(refused.into_error(self.key())),
+            // A question is never granted.
+            Ok(_) => Ok(LatchReport::Unset),
+        }
+    }
+
+    fn unset(&self) -> Error {
+        let key = self.key().clone();
+        Error::Unset { key }
+    }
+
+    fn uncertain(&self) -> Error {
+        let key = self.key().clone();
+        Error::Uncertain { key }
+    }
+
+    fn refuse(&self, why: fmt::Arguments<'_>) -> Error {
+        Error::Options(OptionsError(format!("latch `{}` {why}", self.key())))
+    }
+}
+
+/// One that nobody else has.
+fn random_id() -> Vec<u8> {
+    format!("r{}", Uuid::new_v4().as_simple()).into_bytes()
+}
+
+impl fmt::Debug for CountDownLatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountDownLatch")
+            .field("key", self.key())
+            .field("life", &self.life)
+            .finish_non_exhaustive()
+    }
+}

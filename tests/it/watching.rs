@@ -1,0 +1,178 @@
+//! Watching, in the key machine alone: who asks, how often, and who is told.
+
+use tenure::Key;
+use tenure::protocol::message::{GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
+use tenure::protocol::step::{AcquireError, AcquireOptions, InboxState, Input, Rules, Ticket};
+
+use crate::help::ms;
+use crate::machine::{Machine, options};
+
+const ZERO: Reply = Reply::Latch(LatchReport::Left(0));
+const WATCHING: Reply = Reply::Watching(GrantNumber(7));
+
+fn machine() -> Machine {
+    Machine::of(Name::latch(Key::from("a")), Rules::default())
+}
+
+fn watches(machine: &mut Machine) -> Ticket {
+    machine.enter(AcquireOptions {
+        question: Some(Question::Zero { of: None }),
+        ..options(1000)
+    })
+}
+
+fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
+    matches!(
+        machine.denial(ticket),
+        Some(AcquireError::Latch(LatchReport::Left(0)))
+    )
+}
+
+/// What was asked last.
+fn asked(machine: &Machine) -> Option<GrantNumber> {
+    match machine.sent().request.verb {
+        Verb::Ask(Question::Zero { of }) => of,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn all_who_wait_share_one_question() {
+    let mut machine = machine();
+    let first = watches(&mut machine);
+    let (look, sent) = (machine.sent(), machine.now);
+    machine.later(ms(1));
+    let others = [watches(&mut machine), watches(&mut machine)];
+    assert_eq!(machine.sends(), 1, "one is under way");
+    machine.answer_to(&look, sent, WATCHING);
+    assert_eq!(
+        (machine.sends(), asked(&machine)),
+        (2, None),
+        "for who came later"
+    );
+    machine.answer(WATCHING);
+    for round in 3..10 {
+        let pause = machine.passes();
+        assert!(
+            pause >= ms(270) && pause <= ms(334),
+            "a third of a lease: {pause:?}"
+        );
+        assert_eq!(machine.sends(), round, "one for all of them");
+        assert_eq!(asked(&machine), Some(GrantNumber(7)));
+        if round < 9 {
+            machine.answer(WATCHING);
+        }
+    }
+    machine.answer(ZERO);
+    for ticket in [first, others[0], others[1]] {
+        assert!(is_told_of_zero(&machine, ticket));
+    }
+    assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
+}
+
+/// What was answered to a question of before says nothing to who comes after it.
+#[test]
+fn who_comes_while_it_is_asked_is_not_told_of_before() {
+    let mut machine = machine();
+    let first = watches(&mut machine);
+    let (look, sent) = (machine.sent(), machine.now);
+    machine.later(ms(1));
+    let second = watches(&mut machine);
+    machine.answer_to(&look, sent, ZERO);
+    assert!(is_told_of_zero(&machine, first));
+    assert!(machine.denial(second).is_none());
+    assert_eq!(machine.sends(), 2, "and asks at once");
+    machine.answer(ZERO);
+    assert!(is_told_of_zero(&machine, second));
+}
+
+#[test]
+fn a_push_makes_it_look_at_once() {
+    let mut machine = machine();
+    let ticket = watches(&mut machine);
+    // While a question is under way whose answer may be of before.
+    machine.tell(Input::Changed);
+    assert_eq!(machine.sends(), 1);
+    machine.answer(WATCHING);
+    assert_eq!(machine.sends(), 2);
+    machine.answer(WATCHING);
+    machine.tell(Input::Changed);
+    assert_eq!(machine.sends(), 3);
+    machine.answer(WATCHING);
+    // An inbox that was closed may have missed one.
+    machine.inbox(InboxState::Unconfirmed);
+    assert_eq!(machine.sends(), 3);
+    machine.inbox(InboxState::Confirmed);
+    assert_eq!(machine.sends(), 4);
+    machine.answer(ZERO);
+    assert!(is_told_of_zero(&machine, ticket));
+    machine.tell(Input::Changed);
+    assert_eq!(machine.sends(), 4, "nobody waits");
+}
+
+#[test]
+fn a_cancelled_wait_leaves_nothing() {
+    let mut machine = machine();
+    let ticket = watches(&mut machine);
+    machine.tell(Input::Cancel(ticket));
+    machine.answer(ZERO);
+    assert!(machine.denial(ticket).is_none() && machine.shard.is_empty());
+    let (gone, stays) = (watches(&mut machine), watches(&mut machine));
+    machine.answer(WATCHING);
+    machine.tell(Input::Cancel(gone));
+    machine.passes();
+    machine.tell(Input::Cancel(stays));
+    let sends = machine.sends();
+    machine.answer(WATCHING);
+    assert_eq!(
+        machine.sends(),
+        sends,
+        "nothing is left behind that would have to be left"
+    );
+    assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
+}
+
+#[test]
+fn an_outage_of_one_lease_is_ridden_out() {
+    let mut machine = machine();
+    let ticket = watches(&mut machine);
+    machine.answer(WATCHING);
+    let heard = machine.now;
+    machine.passes();
+    let mut tries = 0;
+    while machine.denial(ticket).is_none() {
+        let sends = machine.sends();
+        machine.fail(Unanswered::Unknown, Some(heard));
+        tries += 1;
+        if machine.denial(ticket).is_none() && machine.sends() == sends {
+            assert!(machine.passes() <= ms(63), "a sixteenth of a lease");
+        }
+    }
+    assert!(matches!(machine.denial(ticket), Some(AcquireError::Store(_))));
+    let over = machine.now.since(heard);
+    assert!(
+        over >= ms(1000) && over < ms(1100) && tries > 5,
+        "{over:?} {tries}"
+    );
+    assert!(machine.shard.is_empty());
+    // Whoever comes to a store that is known to be away hears of it at once.
+    let late = watches(&mut machine);
+    machine.fail(Unanswered::Down, Some(heard));
+    assert!(matches!(machine.denial(late), Some(AcquireError::Store(_))));
+}
+
+#[test]
+fn what_failed_is_asked_again_when_the_store_is_back() {
+    let mut machine = machine();
+    let ticket = watches(&mut machine);
+    machine.answer(WATCHING);
+    machine.passes();
+    machine.fail(Unanswered::Down, Some(machine.now));
+    let sends = machine.sends();
+    machine.reachable();
+    assert_eq!(machine.sends(), sends + 1);
+    machine.answer(WATCHING);
+    machine.reachable();
+    assert_eq!(machine.sends(), sends + 1, "it has nothing to repeat");
+    assert!(machine.denial(ticket).is_none());
+}

@@ -1,0 +1,395 @@
+//! Latches, through their script and through the ledger: the same replies, pushes and records.
+
+use std::collections::HashMap;
+
+use tenure::Key;
+use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
+use tenure::protocol::message::{
+    Batch, Called, Checkpoint, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Question, Reply, Request,
+    Rule, Verb,
+};
+use tenure::store::Link;
+use tenure::store::redis::RedisStore;
+
+use super::{LEASES, NODES, TOLERANCE_MS, var};
+use crate::server::RedisServer;
+use crate::tools::{Inbox, connect, holder, store};
+
+/// Lives, and what is taken of them. Minutes, so that the few seconds of a run decide nothing.
+const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
+const AGES: [u64; 3] = [173_000, 297_000, 539_000];
+const KEYS: [&[u8]; 5] = [b"a", b"a}b{c}", b"\x00\xff \n", b"clock", b"%s%d"];
+/// Few, so that many come again.
+const IDS: [&[u8]; 6] = [b"", b"1", b"2:3:x", b"\x00\n%d", b"left", b"a longer one"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_script_for_latches_gives_the_replies_of_the_ledger() {
+    let seed = var("TENURE_SEED", fastrand::u64(..));
+    let steps = var("TENURE_STEPS", 4_000);
+    println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
+    let server = RedisServer::start();
+    let mut run = Run::new(&server, seed).await;
+    for step in 0..steps {
+        run.step(step).await;
+    }
+    let mut seen: Vec<_> = run.seen.iter().collect();
+    seen.sort_unstable();
+    println!("{seen:?}");
+    for (what, often) in [
+        ("Set", 100),
+        ("Left", 200),
+        ("Left(0)", 200),
+        ("Unset", 50),
+        ("SetMeanwhile", 20),
+        ("Over", 50),
+        ("Uncertain", 10),
+        ("Watching", 50),
+        ("Late", 5),
+        ("Refused", 20),
+        ("set before", 20),
+        ("set again", 50),
+        ("counted before", 20),
+        ("passed", 5),
+        ("lost", 5),
+        ("push", 20),
+        ("several pushed at once", 5),
+        ("watcher died", 5),
+        ("latch died", 5),
+    ] {
+        let count = run.seen.get(what).copied().unwrap_or(0);
+        assert!(count >= (often * steps / 1000).max(1), "{what}: {count}");
+    }
+}
+
+struct Run {
+    rng: fastrand::Rng,
+    names: Vec<Name>,
+    /// What the records are called, once they were there.
+    records: HashMap<usize, Vec<u8>>,
+    claims: u64,
+    ledger: Ledger,
+    store: RedisStore,
+    link: std::sync::Arc<dyn Link>,
+    client: redis::Connection,
+    inboxes: HashMap<NodeId, Inbox>,
+    seen: HashMap<&'static str, u64>,
+}
+
+impl Run {
+    async fn new(server: &RedisServer, seed: u64) -> Self {
+        let store = store(&server.url());
+        Run {
+            rng: fastrand::Rng::with_seed(seed),
+            names: KEYS.map(|key| Name::latch(Key::from(key))).into(),
+            records: HashMap::new(),
+            claims: 0,
+            ledger: Ledger::new(),
+            link: connect(&store).await.unwrap(),
+            store,
+            client: server.client(),
+            inboxes: HashMap::new(),
+            seen: HashMap::new(),
+        }
+    }
+
+    fn saw(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    async fn step(&mut self, step: u64) {
+        match self.rng.u8(..100) {
+            0..86 => self.batch(step).await,
+            86..92 => self.listen().await,
+            92..97 => self.age(),
+            _ => self.foreign(),
+        }
+    }
+
+    /// Around the generation that there is, or one before it.
+    fn called(&mut self, generation: u64, first: u64) -> Called {
+        let around = [
+            0,
+            first,
+            generation.saturating_sub(1),
+            generation,
+            generation + 1,
+            u64::MAX,
+        ];
+        let since = around[self.rng.usize(..6)];
+        let of = match self.rng.u8(..8) {
+            0 => Some(generation),
+            1 => Some(first),
+            2 => Some(generation + 1),
+            _ => None,
+        };
+        Called {
+            since,
+            until: since.max(around[self.rng.usize(..6)]),
+            repeats: self.rng.bool(),
+            of: of.map(|of| GrantNumber(of.max(1))),
+        }
+    }
+
+    fn request(&mut self, at: usize, now_us: u64) -> Request {
+        let latch = self.ledger.latch(&self.names[at], now_us);
+        let (generation, first) = latch.map_or((1, 1), |latch| (latch.generation.0, latch.first.0));
+        let called = self.called(generation, first);
+        let question = match self.rng.u8(..16) {
+            0..5 => Question::SetCount {
+                count: self.rng.u32(1..=3),
+                life_ms: LIVES[self.rng.usize(..LIVES.len())],
+                called,
+            },
+            5..11 => Question::CountDown { called },
+            11 => Question::Count,
+            _ => Question::Zero {
+                of: match self.rng.u8(..8) {
+                    0 => Some(GrantNumber(first)),
+                    1 => Some(GrantNumber(first.saturating_sub(1).max(1))),
+                    2 => Some(GrantNumber(generation + 1)),
+                    3 | 4 => Some(GrantNumber(generation)),
+                    _ => None,
+                },
+            },
+        };
+        let has_id = matches!(question, Question::SetCount { .. } | Question::CountDown { .. });
+        let id = IDS[self.rng.usize(..IDS.len())];
+        let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
+        self.claims += 1;
+        Request {
+            name: self.names[at].clone(),
+            holder: holder(self.rng.u128(1..=NODES), self.claims),
+            term: LeaseTimes {
+                lease_ms,
+                margin_ms: lease_ms / 10,
+            },
+            mode: Default::default(),
+            turn: Default::default(),
+            data: has_id.then(|| Checkpoint(id.into())),
+            mark: None,
+            verb: Verb::Ask(question),
+        }
+    }
+
+    async fn batch(&mut self, step: u64) {
+        let mut places: Vec<usize> = (0..KEYS.len()).collect();
+        self.rng.shuffle(&mut places);
+        places.truncate(self.rng.usize(1..=3));
+        let now_us = self.now() * 1000;
+        let requests: Vec<_> = places.iter().map(|&at| self.request(at, now_us)).collect();
+        let batch = Batch {
+            highest: GrantNumber(if self.rng.u8(..50) == 0 {
+                now_us + self.rng.u64(..3_000)
+            } else {
+                0
+            }),
+            not_after: if self.rng.u8(..20) == 0 { 1 } else { u64::MAX },
+            poll_gap_ms: 0,
+            rule: Rule::Each,
+            requests,
+        };
+        let real = self.link.apply(batch.clone()).await.unwrap();
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let model = self
+            .ledger
+            .apply_traced(real.time, &batch, &mut pushes, &mut branches);
+        for ((request, real), model) in batch.requests.iter().zip(&real.replies).zip(&model.replies) {
+            assert_eq!(real, model, "step {step}: {request:?}, server and ledger");
+            self.saw(word(real));
+        }
+        for branch in branches {
+            self.saw(match branch {
+                Branch::LatchSetBefore => "set before",
+                Branch::LatchSetAgain => "set again",
+                Branch::LatchCountedBefore => "counted before",
+                Branch::LatchPassed => "passed",
+                Branch::LatchLost => "lost",
+                _ => continue,
+            });
+        }
+        if pushes.windows(2).any(|two| two[0].name() == two[1].name()) {
+            self.saw("several pushed at once");
+        }
+        for push in pushes {
+            if let Some(inbox) = self.inboxes.get_mut(&push.node()) {
+                assert_eq!(inbox.news().await, *push.name(), "step {step}");
+                self.saw("push");
+            }
+        }
+        for inbox in self.inboxes.values_mut() {
+            assert!(
+                inbox.is_empty(),
+                "step {step}: a push that the ledger does not know"
+            );
+        }
+        for at in places {
+            self.compare(at, step);
+        }
+    }
+
+    /// The record, and who watches.
+    fn compare(&mut self, at: usize, step: u64) {
+        let Some(record) = self.record(at) else { return };
+        let kind: String = redis::cmd("TYPE").arg(&record).query(&mut self.client).unwrap();
+        let is_wrong = self.ledger.record(&self.names[at], 0).is_some();
+        let fields: HashMap<Vec<u8>, Vec<u8>> = if kind == "hash" && !is_wrong {
+            let mut all = redis::cmd("HGETALL");
+            all.arg(&record).query(&mut self.client).unwrap()
+        } else {
+            HashMap::new()
+        };
+        let ttl: i64 = redis::cmd("PTTL").arg(&record).query(&mut self.client).unwrap();
+        let watching = self.watchers(&record);
+        let now = self.now();
+        let latch = self.ledger.latch(&self.names[at], now * 1000);
+        let model: HashMap<Vec<u8>, Vec<u8>> = latch.map_or_else(HashMap::new, |latch| {
+            let known: [(&[u8], String); 3] = [
+                (b"gen", latch.generation.to_string()),
+                (b"first", latch.first.to_string()),
+                (b"left", latch.left.to_string()),
+            ];
+            let known = known.map(|(field, text)| (field.to_vec(), text.into_bytes()));
+            let counted = latch.counted.iter();
+            let counted = counted.map(|(id, left)| ([b"i", &**id].concat(), left.to_string().into_bytes()));
+            let by = (b"by".to_vec(), latch.setter.to_vec());
+            known.into_iter().chain(counted).chain([by]).collect()
+        });
+        assert_eq!(fields, model, "step {step}: {}", self.names[at]);
+        if let Some(latch) = latch {
+            let left = latch.expires - now;
+            assert!(
+                ttl.abs_diff(left as i64) <= TOLERANCE_MS,
+                "step {step}: {ttl} {left}"
+            );
+        }
+        let model: HashMap<String, u64> = self
+            .ledger
+            .watchers(&self.names[at], now * 1000)
+            .map(|(node, expires)| (node.to_string(), expires))
+            .collect();
+        let live: HashMap<_, _> = watching.into_iter().filter(|(_, until)| *until >= now).collect();
+        assert_eq!(live.len(), model.len(), "step {step}: {live:?} {model:?}");
+        for (node, expires) in model {
+            assert!(
+                live[&node].abs_diff(expires) <= TOLERANCE_MS,
+                "step {step}: {node}"
+            );
+        }
+    }
+
+    fn watchers(&mut self, record: &[u8]) -> Vec<(String, u64)> {
+        let Some(queue) = self.tagged('q', record) else {
+            return Vec::new();
+        };
+        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
+            .arg(queue)
+            .arg("0")
+            .arg("-1")
+            .arg("WITHSCORES")
+            .query(&mut self.client)
+            .unwrap();
+        let members = members.into_iter();
+        members.map(|(node, until)| (node, until as u64)).collect()
+    }
+
+    fn tagged(&mut self, letter: char, end: &[u8]) -> Option<Vec<u8>> {
+        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
+            .arg(format!("tenure1:{letter}:*"))
+            .query(&mut self.client)
+            .unwrap();
+        keys.into_iter()
+            .find(|key| key.ends_with(end) && key.len() == end.len() + "tenure1:q:{0000}".len())
+    }
+
+    fn record(&mut self, at: usize) -> Option<Vec<u8>> {
+        if !self.records.contains_key(&at) {
+            let full = [b"lock:", self.names[at].key.as_bytes()].concat();
+            let found = self.tagged('l', &full)?;
+            self.records.insert(at, found);
+        }
+        self.records.get(&at).cloned()
+    }
+
+    fn now(&mut self) -> u64 {
+        let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.client).unwrap();
+        seconds * 1000 + micros / 1000
+    }
+
+    async fn listen(&mut self) {
+        let node = NodeId::numbered(self.rng.u128(1..=NODES));
+        if self.inboxes.remove(&node).is_none() {
+            let inbox = Inbox::open(&self.store, node).await.unwrap();
+            self.inboxes.insert(node, inbox);
+        }
+    }
+
+    /// Time goes by for a latch, and for who watches it.
+    fn age(&mut self) {
+        let at = self.rng.usize(..KEYS.len());
+        let Some(record) = self.record(at) else { return };
+        let ms = AGES[self.rng.usize(..AGES.len())];
+        for (node, _) in self.watchers(&record) {
+            let queue = self.tagged('q', &record).unwrap();
+            let _: f64 = redis::cmd("ZINCRBY")
+                .arg(queue)
+                .arg(-(ms as i64))
+                .arg(node)
+                .query(&mut self.client)
+                .unwrap();
+        }
+        let now = self.now();
+        let us = now * 1000;
+        let ttl: i64 = redis::cmd("PTTL").arg(&record).query(&mut self.client).unwrap();
+        if self.ledger.latch(&self.names[at], us).is_some() && ttl > 0 {
+            let mut expire = redis::cmd("PEXPIRE");
+            expire.arg(&record).arg(ttl - ms as i64);
+            let () = expire.query(&mut self.client).unwrap();
+        }
+        let count = |ledger: &Ledger, name| ledger.watchers(name, us).count();
+        let before = count(&self.ledger, &self.names[at]);
+        let was_set = self.ledger.latch(&self.names[at], us).is_some();
+        self.ledger.age_latch(&self.names[at], ms);
+        if count(&self.ledger, &self.names[at]) < before {
+            self.saw("watcher died");
+        }
+        if was_set && self.ledger.latch(&self.names[at], us).is_none() {
+            self.saw("latch died");
+        }
+    }
+
+    /// Somebody else gets at a record.
+    fn foreign(&mut self) {
+        let at = self.rng.usize(..KEYS.len());
+        let Some(record) = self.record(at) else { return };
+        let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
+        let wrong: [&[&str]; 4] = [&[], &["SET", "x"], &["RPUSH", "x"], &["HSET", "field", "x"]];
+        // Mostly gone: nothing else happens to a value that is no latch.
+        let wrong = wrong[self.rng.usize(..12).saturating_sub(8)];
+        let Some((command, words)) = wrong.split_first() else {
+            return self.ledger.overwrite(&self.names[at], None);
+        };
+        let mut put = redis::cmd(command);
+        put.arg(&record).arg(words).exec(&mut self.client).unwrap();
+        let wrong = Record {
+            owner: RecordOwner::WrongType,
+            expires: None,
+        };
+        self.ledger.overwrite(&self.names[at], Some(wrong));
+    }
+}
+
+fn word(reply: &Reply) -> &'static str {
+    match reply {
+        Reply::Latch(LatchReport::Set) => "Set",
+        Reply::Latch(LatchReport::Left(0)) => "Left(0)",
+        Reply::Latch(LatchReport::Left(_)) => "Left",
+        Reply::Latch(LatchReport::Unset) => "Unset",
+        Reply::Latch(LatchReport::SetMeanwhile(_)) => "SetMeanwhile",
+        Reply::Latch(LatchReport::Over) => "Over",
+        Reply::Latch(LatchReport::Uncertain) => "Uncertain",
+        Reply::Watching(_) => "Watching",
+        Reply::Late => "Late",
+        Reply::Refused(_) => "Refused",
+        other => panic!("no answer to a question about a latch: {other:?}"),
+    }
+}
