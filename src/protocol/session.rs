@@ -298,8 +298,7 @@ impl<P: Plant> Session<P> {
         let id = BatchId(self.ids);
         let (timeout, gathers) = (self.options.request_timeout, self.gathers(now));
         let mut gives_up = now + timeout;
-        let mut latest = now + SHORTEST;
-        let mut deadline: Option<Instant> = None;
+        let (mut latest, mut deadline) = (now + SHORTEST, None::<Instant>);
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
         let mut note = |outgoing: &Outgoing| {
             let at = now + patience(outgoing.lease, timeout);
