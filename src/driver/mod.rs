@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`node`] (steps of keys, on any thread), [`together`] (of several at one moment), [`driver`] (the
 //! thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a
-//! server that fails, and what is told of it), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
+//! server that fails, and what is told of it), `jobs`, [`writes`] and [`pending_writes`] (of
+//! callers' data), [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -15,6 +16,7 @@ pub(crate) mod inbox;
 pub(crate) mod jobs;
 pub(crate) mod node;
 pub(crate) mod outage;
+pub(crate) mod pending_writes;
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 pub(crate) mod process;
 pub(crate) mod servers;

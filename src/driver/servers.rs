@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::driver::outage::Outage;
+use crate::driver::pending_writes::Writes;
 use crate::driver::waiter::lock;
-use crate::driver::writes::Writes;
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::options::Options;

@@ -8,14 +8,13 @@
     allow(dead_code, reason = "no other store has data of callers")
 )]
 
-use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use crate::driver::node::Node;
 use crate::driver::outage::Failed;
+use crate::driver::pending_writes::{Pending, Unwritten, Written, written};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
@@ -23,57 +22,6 @@ use crate::protocol::message::{BatchReply, Executed, Failure, Name, Unanswered};
 use crate::protocol::session_step::{Attempt, BatchId, SessionInput};
 use crate::protocol::step::Ticket;
 use crate::protocol::write::{GuardedWrite, WriteBody, WriteId};
-use crate::store::{WriteAnswer, WriteReply};
-
-/// What became of a write.
-pub(crate) type Written = Result<WriteReply, Unwritten>;
-
-/// Why a write was not done, as far as is known.
-#[derive(Debug)]
-pub(crate) enum Unwritten {
-    /// The lease was over before it was sent.
-    NotHeld,
-    /// The store says that the lease is not current. Nothing was done.
-    NotCurrent,
-    /// The store failed it in these words, perhaps half-way.
-    Failed(String),
-    /// Nothing was done.
-    NotDone(StoreError),
-    /// It may have been done, and may still be.
-    Unanswered(StoreError),
-}
-
-/// The writes that somebody waits for.
-#[derive(Debug, Default)]
-pub(crate) struct Writes {
-    last: u64,
-    pending: HashMap<WriteId, Pending>,
-}
-
-#[derive(Debug)]
-struct Pending {
-    /// Until it is sent.
-    write: Option<GuardedWrite>,
-    name: Name,
-    ticket: Ticket,
-    tell: oneshot::Sender<Written>,
-}
-
-impl Pending {
-    /// Wakes foreign code, which may panic. Not to be called under a lock.
-    fn tell(self, written: Written) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.tell.send(written)));
-    }
-}
-
-impl Writes {
-    fn add(&mut self, pending: Pending) -> WriteId {
-        self.last += 1;
-        let id = WriteId(self.last);
-        self.pending.insert(id, pending);
-        id
-    }
-}
 
 impl Node {
     /// Has something written under what this ticket holds, and answers what becomes of it.
@@ -180,13 +128,5 @@ impl Node {
             self.end_write_of(&pending.name, pending.ticket);
             pending.tell(written);
         }
-    }
-}
-
-fn written(answer: WriteAnswer) -> Written {
-    match answer {
-        WriteAnswer::Done(reply) => Ok(reply),
-        WriteAnswer::NotCurrent => Err(Unwritten::NotCurrent),
-        WriteAnswer::Failed(text) => Err(Unwritten::Failed(text)),
     }
 }

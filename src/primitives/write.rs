@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
-use crate::driver::writes::Unwritten;
+use crate::driver::pending_writes::Unwritten;
 use crate::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
 use crate::primitives::held::Held;
 use crate::protocol::write::WriteBody;

@@ -1,5 +1,7 @@
 //! A batch that was sent and is not answered yet.
 
+use std::time::Duration;
+
 use crate::protocol::message::{Kind, Name};
 use crate::protocol::session_step::{Attempt, BatchId, Probe};
 use crate::protocol::step::Tag;
@@ -23,6 +25,15 @@ pub(crate) struct InFlight {
     pub(crate) probes: Vec<Probe>,
     /// The write that it is. It has no requests then, and a deadline until its caller was told.
     pub(crate) write: Option<WriteId>,
+}
+
+/// A write that waits to be sent.
+#[derive(Debug)]
+pub(crate) struct QueuedWrite {
+    pub(crate) write: WriteId,
+    /// The lease behind it. A quarter of it is its time.
+    pub(crate) lease: Duration,
+    pub(crate) deadline: Instant,
 }
 
 /// A request under way.

@@ -18,7 +18,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::backoff::{Backoff, part_of_pause};
 use crate::protocol::connection::{Connection, next_attempt};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
-use crate::protocol::in_flight::{InFlight, Pending};
+use crate::protocol::in_flight::{InFlight, Pending, QueuedWrite};
 use crate::protocol::inbox::Inbox;
 use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
 use crate::protocol::queue::Queue;
@@ -28,7 +28,6 @@ use crate::protocol::session_step::{
 };
 use crate::protocol::step::{Class, Outgoing};
 use crate::protocol::time::Instant;
-use crate::protocol::writing::QueuedWrite;
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const REQUESTS: usize = 128;
@@ -304,8 +303,7 @@ impl<P: Plant> Session<P> {
         let id = BatchId(self.ids);
         let (timeout, gathers) = (self.options.request_timeout, self.gathers(now));
         let mut gives_up = now + timeout;
-        let mut latest = now + SHORTEST;
-        let mut deadline: Option<Instant> = None;
+        let (mut latest, mut deadline) = (now + SHORTEST, None::<Instant>);
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
         let mut note = |outgoing: &Outgoing| {
             let at = now + patience(outgoing.lease, timeout);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::connection::Connection;
 use crate::protocol::flaw::Plant;
-use crate::protocol::in_flight::InFlight;
+use crate::protocol::in_flight::{InFlight, QueuedWrite};
 use crate::protocol::message::Unanswered;
 use crate::protocol::session::{LONG, Session, patience};
 use crate::protocol::session_step::{BatchId, SessionEffect, SessionEvent};
@@ -17,15 +17,6 @@ use crate::protocol::write::WriteId;
 
 /// So many are under way. They take no batch's place, so that many of them do not keep a lease from being renewed.
 const UNDER_WAY: usize = 16;
-
-/// A write that waits to be sent.
-#[derive(Debug)]
-pub(crate) struct QueuedWrite {
-    write: WriteId,
-    /// The lease behind it. A quarter of it is its time.
-    lease: Duration,
-    deadline: Instant,
-}
 
 impl<P: Plant> Session<P> {
     pub(super) fn queue_write(&mut self, now: Instant, write: WriteId, lease: Duration) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisError, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
@@ -344,6 +344,21 @@ pub(super) fn malformed(why: impl Display) -> Failure {
     Failure {
         executed: Executed::Unknown,
         error: StoreError::new(StoreErrorKind::Interrupted, why),
+    }
+}
+
+/// A server's error as it came: code and text.
+pub(super) fn said(error: &RedisError) -> Option<String> {
+    let code = error.code()?;
+    Some(format!("{code} {}", error.detail().unwrap_or_default()))
+}
+
+/// A text of the server's.
+pub(super) fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
     }
 }
 

@@ -11,6 +11,7 @@ use redis::{
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::protocol::write::GuardedWrite;
+pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
 use crate::store::redis::write::{self, WriteCall};
@@ -179,12 +180,6 @@ pub(super) fn result(value: Value) -> RedisResult<Value> {
         Value::ServerError(error) => Err(error.into()),
         value => Ok(value),
     }
-}
-
-/// A server's error as it came: code and text.
-pub(super) fn said(error: &RedisError) -> Option<String> {
-    let code = error.code()?;
-    Some(format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
 /// The answer to a batch that was sent after its script. A script that was not taken is why the batch was not, either.
@@ -362,14 +357,6 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
 
 fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
     said(error).map(|text| codec::refusal(&text))
-}
-
-pub(super) fn text(value: Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
-        _ => None,
-    }
 }
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

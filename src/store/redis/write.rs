@@ -5,8 +5,7 @@ use redis::{Cmd, Value};
 use crate::protocol::message::{Failure, Mode, Permits};
 use crate::protocol::write::{GuardedWrite, WriteBody};
 use crate::store::WriteAnswer;
-use crate::store::redis::codec::malformed;
-use crate::store::redis::link;
+use crate::store::redis::codec::{self, malformed};
 use crate::store::redis::names::Names;
 use crate::store::redis::script::{Script, code_of};
 
@@ -70,11 +69,11 @@ pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
     match (parts.next(), parts.next()) {
         (Some(Value::Int(0)), None) => Ok(WriteAnswer::NotCurrent),
         // A script may return an error as a value.
-        (Some(Value::Int(1)), Some(Value::ServerError(error))) => {
-            Ok(WriteAnswer::Failed(link::said(&error.into()).unwrap_or_default()))
-        }
+        (Some(Value::Int(1)), Some(Value::ServerError(error))) => Ok(WriteAnswer::Failed(
+            codec::said(&error.into()).unwrap_or_default(),
+        )),
         (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(reply.unwrap_or(Value::Nil))),
-        (Some(Value::Int(2)), Some(said)) => Ok(WriteAnswer::Failed(link::text(said).unwrap_or_default())),
+        (Some(Value::Int(2)), Some(said)) => Ok(WriteAnswer::Failed(codec::text(said).unwrap_or_default())),
         _ => Err(malformed("the answer to a write is unknown")),
     }
 }
