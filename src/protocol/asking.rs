@@ -248,15 +248,11 @@ impl<P: Plant> KeyState<P> {
                 Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => None,
             },
         };
-        let called = match claim.claimant {
-            Claimant::Solo(caller) => caller.entered,
-            _ => cx.now,
-        };
         let tag = Tag {
             claim: claim.holder.claim,
             seq: claim.seq,
         };
-        let lease = claim.lease();
+        let (lease, called) = (claim.lease(), claim.called(cx.now));
         cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,

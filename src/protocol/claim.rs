@@ -330,6 +330,14 @@ impl Claim {
         }
     }
 
+    /// When somebody called for it, or else now.
+    pub(crate) fn called(&self, now: Instant) -> Instant {
+        match self.claimant {
+            Claimant::Solo(caller) => caller.entered,
+            _ => now,
+        }
+    }
+
     /// Its first request.
     pub(crate) fn verb(&self, wait: bool) -> Verb {
         self.question().map_or(Verb::Claim { wait }, Verb::Ask)

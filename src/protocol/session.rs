@@ -325,15 +325,7 @@ impl<P: Plant> Session<P> {
         } else {
             Rule::Each
         };
-        let kind = requests.first().map(|first| first.name.kind);
-        if kind == Some(Kind::Job) {
-            self.jobs_sent = Some(now);
-        }
-        if kind == Some(Kind::Latch) {
-            for (request, pending) in requests.iter_mut().zip(&pending) {
-                self.date(request, pending.called);
-            }
-        }
+        self.note_kind(now, &mut requests, &pending);
         // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
         let (not_after, late_after) = match &self.clock {
             Some(clock) => clock.bounds(latest.min(gives_up)),
@@ -367,6 +359,20 @@ impl<P: Plant> Session<P> {
                 requests,
             },
         });
+    }
+
+    /// What the kind of a batch asks for.
+    #[inline]
+    fn note_kind(&mut self, now: Instant, requests: &mut [Request], pending: &[Pending]) {
+        match requests.first().map(|first| first.name.kind) {
+            Some(Kind::Job) => self.jobs_sent = Some(now),
+            Some(Kind::Latch) => {
+                for (request, pending) in requests.iter_mut().zip(pending) {
+                    self.date(request, pending.called);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Says when a request was called for, by the server's clock. The margin pays for small steps of that since then: they

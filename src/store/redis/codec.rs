@@ -298,20 +298,28 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         }
         b'I' if rest.is_empty() => Reply::InUse(None),
         b'I' => Reply::InUse(Some(rest.parse().map_err(bad)?)),
-        b'Y' => Reply::Latch(LatchReport::Set),
-        b'D' => Reply::Latch(LatchReport::Left(rest.parse().map_err(bad)?)),
-        b'K' => Reply::Latch(LatchReport::Unset),
-        b'M' => Reply::Latch(LatchReport::SetMeanwhile(rest.parse().map_err(bad)?)),
-        b'C' => Reply::Latch(LatchReport::Uncertain),
-        b'Z' => Reply::Latch(LatchReport::Over),
-        b'H' => Reply::Watching(rest.parse().map_err(bad)?),
         b'F' => Reply::Early(rest.parse().map_err(bad)?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
         b'N' => Reply::NotThere,
         b'E' => Reply::Refused(refusal(&rest)),
-        _ => return Err(malformed("a reply of the script is unknown")),
+        letter => return decode_latch(*letter, &rest),
     })
+}
+
+/// What is told of a latch, as `lua/latch.lua` lists it.
+fn decode_latch(letter: u8, rest: &str) -> Result<Reply, Failure> {
+    let bad = |_| malformed("a reply about a latch has a bad number");
+    Ok(Reply::Latch(match letter {
+        b'Y' => LatchReport::Set,
+        b'D' => LatchReport::Left(rest.parse().map_err(bad)?),
+        b'K' => LatchReport::Unset,
+        b'M' => LatchReport::SetMeanwhile(rest.parse().map_err(bad)?),
+        b'C' => LatchReport::Uncertain,
+        b'Z' => LatchReport::Over,
+        b'H' => return Ok(Reply::Watching(rest.parse().map_err(bad)?)),
+        _ => return Err(malformed("a reply of the script is unknown")),
+    }))
 }
 
 /// Eight numbers, as `lua/ask.lua` lists them, each with a colon behind it, and what the runs of a tick have left.
