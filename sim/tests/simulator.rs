@@ -120,7 +120,7 @@ fn with(flaw: Flaw) -> Setup {
 
 #[test]
 fn finds_a_deadline_counted_from_the_answer() {
-    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 25);
+    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 1_030);
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn finds_a_not_after_by_an_old_reading_of_the_clock() {
 
 #[test]
 fn finds_a_claim_that_counts_as_late_too_early() {
-    finds(with(Flaw::LateAfterTooEarly), Wrong::Orphan, 104);
+    finds(with(Flaw::LateAfterTooEarly), Wrong::Orphan, 835);
 }
 
 #[test]
