@@ -1,7 +1,7 @@
 //! The Redis store alone: what a server may do to it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
@@ -339,7 +339,21 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let one = locks.semaphore("x", 3).acquire().await.unwrap();
     assert_eq!(locks.semaphore("x", 3).available_permits().await.unwrap(), 0);
     permits.release().await.unwrap();
-    one.release().await.unwrap();
+    // Leases that travel, of each mode.
+    let minute = Duration::from_secs(60);
+    let (writer, reader) = (locks.mutex("w").lock(), locks.rw_lock("r").read());
+    for guard in [one, writer.await.unwrap(), reader.await.unwrap()] {
+        let given = guard.into_transfer(minute).await.unwrap();
+        given.extend(&locks, 2 * minute).await.unwrap();
+        let adopted = locks.adopt(&given).await.unwrap();
+        let given = adopted.into_transfer(minute).await.unwrap();
+        given.release(&locks).await.unwrap();
+    }
+    // And a latch, waited for.
+    let latch = locks.latch("x");
+    assert!(latch.try_set_count(1).await.unwrap());
+    let (waited, counted) = tokio::join!(latch.wait(), latch.count_down());
+    assert_eq!((waited.unwrap(), counted.unwrap()), ((), 0));
     locks.shutdown().await;
 }
 
