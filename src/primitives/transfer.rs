@@ -279,7 +279,7 @@ impl FromStr for Transfer {
             let key: Vec<u8> = percent_decode_str(key).collect();
             let lease = Duration::from_millis(lease.parse().ok()?);
             let is_whole = !key.is_empty()
-                && kind != Kind::Job
+                && matches!(kind, Kind::Lock | Kind::Semaphore)
                 && mode.is_of_permits() == (kind == Kind::Semaphore)
                 && lease <= LONGEST_LEASE;
             is_whole.then_some(Transfer {
@@ -398,6 +398,7 @@ mod tests {
             ("tenure1.", "tenure2.", ParseTransferError::Newer),
             ("tenure1.", "tenure.", ParseTransferError::Malformed),
             (".lock.", ".job.", ParseTransferError::Malformed),
+            (".lock.", ".latch.", ParseTransferError::Malformed),
             (".lock.", ".semaphore.", ParseTransferError::Malformed),
             (".w.", ".p1/3.", ParseTransferError::Malformed),
             (".60000.", ".99999999999999.", ParseTransferError::Malformed),
