@@ -107,7 +107,10 @@ impl<P: Plant> Transaction<'_, P> {
             Some(of) if of == generation => return None,
             None if generation.0 <= called.since => return None,
             None if !called.repeats => (LatchReport::SetMeanwhile(generation), Branch::LatchSetMeanwhile),
-            None if generation.0 <= called.until => (LatchReport::Uncertain, Branch::LatchUncertain),
+            // One that is ahead of the clock was set before that was set back: then the two do not compare.
+            None if generation.0 <= called.until || generation.0 > self.now_us => {
+                (LatchReport::Uncertain, Branch::LatchUncertain)
+            }
             _ => (LatchReport::Over, Branch::LatchOver),
         };
         self.branches.push(branch);

@@ -36,7 +36,7 @@ for i = first, n do
     local well, why = pcall(look, i)
     if not well then wrong = { err = type(why) == 'table' and why.err or why } end
   end
-  if late and (act == claim or act == yield or act == pass) then
+  if late and (act == claim or act == yield or verb == 'p') then
     reply = 'L'
   elseif apart and apart[i] then
     reply = 'A'

@@ -35,7 +35,8 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     if of == gen or of == '0' and gen + 0 <= since + 0 then return end
     if of ~= '0' then return 'Z' end
     if again == '0' then return 'M' .. gen end
-    return gen + 0 <= till + 0 and 'C' or 'Z'
+    -- One that is ahead of the clock was set before that was set back: then the two do not compare.
+    return (gen + 0 <= till + 0 or gen + 0 > us) and 'C' or 'Z'
   end
 
   if verb == 't' then
