@@ -280,6 +280,18 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
     .await;
 }
 
+/// What was seen too few times, and how often. A branch that was seldom taken was hardly compared.
+fn seldom<'a>(
+    seen: &HashMap<&'static str, u64>,
+    steps: u64,
+    wanted: &[(&'a str, u64)],
+) -> Option<(&'a str, u64)> {
+    wanted.iter().find_map(|&(what, often)| {
+        let count = seen.get(what).copied().unwrap_or(0);
+        (steps >= 1000 && count < (often * steps / 1000).max(1)).then_some((what, count))
+    })
+}
+
 struct Run {
     rng: fastrand::Rng,
     kind: Kind,
@@ -359,7 +371,7 @@ impl Run {
     /// a seed falls short by chance is then not to be expected.
     async fn steps(&mut self, steps: u64, wanted: &[(&str, u64)]) {
         let mut taken = 0;
-        while taken < steps || (taken < 20 * steps && self.seldom(steps, wanted).is_some()) {
+        while taken < steps || (taken < 20 * steps && seldom(&self.replies, steps, wanted).is_some()) {
             self.step(taken).await;
             taken += 1;
             if taken.is_multiple_of(steps) {
@@ -369,7 +381,7 @@ impl Run {
         let mut seen: Vec<_> = self.replies.iter().collect();
         seen.sort_unstable();
         println!("{taken} steps: {seen:?}");
-        assert_eq!(self.seldom(steps, wanted), None, "in {taken} steps");
+        assert_eq!(seldom(&self.replies, steps, wanted), None, "in {taken} steps");
     }
 
     /// With nothing stored: queues that grew for long make what is rare rarer, and each step slow.
@@ -383,14 +395,6 @@ impl Run {
         self.claims.iter_mut().for_each(Vec::clear);
         self.marks.clear();
         self.modes.clear();
-    }
-
-    /// What was seen too few times, and how often.
-    fn seldom<'a>(&self, steps: u64, wanted: &[(&'a str, u64)]) -> Option<(&'a str, u64)> {
-        wanted.iter().find_map(|&(what, often)| {
-            let count = self.replies.get(what).copied().unwrap_or(0);
-            (steps >= 1000 && count < (often * steps / 1000).max(1)).then_some((what, count))
-        })
     }
 
     async fn step(&mut self, step: u64) {
