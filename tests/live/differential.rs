@@ -648,19 +648,23 @@ impl Run {
         }
     }
 
-    /// To a fresh number, of any node, or now and then to who has it already or had. In the mode of its owner, if in no other.
+    /// To a fresh number, of any node, or now and then to who has it already. In the mode of its owner, if in no other.
     fn pass(&mut self, at: usize, (holder, term): (Holder, LeaseTimes), mode: Option<Mode>) -> Verb {
-        let known = self.rng.choice(&self.claims[at]).copied();
-        let same = self.modes.get(&holder).copied().unwrap_or_default();
-        let same_mode = |run: &Self, to: &Holder| run.modes.get(to).copied().unwrap_or_default() == same;
-        if let Some((to, _)) = known
+        let us = self.now() * 1000;
+        let shares = self.ledger.shares(&self.names[at], us);
+        let mut owners: Vec<Holder> = shares.map(|share| share.holder).collect();
+        if let Some(record) = self.ledger.record(&self.names[at], 0)
+            && let RecordOwner::Claim(owner, _) = record.owner
+        {
+            owners.push(owner);
+        }
+        owners.retain(|owner| self.claims[at].iter().any(|claim| claim.0 == *owner));
+        if let Some(&to) = self.rng.choice(&owners)
             && self.rng.u8(..4) == 0
-            && same_mode(self, &to)
-            // Nobody who waits was ever passed anything.
-            && !self.ledger.waiters(&self.names[at]).contains(&to)
         {
             return Verb::Pass { to };
         }
+        let same = self.modes.get(&holder).copied().unwrap_or_default();
         self.next += 1;
         let to = self::holder(self.rng.u128(1..=NODES), self.next);
         self.claims[at].push((to, term));
