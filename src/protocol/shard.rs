@@ -83,7 +83,7 @@ impl<P: Plant> Shard<P> {
             },
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.extend(KeyState::<P>::downgraded_too_late(ticket, to)),
+                None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
             },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,

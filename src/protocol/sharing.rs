@@ -168,7 +168,7 @@ impl<P: Plant> KeyState<P> {
         let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive && claim.held().is_some();
         let number = number.filter(|number| is_writer(&self.claims[*number]));
         let Some(old) = number.and_then(|number| self.claims.remove(number)) else {
-            return cx.effects.extend(Self::downgraded_too_late(ticket, to));
+            return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let caller = Caller {
             ticket: to,
@@ -199,7 +199,7 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, holder.claim, RequestKind::Yield);
     }
 
-    pub(crate) fn downgraded_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
+    pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
         let denied = AcquireError::Lost(LostCause::Deadline);
         [Self::released_too_late(ticket), Effect::Denied(to, denied)]
     }

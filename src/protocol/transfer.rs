@@ -37,7 +37,7 @@ impl<P: Plant> KeyState<P> {
         term: LeaseTimes,
     ) {
         let Some((claim, held, _)) = self.held_by(ticket) else {
-            return cx.effects.extend(Self::downgraded_too_late(ticket, to));
+            return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let number = claim.holder.claim;
         if matches!(held.holders, Holders::Readers(count) if count > 1) {
