@@ -131,7 +131,7 @@ async fn holds(locks: Locks, key: &str) {
 /// Takes a lock and tells others of it by a message, for twice its lease.
 async fn hands_on(locks: Locks, url: &str, key: &str) {
     let guard = soon(locks.mutex(key).lock()).await.unwrap();
-    let transfer = soon(guard.into_transfer(ms(2_000))).await.unwrap();
+    let transfer = soon(guard.into_transfer(ms(10_000))).await.unwrap();
     let client = redis::Client::open(url).unwrap();
     let mut connection = client.get_connection().unwrap();
     let push = redis::cmd("LPUSH")

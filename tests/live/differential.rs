@@ -175,7 +175,7 @@ async fn the_script_shares_locks_as_the_ledger_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
     let seed = var("TENURE_SEED", fastrand::u64(..));
-    let steps = var("TENURE_STEPS", 10_000);
+    let steps = var("TENURE_STEPS", 4_000);
     println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
     let server = RedisServer::start();
     let mut run = Run::new(&server, seed, Kind::Job).await;
@@ -196,13 +196,13 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("mark reset", 0),
             ("tick queued", 5),
             ("tick behind", 5),
-            ("after a skipped tick", 5),
+            ("after a skipped tick", 2),
             ("Behind", 5),
             ("saved", 5),
             ("saved before", 1),
             ("not the owner", 10),
             ("resumed", 1),
-            ("loss mended", 5),
+            ("loss mended", 2),
             ("Queued", 50),
             ("Busy", 20),
             ("Late", 10),
@@ -235,7 +235,7 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
     let seed = var("TENURE_SEED", fastrand::u64(..));
-    let steps = var("TENURE_STEPS", 6_000);
+    let steps = var("TENURE_STEPS", 4_000);
     println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
     let server = RedisServer::start();
     let mut run = Run::new(&server, seed, Kind::Semaphore).await;

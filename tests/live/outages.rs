@@ -213,12 +213,12 @@ async fn pushes_are_back_with_the_commands() {
 /// Inboxes that break all the time do not leave anybody to a timer on the scale of its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_stay_short_while_inboxes_break() {
-    const BOUND: Duration = ms(2_000);
+    const BOUND: Duration = ms(5_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let nodes = [
-        leasing(&server.url(), ms(30_000)).await,
-        leasing(&server.url(), ms(30_000)).await,
+        leasing(&server.url(), ms(60_000)).await,
+        leasing(&server.url(), ms(60_000)).await,
     ];
     let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
     let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(5));

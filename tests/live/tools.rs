@@ -22,8 +22,9 @@ pub const TERM: LeaseTimes = LeaseTimes {
     margin_ms: 6_000,
 };
 
+/// Which no slow machine makes give up.
 pub fn store(url: &str) -> RedisStore {
-    RedisStore::open(url).unwrap()
+    RedisStore::open(url).unwrap().with_connect_timeout(PATIENCE)
 }
 
 pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
