@@ -29,7 +29,11 @@ if asks then
         job.mark, job.done, lost = over, true, 1
       end
     end
-    if not records[i] and queues ~= 0 then hand_over(i, queue, job) end
+    if not records[i] and queues ~= 0 then
+      hand_over(i, queue, job)
+      -- Whom it is asked about may be who was next.
+      number = find(records[i] or '', holder, 1, true) == 1
+    end
     if not job then return 'U0:0:0:0:0:0:0:0:' end
     local open, ahead, differs, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, ''
     local mark = job.mark
