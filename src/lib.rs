@@ -33,6 +33,7 @@ pub use key::{Key, KeyPart};
 pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
+pub use primitives::election::{Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::latch::CountDownLatch;
 pub use primitives::multi::{Multi, MultiKey};

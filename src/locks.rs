@@ -12,6 +12,8 @@
 //! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 //! | one goes on when all others are through: parts of an import | [`Locks::latch`] | a trip to set it, to count down and to wait; who waits looks each third of a lease, all tasks of a process together. No lease: nobody holds it |
+//! | one of several processes leads for as long as it lives: a relay, a poller, a cache warmer | [`Locks::election`] | a trip to lead and one to hand over; who stands by or observes looks each third of a lease |
+//! | a write to Redis that must not come after the lease is over | [`Lease::atomically`](crate::Lease::atomically) | a trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
@@ -47,6 +49,7 @@ use crate::error::ClosedCause;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::options::Options;
+use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
@@ -185,6 +188,12 @@ impl Locks {
     /// until it is used. A lock or a semaphore of the same key is another thing.
     pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
         CountDownLatch::new(self.handle.clone(), key.into())
+    }
+
+    /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
+    /// A lock of the same key is another thing.
+    pub fn election(&self, key: impl Into<Key>) -> Election {
+        Election::new(self.handle.clone(), key.into())
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two

@@ -121,6 +121,7 @@ impl World {
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
             together: false,
+            rests: false,
             solo: !crowd && self.nodes[slot].callers.len() % 16 == 6,
             // Not drawn: the same seed is the same world as before.
             max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)

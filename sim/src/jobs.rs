@@ -159,6 +159,7 @@ impl World {
             fixed: false,
             solo: false,
             together: false,
+            rests: false,
             max_hold: None,
             mark,
             turn,

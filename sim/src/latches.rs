@@ -91,6 +91,7 @@ impl World {
             fixed: false,
             solo: false,
             together: false,
+            rests: false,
             max_hold: None,
             mark: None,
             turn: Default::default(),

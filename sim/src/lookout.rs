@@ -40,6 +40,7 @@ impl World {
             fixed: false,
             solo: false,
             together: false,
+            rests: false,
             mark: None,
             turn: Default::default(),
             question: Some(question),

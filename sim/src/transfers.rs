@@ -115,6 +115,7 @@ impl World {
             fixed: false,
             solo: true,
             together: false,
+            rests: false,
             max_hold: None,
             mark: None,
             turn: Default::default(),

@@ -357,6 +357,16 @@ impl Node {
         keys.shard.remaining(now, name, ticket)
     }
 
+    /// By which claim somebody here has it alone, if anybody does.
+    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
+        if self.is_forked() {
+            return None;
+        }
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.held_alone(now, name)
+    }
+
     /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
     pub(crate) fn is_held(&self, name: &Name, ticket: Ticket, waiter: &Waiter) -> bool {
         if self.is_forked() || waiter.is_over() {

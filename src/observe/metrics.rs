@@ -55,7 +55,7 @@ pub static METRICS: &[&Metric] = &[
     &OBSERVED.metric,
 ];
 
-const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore"]);
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore", "election"]);
 
 static GRANTS: Series = Series::of(Metric {
     name: "tenure_grants_total",

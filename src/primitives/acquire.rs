@@ -16,8 +16,8 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{
-    Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaseTimes, Mode, Name, Permits, Question,
-    TickTime, Turn,
+    Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaderReport, LeaseTimes, Mode, Name, Permits,
+    Question, TickTime, Turn,
 };
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
@@ -37,6 +37,8 @@ pub(crate) struct Wanted {
     pub(crate) goes_on: bool,
     /// Wait for its turn.
     pub(crate) wait: bool,
+    /// It was just lost: not at once.
+    pub(crate) rests: bool,
     /// Refuse when so many of this process wait for it.
     pub(crate) limit: usize,
     /// Renew it no longer.
@@ -61,6 +63,7 @@ impl Wanted {
             together: false,
             goes_on: false,
             wait: false,
+            rests: false,
             limit: usize::MAX,
             max_hold: None,
             tick: None,
@@ -145,6 +148,8 @@ pub(crate) enum Unacquired {
     Owned(bool),
     /// What was asked of a latch.
     Latch(LatchReport),
+    /// Who leads; `None`: nobody.
+    Leader(Option<LeaderReport>),
 }
 
 impl Unacquired {
@@ -159,7 +164,8 @@ impl Unacquired {
             | Unacquired::Report(_)
             | Unacquired::InUse(_)
             | Unacquired::Owned(_)
-            | Unacquired::Latch(_) => Error::Busy {
+            | Unacquired::Latch(_)
+            | Unacquired::Leader(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -248,6 +254,14 @@ impl Acquire {
         Ok(Some(all))
     }
 
+    /// Asks without waiting for the answer, which nobody hears: it goes on being asked for as for any caller.
+    pub(crate) fn detach(mut self) -> Result<(), Error> {
+        self.enter()?;
+        self.handle.node().answered();
+        self.state = State::Done;
+        Ok(())
+    }
+
     /// What is acquired.
     pub(crate) fn key(&self) -> &Key {
         &self.wanted.name.key
@@ -321,6 +335,7 @@ impl Acquire {
             fixed: self.wanted.fixed,
             solo: self.wanted.fair,
             together: self.wanted.together,
+            rests: self.wanted.rests,
             limit: self.wanted.limit,
             max_hold: self.wanted.max_hold,
             // The store alone knows what becomes of a tick.
@@ -378,6 +393,7 @@ impl Acquire {
             Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
             Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
             Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
+            Err(AcquireError::Leader(report)) => Err(Unacquired::Leader(report)),
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
@@ -432,7 +448,8 @@ impl Acquire {
             | AcquireError::Report(_)
             | AcquireError::InUse(_)
             | AcquireError::Owned(_)
-            | AcquireError::Latch(_) => Error::Busy { key, waited },
+            | AcquireError::Latch(_)
+            | AcquireError::Leader(_) => Error::Busy { key, waited },
         }
     }
 }

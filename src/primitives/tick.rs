@@ -63,7 +63,8 @@ async fn ask(
             | Unacquired::Behind { .. }
             | Unacquired::InUse(_)
             | Unacquired::Owned(_)
-            | Unacquired::Latch(_),
+            | Unacquired::Latch(_)
+            | Unacquired::Leader(_),
         ) => Ok(JobReport::default()),
     }
 }

@@ -108,4 +108,12 @@ pub enum Branch {
     LatchPassed,
     /// Who waits for a generation was told that nothing is known of it, when another was set.
     LatchLost,
+    /// Who knows who leads waits for news of it.
+    LeaderWatched,
+    /// A leader proclaimed something.
+    Proclaimed,
+    /// What a leader proclaimed came behind something later, or again.
+    ProclaimedBefore,
+    /// Somebody who does not lead proclaimed something.
+    ProclaimRefused,
 }

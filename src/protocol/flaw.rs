@@ -128,6 +128,10 @@ pub enum Flaw {
     CountedAgain,
     /// A count-down counts in a generation that was set after it was called for.
     CountedLate,
+    /// What a leader proclaimed is told of the next one.
+    ProclaimedOutlivesLeader,
+    /// What a leader proclaimed replaces something later of the same leader.
+    ProclaimedLate,
 
     // Of the session.
     /// Not-after is worked out from the first reading of the server's clock, for ever.
@@ -150,7 +154,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 58] = [
+    pub const ALL: [Flaw; 60] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -201,6 +205,8 @@ impl Flaw {
         Flaw::WriteUnchecked,
         Flaw::CountedAgain,
         Flaw::CountedLate,
+        Flaw::ProclaimedOutlivesLeader,
+        Flaw::ProclaimedLate,
         Flaw::NotAfterFromOldReading,
         Flaw::LateAfterTooEarly,
         Flaw::ConnectionBesideSuccessor,

@@ -28,6 +28,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) asks_for_one: bool,
     /// Callers that want news and no lease.
     pub(crate) watches: Vec<Watch>,
+    /// Callers that lost what they want again, and until when they claim nothing.
+    pub(crate) resting: Vec<(Instant, Caller)>,
     /// Callers that want a claim of their own and have none.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
@@ -108,7 +110,11 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.watches.is_empty()
+        self.line.is_empty()
+            && self.solos.is_empty()
+            && self.claims.is_empty()
+            && self.watches.is_empty()
+            && self.resting.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -123,6 +129,7 @@ impl<P: Plant> KeyState<P> {
         let mut claims = self.claims.iter();
         self.line.is_empty()
             && self.solos.is_empty()
+            && self.resting.is_empty()
             && self.reclaim.is_none()
             && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
     }
@@ -177,6 +184,11 @@ impl<P: Plant> KeyState<P> {
             })
     }
 
+    /// By which claim somebody has the key alone.
+    pub(crate) fn held_alone(&self, now: Instant) -> Option<Holder> {
+        self.holders(now).next().map(|(_, holder, _)| holder)
+    }
+
     /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
     pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
         let held = self.claims.get(self.held).and_then(Claim::held);
@@ -215,6 +227,16 @@ impl<P: Plant> KeyState<P> {
             failed_claims: 0,
             was_writer: false,
         };
+        if options.rests {
+            self.rest(cx, caller);
+        } else {
+            self.enter(cx, caller);
+        }
+    }
+
+    /// A caller that has waited for nothing comes to the store, a line, or those who watch.
+    pub(crate) fn enter(&mut self, cx: &mut StepContext<'_>, mut caller: Caller) {
+        let (ticket, options) = (caller.ticket, caller.options);
         if let Some(question) = options.question.filter(|_| options.wait) {
             return self.watch(cx, caller, question);
         }
@@ -227,7 +249,6 @@ impl<P: Plant> KeyState<P> {
         if let Some(denial) = self.refuses(options) {
             return cx.effects.push(Effect::Denied(ticket, denial));
         }
-        let mut caller = caller;
         caller.options.wait &= !options.node_is_full;
         // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
@@ -247,7 +268,7 @@ impl<P: Plant> KeyState<P> {
         if !options.wait {
             return is_taken.then_some(AcquireError::Busy);
         }
-        let waiting = self.line.len() + self.solos.len() + self.claims.waiting_alone();
+        let waiting = self.line.len() + self.solos.len() + self.resting.len() + self.claims.waiting_alone();
         if !is_taken && waiting == 0 {
             None
         } else if waiting >= options.limit {
@@ -261,6 +282,7 @@ impl<P: Plant> KeyState<P> {
         if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
             return;
         }
+        self.resting.retain(|(_, caller)| caller.ticket != ticket);
         if self.readers.get(ticket).is_some() {
             return self.part(cx, ticket, None);
         }
@@ -301,6 +323,8 @@ impl<P: Plant> KeyState<P> {
         };
         self.line.retain(|_| false, |caller| deny(caller, cx));
         solos.values().for_each(|caller| deny(caller, cx));
+        let resting = std::mem::take(&mut self.resting);
+        resting.iter().for_each(|(_, caller)| deny(caller, cx));
         self.close_watches(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::protocol::branch::Branch;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Called, GrantNumber, LatchReport, Push, Question, Reply, Request};
-use crate::protocol::record::{Latch, Watcher};
+use crate::protocol::message::{Called, GrantNumber, LatchReport, Question, Reply, Request};
+use crate::protocol::record::Latch;
 use crate::protocol::transaction::Transaction;
 
 /// The id of a call.
@@ -19,7 +19,6 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn ask_latch(&mut self, request: &Request, question: Question) -> Reply {
         let now = self.now();
         self.state.latch.take_if(|latch| now > latch.expires);
-        self.state.watchers.retain(|watcher| now <= watcher.expires);
         let id = request
             .data
             .as_ref()
@@ -134,22 +133,5 @@ impl<P: Plant> Transaction<'_, P> {
             return Err(latch.generation);
         }
         Ok(LatchReport::Left(0))
-    }
-
-    /// The asker's node is told of what changes, for as long as one of its leases.
-    fn watch(&mut self, request: &Request) {
-        let (node, expires) = (request.holder.node, self.now() + request.term.lease_ms);
-        let mut watchers = self.state.watchers.iter_mut();
-        match watchers.find(|watcher| watcher.node == node) {
-            Some(watcher) => watcher.expires = expires,
-            None => self.state.watchers.push(Watcher { node, expires }),
-        }
-    }
-
-    fn tell_watchers(&mut self) {
-        let name = self.name;
-        let watchers = self.state.watchers.drain(..);
-        self.pushes
-            .extend(watchers.map(|watcher| Push::Changed(watcher.node, name.clone())));
     }
 }

@@ -13,6 +13,10 @@ use uuid::Uuid;
 use crate::error::{StoreError, StoreRefusal};
 use crate::key::Key;
 
+pub use question::{Called, JobReport, LatchReport, LeaderReport, Question};
+
+mod question;
+
 /// What sort of thing a key names. State in a store is per kind and key, so that a lock and a later
 /// primitive of the same name never meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,11 +30,19 @@ pub enum Kind {
     Semaphore,
     /// A number that is counted down to zero.
     Latch,
+    /// Who leads.
+    Election,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Lock, Kind::Job, Kind::Semaphore, Kind::Latch];
+    pub const ALL: [Kind; 5] = [
+        Kind::Lock,
+        Kind::Job,
+        Kind::Semaphore,
+        Kind::Latch,
+        Kind::Election,
+    ];
 
     /// The word that stands for the kind on the wire.
     pub fn word(self) -> &'static str {
@@ -39,6 +51,7 @@ impl Kind {
             Kind::Job => "job",
             Kind::Semaphore => "semaphore",
             Kind::Latch => "latch",
+            Kind::Election => "election",
         }
     }
 }
@@ -81,6 +94,14 @@ impl Name {
             key,
         }
     }
+
+    /// The name of the election called `key`.
+    pub fn election(key: Key) -> Self {
+        Name {
+            kind: Kind::Election,
+            key,
+        }
+    }
 }
 
 impl fmt::Display for Name {
@@ -119,6 +140,18 @@ impl fmt::Display for NodeId {
 impl fmt::Debug for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is not a node's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotANode;
+
+impl FromStr for NodeId {
+    type Err = NotANode;
+
+    fn from_str(text: &str) -> Result<Self, NotANode> {
+        Uuid::try_parse(text).map(NodeId).map_err(|_| NotANode)
     }
 }
 
@@ -208,7 +241,7 @@ impl FromStr for Holder {
             return Err(NotAHolder);
         };
         Ok(Holder {
-            node: NodeId(Uuid::try_parse(node).map_err(|_| NotAHolder)?),
+            node: node.parse().map_err(|_| NotAHolder)?,
             claim: claim.parse().map_err(|_| NotAHolder)?,
             nonce: u64::from_str_radix(nonce, 16).map_err(|_| NotAHolder)?,
         })
@@ -393,186 +426,6 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// What is asked of a job, a semaphore, a latch or another's lease without a wish for one. It makes no claim, and may be asked
-/// again at any time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
-    /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
-    Open {
-        /// So old at most, in milliseconds.
-        within_ms: u64,
-        /// Of the service and the job's expression, as the asker knows them; 0 when it does not. Kept, so that the next
-        /// asker with another one is told.
-        fingerprint: u64,
-        /// The latest tick that the asker knows to be over. A store that knows the job and would grant that has lost what it
-        /// acknowledged, and takes it for over from now on.
-        over: Option<TickTime>,
-    },
-    /// Bring a mark that lies ahead of the store's clock back to it, so that ticks are run again.
-    Reset,
-    /// Whether this claim owns the job, for the tick of the request.
-    Verify {
-        /// Whose run it is.
-        of: Holder,
-    },
-    /// The same, and what the runs of the tick have left, if it does.
-    Recall {
-        /// Whose run it is.
-        of: Holder,
-    },
-    /// The same, and keep the request's data for whoever runs the tick next, if it does.
-    Save {
-        /// Whose run it is.
-        of: Holder,
-        /// Grows within a run. One that comes behind a later one of the same run changes nothing.
-        seq: u64,
-    },
-    /// How many permits of a semaphore are held.
-    InUse,
-    /// Make the lease of this owner last for that of the request, if it would end before.
-    Extend {
-        /// Whose lease it is.
-        of: Holder,
-    },
-    /// As [`Verb::Leave`], for an owner that is no claim of the asker's.
-    Release {
-        /// Whose lease it is.
-        of: Holder,
-        /// An earlier request of it may have been executed.
-        repeats: bool,
-    },
-    /// Set a latch that is not set, or is at zero. The request's data is the id of the call.
-    SetCount {
-        /// To so many.
-        count: u32,
-        /// For so long, in milliseconds; then nothing is known of it.
-        life_ms: u64,
-        /// When it was called for.
-        called: Called,
-    },
-    /// Count a latch down by one, unless it was done under the id of this call before.
-    CountDown {
-        /// When it was called for.
-        called: Called,
-    },
-    /// How many count-downs of a latch are left.
-    Count,
-    /// Whether a latch has come to zero. If not, tell the asker's node when it does, for as long as one of its leases.
-    Zero {
-        /// In this generation, or since; `None`: in the present one.
-        of: Option<GrantNumber>,
-    },
-}
-
-/// When somebody called for something that is done in one generation of a latch. The request may be late, and what was done may
-/// be asked for again; neither may do anything in a generation that was set after it was first asked for.
-///
-/// A generation that was set before the call is meant by it. Of one that was set while the call was on its way nobody can say,
-/// as clocks are not compared that closely: then the store does nothing, and names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Called {
-    /// No earlier than this, by the server's clock, in microseconds. The session knows.
-    pub since: u64,
-    /// And no later than this.
-    pub until: u64,
-    /// An earlier request of it may have been executed.
-    pub repeats: bool,
-    /// The generation that is meant, where the store has named it.
-    pub of: Option<GrantNumber>,
-}
-
-impl Question {
-    /// Whose run or lease it is about.
-    pub fn of(self) -> Option<Holder> {
-        match self {
-            Question::Verify { of }
-            | Question::Recall { of }
-            | Question::Save { of, .. }
-            | Question::Extend { of }
-            | Question::Release { of, .. } => Some(of),
-            Question::Open { .. }
-            | Question::Reset
-            | Question::InUse
-            | Question::SetCount { .. }
-            | Question::CountDown { .. }
-            | Question::Count
-            | Question::Zero { .. } => None,
-        }
-    }
-
-    /// Whoever asks it may be told of the answer by a push.
-    pub fn is_watched(self) -> bool {
-        matches!(self, Question::Zero { .. })
-    }
-
-    /// The same, by somebody who knows this of what is watched: what is answered is what has changed since.
-    pub(crate) fn knowing(self, version: GrantNumber) -> Self {
-        match self {
-            Question::Zero { .. } => Question::Zero { of: Some(version) },
-            other => other,
-        }
-    }
-
-    /// The same, asked again when an earlier request of it may have been executed.
-    pub(crate) fn repeated(mut self) -> Self {
-        if let Question::Release { repeats, .. } = &mut self {
-            *repeats = true;
-        } else if let Some(called) = self.called() {
-            called.repeats = true;
-        }
-        self
-    }
-
-    /// When it was called for, if that matters.
-    pub(crate) fn called(&mut self) -> Option<&mut Called> {
-        match self {
-            Question::SetCount { called, .. } | Question::CountDown { called } => Some(called),
-            _ => None,
-        }
-    }
-}
-
-/// What a store knows of a latch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LatchReport {
-    /// It is not set: it never was, or its life is over.
-    Unset,
-    /// It was set by this call.
-    Set,
-    /// So many count-downs are left; for one that counted, after it.
-    Left(u32),
-    /// Nothing was done: it was set at about the time of the call, in this generation.
-    SetMeanwhile(GrantNumber),
-    /// Nothing was done: the generation that the call was for is over.
-    Over,
-    /// Nothing was done now. It was set at about the time of the call, and an earlier request may have been executed before
-    /// that.
-    Uncertain,
-}
-
-/// What a store knows of a job, before it did what was asked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JobReport {
-    /// The tick that was begun and has not ended well.
-    pub open: Option<TickTime>,
-    /// So far the job's mark lies ahead of the store's clock, in milliseconds: until then no tick is run.
-    pub ahead_ms: u64,
-    /// The fingerprint of whoever asked before was another.
-    pub differs: bool,
-    /// The store would have granted the tick that the asker knows to be over.
-    pub lost: bool,
-    /// The store's clock, in milliseconds since the Unix epoch.
-    pub now_ms: u64,
-    /// The claim that the question is about owns the job, for the tick of the request.
-    pub owns: bool,
-    /// The tick that was granted last.
-    pub mark: Option<TickTime>,
-    /// The latest tick that was run to its end and went well.
-    pub well: Option<TickTime>,
-    /// What the runs of this tick have left; told to its owner alone.
-    pub saved: Option<Checkpoint>,
-}
-
 /// The things that can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
@@ -654,6 +507,8 @@ pub enum Reply {
     InUse(Option<u64>),
     /// The answer to a question about a latch.
     Latch(LatchReport),
+    /// Who leads; `None`: nobody.
+    Leader(Option<LeaderReport>),
     /// What is watched has not come, or not changed, in this version of it: the answer comes when it is asked for again.
     Watching(GrantNumber),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.

@@ -5,10 +5,10 @@
 //! is queued for it, the batches under way, their deadlines, and whether it is known to be down. The [`ledger`] is the
 //! third: the rules of a store, which the Lua scripts follow (`record`: what it keeps of a key; `transaction`: one
 //! request; `hand_over`: who is next; `shares`: what several have at once; `ticks`, `question`: what is different with
-//! jobs; `latch`: what is with latches).
+//! jobs; `latch`, `election`: what is with those; `watchers`: who is told of news).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `replies`, `failures`, `renewal`,
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `resting`, `replies`, `failures`, `renewal`,
 //! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
 //! [`write`](mod@write), `writing`, [`ledger`].
 
@@ -21,6 +21,7 @@ pub mod claims;
 pub(crate) mod connecting;
 pub(crate) mod connection;
 pub mod context;
+pub(crate) mod election;
 pub mod failures;
 pub mod flaw;
 pub(crate) mod hand_over;
@@ -39,6 +40,7 @@ pub(crate) mod readers;
 pub mod record;
 pub mod renewal;
 pub mod replies;
+pub(crate) mod resting;
 pub mod server_clock;
 pub mod session;
 pub mod session_step;
@@ -52,6 +54,7 @@ pub(crate) mod timers;
 pub mod transaction;
 pub(crate) mod transfer;
 pub(crate) mod watch;
+pub(crate) mod watchers;
 pub(crate) mod watching;
 pub mod write;
 pub(crate) mod writing;

@@ -49,7 +49,9 @@ impl<P: Plant> Transaction<'_, P> {
             | Question::SetCount { .. }
             | Question::CountDown { .. }
             | Question::Count
-            | Question::Zero { .. } => {}
+            | Question::Zero { .. }
+            | Question::Leader { .. }
+            | Question::Proclaim { .. } => {}
             Question::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
             Question::Verify { .. } => {}
             Question::Recall { .. } => self.recall(&mut report),

@@ -16,6 +16,8 @@ pub(crate) struct State {
     pub(crate) left_free: Option<LeftFree>,
     /// Of a latch, what stands in for a record.
     pub(crate) latch: Option<Box<Latch>>,
+    /// What the leader of an election proclaimed, or one before it.
+    pub(crate) proclaimed: Option<Box<Proclaimed>>,
     /// The nodes that are told when what they watch changes.
     pub(crate) watchers: Vec<Watcher>,
 }
@@ -218,6 +220,18 @@ pub struct Latch {
     pub counted: HashMap<Arc<[u8]>, u32>,
     /// The last millisecond of its life.
     pub expires: u64,
+}
+
+/// What a leader proclaimed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Proclaimed {
+    /// The grant by which it led.
+    pub(crate) number: GrantNumber,
+    /// A number of its own, which grows.
+    pub(crate) version: GrantNumber,
+    /// Which of those of this leadership.
+    pub(crate) seq: u64,
+    pub(crate) said: Checkpoint,
 }
 
 /// A node that is told when what it watches changes.

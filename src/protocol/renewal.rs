@@ -33,7 +33,8 @@ impl<P: Plant> KeyState<P> {
         let reclaim = self.reclaim.filter(|_| is_awaited).map(|reclaim| reclaim.at);
         let unfetched = self.readers.next_due();
         let due = self.claims.next_due().into_iter();
-        due.chain(unfetched).chain(reclaim).chain(self.next_look()).min()
+        let others = unfetched.into_iter().chain(reclaim).chain(self.next_look());
+        due.chain(others).chain(self.next_rested()).min()
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {

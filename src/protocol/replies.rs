@@ -80,7 +80,7 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Behind { latest, is_open }) => {
                 self.denied(cx, number, AcquireError::Behind { latest, is_open });
             }
-            (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_))) => {
+            (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_) | Reply::Leader(_))) => {
                 self.denied(cx, number, AcquireError::answer(reply));
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),

@@ -240,6 +240,11 @@ impl<P: Plant> Shard<P> {
         })
     }
 
+    /// By which claim somebody of this process has the key alone, if it does.
+    pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holder> {
+        self.keys.get(name)?.held_alone(now)
+    }
+
     /// The claim is not over here, for checkers.
     #[doc(hidden)]
     pub fn pursues(&self, name: &Name, holder: Holder) -> bool {

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaseTimes, Mode, Name, Question,
-    Reply, Request, TickTime, Turn, Unanswered, Verb,
+    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
+    Name, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -41,6 +41,8 @@ pub struct AcquireOptions {
     /// Be granted with others of the same caller or not at all, at the first try: the claim goes in a batch of
     /// [`Rule::All`](crate::protocol::message::Rule::All).
     pub together: bool,
+    /// It was just lost: not now, but after about a third of a lease.
+    pub rests: bool,
     /// Renew it so long, counted from the grant, and no longer. It ends by itself then.
     pub max_hold: Option<Duration>,
     /// The tick that it is for, if it is for one. A tick has a claim of its own, which is renewed and never handed on
@@ -66,6 +68,7 @@ impl AcquireOptions {
             fixed: false,
             solo: true,
             together: false,
+            rests: false,
             max_hold: None,
             mark: None,
             turn: Turn::Skip,
@@ -263,6 +266,8 @@ pub enum AcquireError {
     Owned(bool),
     /// The answer to a question about a latch.
     Latch(LatchReport),
+    /// Who leads; `None`: nobody.
+    Leader(Option<LeaderReport>),
     /// The node is closing.
     Closed,
     /// A writer that would become a reader lost what it held.
@@ -276,6 +281,7 @@ impl AcquireError {
             Reply::Report(report) => AcquireError::Report(report),
             Reply::InUse(permits) => AcquireError::InUse(permits),
             Reply::Latch(report) => AcquireError::Latch(report),
+            Reply::Leader(report) => AcquireError::Leader(report),
             // None to a question.
             _ => AcquireError::Busy,
         }

@@ -61,6 +61,16 @@ impl<P: Plant> Transaction<'_, P> {
         if self.is_of_wrong_type() {
             return Reply::Refused(StoreRefusal::WrongType);
         }
+        let led = self.leads();
+        let reply = self.act(request);
+        if self.leads() != led {
+            self.elected();
+        }
+        reply
+    }
+
+    #[inline]
+    fn act(&mut self, request: &Request) -> Reply {
         let Request {
             holder,
             term,
@@ -86,6 +96,7 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Ask(Question::Release { of, .. }) => self.leave(of),
             Verb::Ask(Question::Extend { of }) => self.lengthen(of, mode, term),
             Verb::Ask(question) if self.name.kind == Kind::Latch => self.ask_latch(request, question),
+            Verb::Ask(question) if self.name.kind == Kind::Election => self.ask_election(request, question),
             Verb::Ask(question) => self.answer(question, request.data.as_ref()),
         }
     }

@@ -418,9 +418,11 @@ impl Gate {
                 over(TickOutcome::Elsewhere)
             }
             // Those answer questions, and this was none.
-            Unacquired::Report(_) | Unacquired::InUse(_) | Unacquired::Owned(_) | Unacquired::Latch(_) => {
-                over(TickOutcome::Elsewhere)
-            }
+            Unacquired::Report(_)
+            | Unacquired::InUse(_)
+            | Unacquired::Owned(_)
+            | Unacquired::Latch(_)
+            | Unacquired::Leader(_) => over(TickOutcome::Elsewhere),
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)

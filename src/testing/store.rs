@@ -130,8 +130,8 @@ impl SimulatedStore {
         }
         drop(server);
         let asks = |verb| matches!(verb, Verb::Ask(_) | Verb::Renew);
-        let is_of_latch = batch.kind() == Some(Kind::Latch);
-        if is_of_latch || !batch.requests.iter().all(|request| asks(request.verb)) {
+        let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
+        if is_watched || !batch.requests.iter().all(|request| asks(request.verb)) {
             self.world.has_news();
         }
         reply

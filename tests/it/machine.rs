@@ -37,6 +37,7 @@ pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
         fixed: false,
         solo: false,
         together: false,
+        rests: false,
         max_hold: None,
         mark: None,
         turn: Default::default(),

@@ -15,6 +15,7 @@ mod cancellation;
 #[cfg(feature = "scheduler")]
 mod checkpoints;
 mod debug;
+mod elections;
 mod errors;
 #[cfg(feature = "scheduler")]
 mod event_table;

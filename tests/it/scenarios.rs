@@ -61,6 +61,7 @@ fn want(lease_ms: u64) -> AcquireOptions {
         fixed: false,
         solo: false,
         together: false,
+        rests: false,
         max_hold: None,
         mark: None,
         turn: Default::default(),

@@ -1624,6 +1624,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Behind { .. } => "Behind",
         Reply::Report(_) => "Report",
         Reply::Latch(_) | Reply::Watching(_) => "of a latch",
+        Reply::Leader(_) => "of an election",
         Reply::Refused(_) => "Refused",
     }
 }

@@ -22,6 +22,7 @@ mod child;
 mod clocks;
 mod contest;
 mod differential;
+mod elections;
 #[cfg(feature = "scheduler")]
 mod engine;
 mod events;

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod alone;
+pub mod elections;
 pub mod events;
 pub mod latches;
 pub mod laws;

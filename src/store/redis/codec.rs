@@ -8,11 +8,11 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
     Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, InboxEvent, JobReport,
-    Kind, LatchReport, Mode, NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn, Verb,
-    append_number,
+    Kind, LatchReport, LeaderReport, Mode, NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn,
+    Verb, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
-use crate::store::redis::script::{JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{ELECTIONS, JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
 
 /// How many words a request has, as `lua/open.lua` lists them.
 const WORDS: usize = 6;
@@ -26,6 +26,7 @@ pub(super) fn script_of(batch: &Batch) -> &'static Script {
         Some(Kind::Job) => &JOBS,
         Some(Kind::Semaphore) => &SEMAPHORES,
         Some(Kind::Latch) => &LATCHES,
+        Some(Kind::Election) => &ELECTIONS,
         Some(Kind::Lock) | None => &LOCKS,
     }
 }
@@ -33,9 +34,9 @@ pub(super) fn script_of(batch: &Batch) -> &'static Script {
 /// The call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
-    let is_jobs = batch.kind() == Some(Kind::Job);
+    let has_memories = matches!(batch.kind(), Some(Kind::Job | Kind::Election));
     debug_assert!(requests.iter().all(|r| r.name.kind == requests[0].name.kind));
-    let keys = requests.len() * if is_jobs { 3 } else { 2 } + 1;
+    let keys = requests.len() * if has_memories { 3 } else { 2 } + 1;
     let data = |r: &Request| r.data.as_ref().map_or(0, |data| data.0.len());
     let bytes: usize = requests
         .iter()
@@ -56,7 +57,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         names.push_record(&request.name, &mut record);
         call.put(|word| names.push_queue(&record, word));
     }
-    if is_jobs {
+    if has_memories {
         for request in requests {
             call.put(|word| names.push_memory(&request.name, word));
         }
@@ -131,6 +132,8 @@ impl Call {
             Verb::Ask(Question::SetCount { .. }) => "t",
             Verb::Ask(Question::CountDown { .. }) => "n",
             Verb::Ask(Question::Zero { .. }) => "h",
+            Verb::Ask(Question::Leader { .. }) => "g",
+            Verb::Ask(Question::Proclaim { .. }) => "i",
         });
         let of = match request.verb {
             Verb::Ask(question) => question.of(),
@@ -156,7 +159,9 @@ impl Call {
                     append_number(word, called.repeats.into());
                 });
             }
-            Verb::Ask(Question::Zero { of }) => return self.put_number(generation(of)),
+            Verb::Ask(Question::Zero { of } | Question::Leader { known: of }) => {
+                return self.put_number(generation(of));
+            }
             _ => {}
         }
         match (request.name.kind, request.mode) {
@@ -184,7 +189,7 @@ impl Call {
                 let over = over.map_or(0, |over| over.0.min(EXACT));
                 self.cmd.arg(format_args!("{fingerprint}:{over}").to_string());
             }
-            Verb::Ask(Question::Save { seq, .. }) => self.put(|word| {
+            Verb::Ask(Question::Save { seq, .. } | Question::Proclaim { seq, .. }) => self.put(|word| {
                 append_number(word, *seq);
                 word.push(b':');
                 word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
@@ -196,6 +201,7 @@ impl Call {
                 word.push(b':');
                 word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
             }),
+            Verb::Ask(Question::Leader { known: Some(_) }) => drop(self.cmd.arg("w")),
             Verb::Ask(Question::CountDown { .. }) => {
                 self.cmd
                     .arg(request.data.as_ref().map_or(&[][..], |data| &data.0));
@@ -254,8 +260,10 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let (letter, rest) = text
         .split_first()
         .ok_or_else(|| malformed("a reply of the script is empty"))?;
-    if *letter == b'U' {
-        return decode_report(rest).map(Reply::Report);
+    match letter {
+        b'U' => return decode_report(rest).map(Reply::Report),
+        b'T' => return decode_leader(rest).map(Reply::Leader),
+        _ => {}
     }
     let rest = String::from_utf8_lossy(rest);
     let left = || {
@@ -320,6 +328,27 @@ fn decode_latch(letter: u8, rest: &str) -> Result<Reply, Failure> {
         b'H' => return Ok(Reply::Watching(rest.parse().map_err(bad)?)),
         _ => return Err(malformed("a reply of the script is unknown")),
     }))
+}
+
+/// Who leads, as `lua/elect.lua` lists it.
+fn decode_leader(text: &[u8]) -> Result<Option<LeaderReport>, Failure> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let read = || {
+        let mut parts = text.splitn(4, |byte| *byte == b':');
+        let mut word = || std::str::from_utf8(parts.next()?).ok();
+        let (number, version, node) = (word()?, word()?, word()?);
+        let said = parts.next().and_then(|rest| rest.strip_prefix(b"="));
+        Some(LeaderReport {
+            node: node.parse().ok()?,
+            number: number.parse().ok()?,
+            version: version.parse().ok()?,
+            said: said.map(|said| Checkpoint(said.into())),
+        })
+    };
+    let report = read().ok_or_else(|| malformed("a reply of the script does not tell who leads"));
+    report.map(Some)
 }
 
 /// Eight numbers, as `lua/ask.lua` lists them, each with a colon behind it, and what the runs of a tick have left.
@@ -396,8 +425,8 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 }
 
 /// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
-/// `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>`, which has changed. `None` when it is
-/// none of these formats.
+/// of an election, or `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>` or
+/// `1 changed election <record>`, which has changed. `None` when it is none of these formats.
 pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<InboxEvent> {
     let mut rest = payload;
     let mut word = || {
@@ -409,9 +438,12 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     if word()? != "1" {
         return None;
     }
-    let word_of_kind = word()?;
-    let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word_of_kind)?;
-    if kind == Kind::Latch {
+    let (first, kind_of) = (word()?, |text: &str| {
+        Kind::ALL.into_iter().find(|kind| kind.word() == text)
+    });
+    let is_news = first == "changed";
+    let kind = kind_of(if is_news { word()? } else { first })?;
+    if is_news || kind == Kind::Latch {
         return names.name(kind, rest).map(InboxEvent::Changed);
     }
     let claim = word()?.parse().ok()?;

@@ -40,12 +40,14 @@ impl Names {
             Kind::Job => self.push_named(b'o', name, out),
             Kind::Semaphore => self.push_named(b's', name, out),
             Kind::Latch => self.push_named(b'l', name, out),
+            Kind::Election => self.push_named(b'e', name, out),
         }
     }
 
-    /// What is known of a job, behind the same tag as its record and its queue.
+    /// What is known of a job or an election, behind the same tag as its record and its queue.
     pub(super) fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
-        self.push_named(b'j', name, out);
+        let letter = if name.kind == Kind::Election { b'v' } else { b'j' };
+        self.push_named(letter, name, out);
     }
 
     fn push_named(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
@@ -74,6 +76,7 @@ impl Names {
             Kind::Job => untagged(b":o:{", record)?,
             Kind::Semaphore => untagged(b":s:{", record)?,
             Kind::Latch => untagged(b":l:{", record)?,
+            Kind::Election => untagged(b":e:{", record)?,
         };
         let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
         Some(Name {

@@ -3,17 +3,25 @@
 
 use std::sync::LazyLock;
 
-/// What locks do without, jobs, and semaphores.
-const NOT_OF_LOCKS: [&str; 7] = ["alone", "job", "finish", "ask", "permits", "used", "latch"];
-const NOT_OF_JOBS: [&str; 8] = [
-    "lone", "share", "pass", "extend", "all", "permits", "used", "latch",
+/// What locks do without, jobs, semaphores, and elections.
+const NOT_OF_LOCKS: [&str; 8] = [
+    "alone", "job", "finish", "ask", "permits", "used", "elect", "latch",
 ];
-const NOT_OF_SEMAPHORES: [&str; 8] = ["plain", "share", "job", "finish", "yield", "ask", "all", "latch"];
+const NOT_OF_JOBS: [&str; 9] = [
+    "lone", "share", "pass", "extend", "all", "permits", "used", "elect", "latch",
+];
+const NOT_OF_SEMAPHORES: [&str; 9] = [
+    "plain", "share", "job", "finish", "yield", "ask", "all", "elect", "latch",
+];
+const NOT_OF_ELECTIONS: [&str; 13] = [
+    "plain", "lone", "share", "permits", "job", "finish", "yield", "pass", "extend", "ask", "used", "all",
+    "latch",
+];
 /// All that latches have.
 const OF_LATCHES: [&str; 2] = ["open", "latch"];
 
 /// In the order in which they are run: what is plain is done in the first of them.
-const FILES: [(&str, &str); 22] = [
+const FILES: [(&str, &str); 23] = [
     ("open", include_str!("lua/open.lua")),
     ("latch", include_str!("lua/latch.lua")),
     ("plain", include_str!("lua/plain.lua")),
@@ -34,6 +42,7 @@ const FILES: [(&str, &str); 22] = [
     ("extend", include_str!("lua/extend.lua")),
     ("ask", include_str!("lua/ask.lua")),
     ("used", include_str!("lua/used.lua")),
+    ("elect", include_str!("lua/elect.lua")),
     ("all", include_str!("lua/all.lua")),
     ("batch", include_str!("lua/batch.lua")),
 ];
@@ -53,6 +62,8 @@ pub(super) static LOCKS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_LOC
 pub(super) static JOBS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_JOBS));
 /// The script that applies a batch about semaphores.
 pub(super) static SEMAPHORES: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_SEMAPHORES));
+/// The script that applies a batch about elections.
+pub(super) static ELECTIONS: LazyLock<Script> = LazyLock::new(|| without(&NOT_OF_ELECTIONS));
 /// The script that applies a batch about latches.
 pub(super) static LATCHES: LazyLock<Script> = LazyLock::new(|| of_files(|name| OF_LATCHES.contains(&name)));
 
@@ -215,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_server_takes_the_script_from_whoever_comes() {
-        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &ELECTIONS, &LATCHES] {
             println!("{} bytes", script.text.len());
             assert!(script.text.len() < 16_000, "{} bytes", script.text.len());
         }

@@ -24,6 +24,7 @@ for i = first, n do
     act = ask
   end
   local job, record, reply = nil, records[i], nil
+  local led = leads and leads(i)
   if jobs then
     job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
   elseif tick ~= '0' then
@@ -49,6 +50,8 @@ for i = first, n do
     number = number and number > 0 and number < 9007199254740992 and number
     if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
     well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to, verb)
+    -- What is done is done; whoever is not told looks for itself.
+    if leads then pcall(elected, i, led, number, hold) end
     if not well then
       reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
     elseif job and type(reply) == 'number' and reply > 0 then

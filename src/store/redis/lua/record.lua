@@ -10,6 +10,9 @@ local apart
 -- For how long a lock that was handed on and on is left free.
 local gap = not jobs and tonumber(string.match(ARGV[3], '%d+')) or nil
 
+-- Of elections: who leads, and what follows when that changes; see elect.lua.
+local leads, elected
+
 local left, grant
 if claims or renews or yields then
   -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is

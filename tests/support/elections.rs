@@ -1,0 +1,284 @@
+//! What every store must show of elections, seen by two nodes, `one` and `other`, that are called so.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure::{Election, Error, Guard, Leader, Locks, Observer};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+async fn campaign(election: &Election) -> Guard {
+    soon(election.campaign()).await.unwrap()
+}
+
+async fn leader(election: &Election) -> Option<Leader> {
+    soon(election.leader()).await.unwrap()
+}
+
+/// Until it is told of such a leader.
+async fn told(observer: &mut Observer, so: impl Fn(Option<&Leader>) -> bool) -> Option<Leader> {
+    soon(async {
+        loop {
+            let leader = observer.next().await.unwrap();
+            if so(leader.as_ref()) {
+                return leader;
+            }
+        }
+    })
+    .await
+}
+
+fn is_told(leader: Option<&Leader>, value: &[u8]) -> bool {
+    leader.and_then(Leader::value) == Some(value)
+}
+
+pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("relay"), other.election("relay"));
+    assert_eq!(leader(&here).await, None);
+    assert!(!here.is_leader());
+    let first = campaign(&here).await;
+    assert!(here.is_leader() && one.election("relay").is_leader() && !there.is_leader());
+    let short = Duration::from_millis(50);
+    let refused = soon(there.campaign_timeout(short)).await;
+    assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+    for election in [&here, &there] {
+        let leader = leader(election).await.unwrap();
+        assert_eq!((leader.node(), leader.fence()), (one.node(), first.fence()));
+        assert_eq!(leader.value(), None);
+    }
+    let stands = tokio::spawn(async move { there.campaign().await });
+    soon(async {
+        while other.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let before = first.fence();
+    soon(first.release()).await.unwrap();
+    assert!(!here.is_leader());
+    let second = soon(stands).await.unwrap().unwrap();
+    assert!(other.election("relay").is_leader());
+    assert!(second.fence() > before);
+    assert_eq!(leader(&here).await.unwrap().node(), other.node());
+    // Another candidate of the node that leads is a leader of its own.
+    let there = other.election("relay");
+    let third = tokio::spawn(async move { there.campaign().await });
+    let before = second.fence();
+    soon(second.release()).await.unwrap();
+    let third = soon(third).await.unwrap().unwrap();
+    assert!(third.fence() > before && third.fence().is_first());
+    soon(third.release()).await.unwrap();
+    assert_eq!(leader(&here).await, None);
+}
+
+pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("seen"), other.election("seen"));
+    let mut observers = [here.observe(), there.observe()];
+    for observer in &mut observers {
+        assert_eq!(told(observer, |_| true).await, None, "as it is");
+    }
+    let guard = campaign(&here).await;
+    for observer in &mut observers {
+        // In the beginning it may have told nobody its name.
+        let leader = told(observer, |leader| {
+            leader.is_some_and(|leader| leader.node_name().is_some())
+        })
+        .await;
+        let leader = leader.unwrap();
+        assert_eq!((leader.node(), leader.node_name()), (one.node(), Some("one")));
+        assert_eq!((leader.fence(), leader.value()), (guard.fence(), None));
+    }
+    for value in [&b"10.0.0.7:80"[..], b"", b"\0\xff:= \n"] {
+        soon(here.proclaim(value)).await.unwrap();
+        for observer in &mut observers {
+            let leader = told(observer, |leader| is_told(leader, value)).await.unwrap();
+            assert_eq!((leader.node_name(), leader.fence()), (Some("one"), guard.fence()));
+        }
+        assert!(is_told(leader(&there).await.as_ref(), value));
+    }
+    soon(guard.release()).await.unwrap();
+    for observer in &mut observers {
+        assert_eq!(told(observer, |leader| leader.is_none()).await, None);
+    }
+    // Whoever looks seldom is told the latest, and nothing that was between.
+    let guard = campaign(&there).await;
+    for n in 0..20_u8 {
+        soon(there.proclaim([n])).await.unwrap();
+    }
+    let leader = told(&mut observers[0], |_| true).await;
+    assert!(is_told(leader.as_ref(), &[19]), "{leader:?}");
+    soon(guard.release()).await.unwrap();
+}
+
+/// A look that is given up and begun again misses nothing.
+pub async fn who_looks_now_and_then_misses_nothing(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("blinks"), other.election("blinks"));
+    let mut observer = there.observe();
+    assert_eq!(told(&mut observer, |_| true).await, None);
+    let guard = campaign(&here).await;
+    let short = Duration::from_micros(100);
+    let mut told = None;
+    soon(async {
+        while told.is_none() {
+            if let Ok(leader) = tokio::time::timeout(short, observer.next()).await {
+                told = leader.unwrap();
+            }
+        }
+    })
+    .await;
+    assert_eq!(told.unwrap().fence(), guard.fence());
+    soon(guard.release()).await.unwrap();
+}
+
+pub async fn what_a_leader_proclaimed_is_over_with_it(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("words"), other.election("words"));
+    let mut before = None;
+    for round in 0..6_u8 {
+        let election = [&here, &there][usize::from(round % 2)];
+        let guard = campaign(election).await;
+        let leader = leader(&here).await.unwrap();
+        assert_eq!(leader.value(), None, "of the leader before");
+        assert!(before.replace(leader.fence()) < Some(guard.fence()));
+        soon(election.proclaim([round])).await.unwrap();
+        let mut observer = there.observe();
+        let leader = told(&mut observer, |_| true).await;
+        assert!(is_told(leader.as_ref(), &[round]), "{leader:?}");
+        soon(guard.release()).await.unwrap();
+        let late = soon(election.proclaim("late")).await;
+        assert!(late.as_ref().is_err_and(Error::is_lost), "{late:?}");
+    }
+}
+
+pub async fn a_leader_works_and_resigns(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("work"), other.election("work"));
+    let runs = AtomicU32::new(0);
+    let work = async |locks: &Locks, election: &Election| {
+        let node = locks.node();
+        election
+            .lead(|lease| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                let election = election.clone();
+                async move {
+                    assert!(lease.is_held() && election.is_leader());
+                    assert_eq!(election.leader().await.unwrap().unwrap().node(), node);
+                    // Whoever leads does not wait for itself.
+                    let again = election.campaign().await;
+                    assert!(matches!(again, Err(Error::WouldDeadlock { .. })), "{again:?}");
+                    lease.fence()
+                }
+            })
+            .await
+            .unwrap()
+    };
+    let (first, second) = soon(async { tokio::join!(work(one, &here), work(other, &there)) }).await;
+    assert_ne!(first, second);
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+    assert_eq!(leader(&here).await, None);
+}
+
+/// As a process does that is told to end: the future is dropped, and whoever stands by leads.
+pub async fn who_leads_no_more_lets_the_next_lead(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("ends"), other.election("ends"));
+    let (led, was_led) = tokio::sync::oneshot::channel();
+    let mut led = Some(led);
+    let leads = here.clone();
+    let leading = tokio::spawn(async move {
+        let for_ever = leads.lead(|lease| {
+            led.take().unwrap().send(lease.fence()).unwrap();
+            std::future::pending::<()>()
+        });
+        for_ever.await
+    });
+    let first = soon(was_led).await.unwrap();
+    let stands = tokio::spawn(async move { there.campaign().await });
+    soon(async {
+        while other.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    leading.abort();
+    let next = soon(stands).await.unwrap().unwrap();
+    assert!(next.fence() > first);
+    assert!(!here.is_leader());
+    soon(next.release()).await.unwrap();
+}
+
+pub async fn locks_of_the_same_key_are_other_things(one: &Locks, other: &Locks) {
+    let guard = campaign(&one.election("thing")).await;
+    let lock = soon(other.mutex("thing").lock()).await.unwrap();
+    let permit = soon(other.semaphore("thing", 1).acquire()).await.unwrap();
+    let latch = other.latch("thing").life(Duration::from_secs(1));
+    assert!(soon(latch.try_set_count(1)).await.unwrap());
+    assert_eq!(soon(latch.count_down()).await.unwrap(), 0);
+    assert_eq!(
+        leader(&other.election("thing")).await.unwrap().fence(),
+        guard.fence()
+    );
+    for guard in [guard, lock, permit] {
+        soon(guard.release()).await.unwrap();
+    }
+}
+
+pub async fn bad_input_is_refused(one: &Locks, other: &Locks) {
+    for bad in [&b""[..], &[7; 100_000]] {
+        let election = one.election(bad);
+        let refused = [
+            soon(election.campaign()).await.map(drop),
+            soon(election.campaign_timeout(PATIENCE)).await.map(drop),
+            soon(election.lead(async |_| ())).await,
+            soon(election.leader()).await.map(drop),
+            soon(election.observe().next()).await.map(drop),
+        ];
+        for refused in refused {
+            assert!(matches!(refused, Err(Error::Key { .. })), "{refused:?}");
+        }
+        assert!(!election.is_leader());
+    }
+    let zero = soon(one.election("bad").lease(Duration::ZERO).campaign()).await;
+    assert!(matches!(zero, Err(Error::Options(_))), "{zero:?}");
+    let election = other.election("bad");
+    let not_led = soon(election.proclaim("x")).await;
+    assert!(not_led.as_ref().is_err_and(Error::is_lost), "{not_led:?}");
+    let guard = campaign(&election).await;
+    let too_long = soon(election.proclaim(vec![0; 64 * 1024 + 1])).await;
+    assert!(matches!(too_long, Err(Error::Options(_))), "{too_long:?}");
+    let longest = vec![b'x'; 64 * 1024];
+    soon(election.proclaim(&longest)).await.unwrap();
+    assert!(is_told(leader(&one.election("bad")).await.as_ref(), &longest));
+    soon(guard.release()).await.unwrap();
+}
+
+/// A test of each law, on two nodes of `nodes`; in the end the store has to be empty.
+#[macro_export]
+macro_rules! laws_of_elections {
+    ($nodes:path, $is_empty:path) => {
+        $crate::laws_of_elections!($nodes, $is_empty:
+            one_leads_at_a_time,
+            who_observes_is_told,
+            who_looks_now_and_then_misses_nothing,
+            what_a_leader_proclaimed_is_over_with_it,
+            a_leader_works_and_resigns,
+            who_leads_no_more_lets_the_next_lead,
+            locks_of_the_same_key_are_other_things,
+            bad_input_is_refused,
+        );
+    };
+    ($nodes:path, $is_empty:path: $($law:ident,)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $law() {
+            let (one, other, store) = $nodes().await;
+            $crate::support::elections::$law(&one, &other).await;
+            one.idle().await;
+            other.idle().await;
+            assert_eq!((one.keys(), other.keys()), (0, 0));
+            $is_empty(store).await;
+        })+
+    };
+}
