@@ -31,6 +31,7 @@
 //! | `cargo run --example orders` | orders taken by one process and shipped by another, a lock that travels with the message |
 //! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
 //! | `cargo run --example nightly_import` | an import in parts by two replicas, and books that are opened when all are in, on a latch |
+//! | `cargo run --example leader` | a relay of three processes, of which the leader is killed, on an election |
 //! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
 //! | `cargo run --example accounts` | two replicas of a bank behind the layer |
 //! | `cargo run --example reconcile` | three replicas and one cron job |

@@ -1,0 +1,335 @@
+//! Three processes that stand for one election on one Redis, which are killed, stopped, cut off and told to end, and a server that
+//! is started again: no two lead at once by the machine's clock, and somebody leads again in time.
+//!
+//! `TENURE_LEADERS_SECONDS=300` makes the run as long as it should be now and then, and the bounds as close as they are meant.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tenure::{Lease, Locks};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::help::{PATIENCE, addr, ms, now, url};
+use crate::server::RedisServer;
+use crate::support::proxy::{Direction, Flow, Proxy};
+
+const LEASE: Duration = ms(2_000);
+const MARGIN: Duration = ms(250);
+
+/// For how long things are broken, and what a machine may add to each bound that does something else, too.
+fn span() -> (Duration, Duration) {
+    match std::env::var("TENURE_LEADERS_SECONDS") {
+        Ok(seconds) => {
+            let seconds = seconds.parse().expect("a number of seconds");
+            (Duration::from_secs(seconds), ms(1_000))
+        }
+        Err(_) => (ms(15_000), ms(5_000)),
+    }
+}
+
+/// One write per line, so that a kill leaves none in halves.
+fn say(what: &str, fence: u64, at: Duration) {
+    println!("@{what} {fence} {}", at.as_nanos());
+}
+
+/// Not a test but the door for [`Replica`].
+#[test]
+fn is_a_replica() {
+    let (Ok(url), Ok(name)) = (
+        std::env::var("TENURE_LEADERS_URL"),
+        std::env::var("TENURE_LEADERS_NAME"),
+    ) else {
+        return;
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(async {
+        let builder = Locks::builder().lease(LEASE).request_timeout(ms(500));
+        let locks = builder.node_name(name).lazy().redis(&url).await.unwrap();
+        let election = locks.election("relay");
+        let mut term = signal(SignalKind::terminate()).unwrap();
+        let mut observer = election.observe();
+        tokio::spawn(async move {
+            loop {
+                if let Ok(leader) = observer.next().await {
+                    say("sees", leader.map_or(0, |leader| leader.fence().get()), now());
+                }
+            }
+        });
+        let work = |lease: Lease| async move {
+            loop {
+                // Read first: whoever is stopped in between leads from before that.
+                let at = now();
+                if lease.is_held() {
+                    say("leads", lease.fence().get(), at);
+                }
+                tokio::time::sleep(ms(5)).await;
+            }
+        };
+        tokio::select! {
+            ended = election.lead(work) => ended.unwrap(),
+            _ = term.recv() => {}
+        }
+        locks.shutdown().await;
+    });
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    who: usize,
+    leads: bool,
+    fence: u64,
+    at: Duration,
+}
+
+/// What all replicas say.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<Line>>>);
+
+impl Heard {
+    /// Looks at what was said until there is an answer.
+    fn until<T>(&self, what: &str, so: impl Fn(&[Line]) -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            let lines = self.0.lock().unwrap().clone();
+            if let Some(answer) = so(&lines) {
+                return answer;
+            }
+            let from = lines.len().saturating_sub(40);
+            assert!(
+                began.elapsed() < PATIENCE,
+                "in vain: {what}: {:#?}",
+                &lines[from..]
+            );
+            std::thread::sleep(ms(5));
+        }
+    }
+
+    /// The first that leads by a fence above this one.
+    fn next(&self, fence: u64) -> Line {
+        self.until("somebody leads", |lines| {
+            let mut lines = lines.iter();
+            lines.find(|line| line.leads && line.fence > fence).copied()
+        })
+    }
+
+    /// Who leads at this moment, by a fence above this one.
+    fn present(&self, fence: u64) -> Line {
+        self.until("somebody leads now", |lines| {
+            let mut lines = lines.iter().rev();
+            let latest = lines.find(|line| line.leads && line.fence > fence);
+            latest.filter(|line| line.at + ms(300) > now()).copied()
+        })
+    }
+
+    /// When this one saw that leader, or a later one.
+    fn saw(&self, who: usize, fence: u64) -> Duration {
+        self.until("it sees who leads", |lines| {
+            let mut lines = lines.iter();
+            let saw = lines.find(|line| !line.leads && line.who == who && line.fence >= fence);
+            saw.map(|line| line.at)
+        })
+    }
+}
+
+/// A process that stands, behind a wire of its own. Killed when dropped.
+struct Replica {
+    who: usize,
+    wire: Proxy,
+    child: Child,
+    heard: Heard,
+}
+
+impl Replica {
+    fn start(who: usize, server: &RedisServer, heard: &Heard) -> Replica {
+        let wire = Proxy::start(addr(server));
+        let child = Self::spawn(who, &wire, heard);
+        Replica {
+            who,
+            wire,
+            child,
+            heard: heard.clone(),
+        }
+    }
+
+    fn spawn(who: usize, wire: &Proxy, heard: &Heard) -> Child {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "leaders::is_a_replica",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("TENURE_LEADERS_URL", url(wire.addr()))
+            .env("TENURE_LEADERS_NAME", format!("replica-{who}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (out, heard) = (BufReader::new(child.stdout.take().unwrap()), heard.clone());
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                // The first stands behind the name of the test.
+                let said = line.rsplit_once('@').map_or("", |(_, said)| said);
+                let words: Vec<_> = said.split(' ').collect();
+                if let ["leads" | "sees", fence, at] = words[..] {
+                    heard.0.lock().unwrap().push(Line {
+                        who,
+                        leads: words[0] == "leads",
+                        fence: fence.parse().unwrap(),
+                        at: Duration::from_nanos(at.parse().unwrap()),
+                    });
+                }
+            }
+        });
+        child
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args([signal, &id]).status();
+        assert!(status.expect("kill is there").success(), "kill {signal}");
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn again(&mut self) {
+        self.kill();
+        self.child = Self::spawn(self.who, &self.wire, &self.heard);
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Kill,
+    Term,
+    Stop,
+    CutOff,
+    Restart,
+}
+
+impl Fault {
+    const ALL: [Fault; 5] = [
+        Fault::Kill,
+        Fault::Term,
+        Fault::Stop,
+        Fault::CutOff,
+        Fault::Restart,
+    ];
+
+    fn begins(self, leader: &mut Replica, server: &mut RedisServer) {
+        match self {
+            Fault::Kill => leader.kill(),
+            Fault::Term => leader.signal("-TERM"),
+            Fault::Stop => leader.signal("-STOP"),
+            Fault::CutOff => leader.wire.set(Direction::Both, Flow::Hold),
+            Fault::Restart => {
+                server.kill();
+                std::thread::sleep(ms(fastrand::u64(0..500)));
+                server.restart();
+            }
+        }
+    }
+
+    fn ends(self, leader: &mut Replica) {
+        match self {
+            Fault::Kill | Fault::Term => leader.again(),
+            Fault::Stop => leader.signal("-CONT"),
+            Fault::CutOff => {
+                // What it had said arrives when nobody hopes for it any more, or never.
+                if fastrand::bool() {
+                    leader.wire.discard();
+                }
+                leader.wire.heal();
+            }
+            Fault::Restart => {}
+        }
+    }
+}
+
+#[test]
+fn no_two_lead_at_once_and_somebody_soon_leads_again() {
+    let (span, slack) = span();
+    let mut server = RedisServer::with_args(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let heard = Heard::default();
+    let mut replicas: Vec<_> = (0..3).map(|who| Replica::start(who, &server, &heard)).collect();
+    let (began, mut rounds) = (Instant::now(), 0);
+    let (mut took, mut seen): (BTreeMap<Fault, Duration>, BTreeMap<Fault, Duration>) = Default::default();
+    let mut fence = 0;
+    while began.elapsed() < span || rounds < Fault::ALL.len() {
+        // All of them once, then as it comes.
+        let any = Fault::ALL[fastrand::usize(..Fault::ALL.len())];
+        let fault = Fault::ALL.get(rounds).copied().unwrap_or(any);
+        rounds += 1;
+        let leader = heard.present(fence);
+        for replica in &replicas {
+            heard.saw(replica.who, leader.fence);
+        }
+        std::thread::sleep(ms(fastrand::u64(0..1_500)));
+        let blow = now();
+        fault.begins(&mut replicas[leader.who], &mut server);
+        if fault == Fault::Restart {
+            // It may lead on.
+            let leads = heard.until("somebody leads", |lines| {
+                let mut lines = lines.iter();
+                lines.find(|line| line.leads && line.at > blow + ms(600)).copied()
+            });
+            fence = leads.fence - 1;
+            continue;
+        }
+        let next = heard.next(leader.fence);
+        let after = next.at.saturating_sub(blow);
+        took.entry(fault)
+            .and_modify(|worst| *worst = after.max(*worst))
+            .or_insert(after);
+        for replica in replicas.iter().filter(|replica| replica.who != leader.who) {
+            let lag = heard.saw(replica.who, next.fence).saturating_sub(next.at);
+            seen.entry(fault)
+                .and_modify(|worst| *worst = lag.max(*worst))
+                .or_insert(lag);
+        }
+        let bound = LEASE + MARGIN + slack;
+        assert!(after <= bound, "{fault:?}: somebody leads after {after:?}");
+        let (lag, bound) = (seen[&fault], LEASE / 3 + slack);
+        assert!(lag <= bound, "{fault:?}: seen {lag:?} later");
+        fault.ends(&mut replicas[leader.who]);
+        fence = leader.fence;
+    }
+    drop(replicas);
+    judge(&heard, rounds);
+    println!(
+        "{rounds} faults in {:?}; worst until somebody led: {took:.2?}, until all saw it: {seen:.2?}",
+        began.elapsed()
+    );
+}
+
+/// In the order of their fences: each has one leader, which had ended before the next began.
+fn judge(heard: &Heard, rounds: usize) {
+    let lines = heard.0.lock().unwrap();
+    let mut terms: BTreeMap<u64, (usize, Duration, Duration)> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line.leads) {
+        let (who, first, last) = terms.entry(line.fence).or_insert((line.who, line.at, line.at));
+        assert_eq!(*who, line.who, "two lead by the fence {}", line.fence);
+        (*first, *last) = (line.at.min(*first), line.at.max(*last));
+    }
+    let in_order: Vec<_> = terms.into_iter().collect();
+    for two in in_order.windows(2) {
+        let ((_, (_, _, last)), (_, (_, first, _))) = (two[0], two[1]);
+        assert!(last < first, "two lead at once: {two:?}");
+    }
+    assert!(in_order.len() * 2 > rounds, "{} led", in_order.len());
+}
