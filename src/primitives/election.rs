@@ -217,6 +217,7 @@ impl Election {
             election: self.clone(),
             known: None,
             failed: false,
+            closed: false,
             asking: None,
         }
     }
@@ -361,14 +362,15 @@ impl Leader {
     }
 }
 
-/// Follows who leads; made by [`Election::observe`]. A [`Stream`], which never ends, and [`next`](Self::next) for whoever needs
-/// none of its helpers.
+/// Follows who leads; made by [`Election::observe`]. A [`Stream`], which ends after [`Error::Closed`], and [`next`](Self::next)
+/// for whoever needs none of its helpers.
 #[must_use = "nothing is observed until the next is awaited"]
 pub struct Observer {
     election: Election,
     /// The version that was told last.
     known: Option<GrantNumber>,
     failed: bool,
+    closed: bool,
     asking: Option<Acquire>,
 }
 
@@ -395,6 +397,7 @@ impl Observer {
         self.asking = None;
         let report = self.election.report(answer);
         self.failed = report.is_err();
+        self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {
             let version = report.as_ref().map_or(GrantNumber(0), |report| report.version);
             self.known = Some(version);
@@ -407,6 +410,9 @@ impl Stream for Observer {
     type Item = Result<Option<Leader>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.closed {
+            return Poll::Ready(None);
+        }
         self.poll_leader(cx).map(Some)
     }
 }

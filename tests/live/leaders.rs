@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tenure::{Lease, Locks};
+use tenure::{Error, Lease, Locks};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::help::{PATIENCE, addr, ms, now, url};
@@ -56,8 +56,11 @@ fn is_a_replica() {
         let mut observer = election.observe();
         tokio::spawn(async move {
             loop {
-                if let Ok(leader) = observer.next().await {
-                    say("sees", leader.map_or(0, |leader| leader.fence().get()), now());
+                match observer.next().await {
+                    Ok(leader) => say("sees", leader.map_or(0, |leader| leader.fence().get()), now()),
+                    Err(Error::Closed { .. }) => return,
+                    // It is away, and is asked again after a pause.
+                    Err(_) => {}
                 }
             }
         });
