@@ -321,10 +321,12 @@ impl<F: AsyncFn(usize)> Cycle for F {
     }
 }
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// What each kind of lock costs while its keys are free: trips, as the server counts them, and the median time of a cycle as
 /// times that of a mutex.
 async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
-    report.section("behind 0.25 ms each way, free keys, lock + release: times the median of a mutex");
+    report.section("behind 0.25 ms each way, free keys: times the median of lock + release of a mutex");
     let locks = Locks::redis(&wire.url()).await.expect("the server is there");
     let mut stats = Raw::connect(&server.url()).await;
     let released = "nobody else releases it";
@@ -349,12 +351,51 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
         let guard = locks.multi(5 * n..5 * n + 5).lock().await.expect("locks");
         guard.release().await.expect(released);
     };
-    let cycles: [(&str, f64, f64, &dyn Cycle); 5] = [
+    let permit = async |n: usize| {
+        let guard = locks.semaphore(n, 3).acquire().await.expect("a permit");
+        guard.release().await.expect(released);
+    };
+    let adopt = async |n: usize| {
+        let guard = locks.mutex(n).lock().await.expect("a lock");
+        let transfer = guard.into_transfer(MINUTE).await.expect("still held");
+        let guard = locks.adopt(&transfer).await.expect("nobody else does");
+        guard.release().await.expect(released);
+    };
+    let extend = async |n: usize| {
+        let guard = locks.mutex(n).lock().await.expect("a lock");
+        let transfer = guard.into_transfer(MINUTE).await.expect("still held");
+        transfer.extend(&locks, 2 * MINUTE).await.expect("still there");
+        transfer.release(&locks).await.expect(released);
+    };
+    let count_down = async |n: usize| {
+        let latch = locks.latch(n).life(Duration::from_secs(1));
+        assert!(latch.try_set_count(1).await.expect("a latch"));
+        assert_eq!(latch.count_down().await.expect("it is set"), 0);
+    };
+    let guarded = async |n: usize| {
+        let guard = locks.mutex(n).lock().await.expect("a lock");
+        let write = guard.atomically().command("SET").key("written").arg(n);
+        write.query::<()>().await.expect("still held");
+        guard.release().await.expect(released);
+    };
+    let proclaim = async |n: usize| {
+        let election = locks.election(n);
+        let guard = election.campaign().await.expect("nobody else stands");
+        election.proclaim("10.0.0.7:8080").await.expect("it leads");
+        guard.release().await.expect(released);
+    };
+    let cycles: [(&str, f64, f64, &dyn Cycle); 11] = [
         ("a mutex", 2.0, 1.0, &mutex),
         ("a reader", 2.0, 1.1, &read),
         ("a writer", 2.0, 1.1, &write),
         ("a writer that goes on as a reader", 3.0, 1.65, &downgrade),
         ("five keys at once", 2.0, 1.25, &multi),
+        ("a permit", 2.0, 1.1, &permit),
+        ("a lock that is given up and adopted", 4.0, 2.2, &adopt),
+        ("one that is given up, extended and given back", 4.0, 2.2, &extend),
+        ("a latch that is set and counted down", 2.0, 1.1, &count_down),
+        ("a lock and a write under it", 3.0, 1.65, &guarded),
+        ("a leader that proclaims something", 3.0, 1.65, &proclaim),
     ];
     let rounds = if support::is_quick() { 5 } else { 400 };
     let mut times = cycles.map(|_| Vec::new());
