@@ -221,7 +221,7 @@ pub async fn server_time<const N: usize>(eyes: &mut Eyes, cycles: [&dyn Cycle; N
 pub struct Other {
     child: Child,
     tell: Option<ChildStdin>,
-    hear: BufReader<ChildStdout>,
+    hear: Option<BufReader<ChildStdout>>,
 }
 
 impl Other {
@@ -231,18 +231,19 @@ impl Other {
 
     /// What starts it, for who has to add to its environment.
     pub fn command(role: &str, url: &str, key: &str, lease: Duration) -> Command {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = Other::door("child::plays_a_role");
         command
-            .args([
-                "child::plays_a_role",
-                "--exact",
-                "--nocapture",
-                "--test-threads=1",
-            ])
             .env("TENURE_ROLE", role)
             .env("TENURE_URL", url)
             .env("TENURE_KEY", key)
             .env("TENURE_LEASE_MS", lease.as_millis().to_string());
+        command
+    }
+
+    /// What starts it for a test that is a door to it.
+    pub fn door(test: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
         command
     }
 
@@ -253,8 +254,22 @@ impl Other {
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let tell = child.stdin.take();
-        let hear = BufReader::new(child.stdout.take().unwrap());
+        let hear = child.stdout.take().map(BufReader::new);
         Other { child, tell, hear }
+    }
+
+    /// From now on a thread is told the words of each line that begins with `@`, and [`hears`](Self::hears) nothing.
+    pub fn told_to(mut self, mut told: impl FnMut(&[&str]) + Send + 'static) -> Other {
+        let hear = self.hear.take().expect("nobody else hears it");
+        std::thread::spawn(move || {
+            for line in hear.lines().map_while(Result::ok) {
+                // The test harness writes in front of it.
+                if let Some((_, said)) = line.split_once('@') {
+                    told(&said.split(' ').collect::<Vec<_>>());
+                }
+            }
+        });
+        self
     }
 
     /// The rest of the next line that begins with `@word`.
@@ -262,7 +277,8 @@ impl Other {
         let mut line = String::new();
         loop {
             line.clear();
-            let read = self.hear.read_line(&mut line).unwrap();
+            let hear = self.hear.as_mut().expect("nobody else hears it");
+            let read = hear.read_line(&mut line).unwrap();
             assert!(read > 0, "the other process ended without saying `{word}`");
             // The test harness writes in front of it.
             if let Some((_, said)) = line.split_once('@') {

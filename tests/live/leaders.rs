@@ -4,15 +4,13 @@
 //! `TENURE_LEADERS_SECONDS=300` makes the run as long as it should be now and then, and the bounds as close as they are meant.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tenure::{Error, Lease, Locks};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::help::{PATIENCE, addr, ms, now, url};
+use crate::help::{Other, PATIENCE, addr, ms, now, url};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
@@ -140,79 +138,46 @@ impl Heard {
     }
 }
 
-/// A process that stands, behind a wire of its own. Killed when dropped.
+/// A process that stands, behind a wire of its own.
 struct Replica {
     who: usize,
     wire: Proxy,
-    child: Child,
+    process: Other,
     heard: Heard,
 }
 
 impl Replica {
     fn start(who: usize, server: &RedisServer, heard: &Heard) -> Replica {
         let wire = Proxy::start(addr(server));
-        let child = Self::spawn(who, &wire, heard);
+        let process = Self::spawn(who, &wire, heard);
         Replica {
             who,
             wire,
-            child,
+            process,
             heard: heard.clone(),
         }
     }
 
-    fn spawn(who: usize, wire: &Proxy, heard: &Heard) -> Child {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "leaders::is_a_replica",
-                "--exact",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env("TENURE_LEADERS_URL", url(wire.addr()))
-            .env("TENURE_LEADERS_NAME", format!("replica-{who}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (out, heard) = (BufReader::new(child.stdout.take().unwrap()), heard.clone());
-        std::thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                // The first stands behind the name of the test.
-                let said = line.rsplit_once('@').map_or("", |(_, said)| said);
-                let words: Vec<_> = said.split(' ').collect();
-                if let ["leads" | "sees", fence, at] = words[..] {
-                    heard.0.lock().unwrap().push(Line {
-                        who,
-                        leads: words[0] == "leads",
-                        fence: fence.parse().unwrap(),
-                        at: Duration::from_nanos(at.parse().unwrap()),
-                    });
-                }
+    fn spawn(who: usize, wire: &Proxy, heard: &Heard) -> Other {
+        let mut command = Other::door("leaders::is_a_replica");
+        command.env("TENURE_LEADERS_URL", url(wire.addr()));
+        command.env("TENURE_LEADERS_NAME", format!("replica-{who}"));
+        let heard = heard.clone();
+        Other::runs(command).told_to(move |words| {
+            if let [what, fence, at] = *words {
+                heard.0.lock().unwrap().push(Line {
+                    who,
+                    leads: what == "leads",
+                    fence: fence.parse().unwrap(),
+                    at: Duration::from_nanos(at.parse().unwrap()),
+                });
             }
-        });
-        child
-    }
-
-    fn signal(&self, signal: &str) {
-        let id = self.child.id().to_string();
-        let status = Command::new("kill").args([signal, &id]).status();
-        assert!(status.expect("kill is there").success(), "kill {signal}");
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        })
     }
 
     fn again(&mut self) {
-        self.kill();
-        self.child = Self::spawn(self.who, &self.wire, &self.heard);
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        self.kill();
+        self.process.kill();
+        self.process = Self::spawn(self.who, &self.wire, &self.heard);
     }
 }
 
@@ -236,9 +201,9 @@ impl Fault {
 
     fn begins(self, leader: &mut Replica, server: &mut RedisServer) {
         match self {
-            Fault::Kill => leader.kill(),
-            Fault::Term => leader.signal("-TERM"),
-            Fault::Stop => leader.signal("-STOP"),
+            Fault::Kill => leader.process.kill(),
+            Fault::Term => leader.process.signal("-TERM"),
+            Fault::Stop => leader.process.signal("-STOP"),
             Fault::CutOff => leader.wire.set(Direction::Both, Flow::Hold),
             Fault::Restart => {
                 server.kill();
@@ -251,7 +216,7 @@ impl Fault {
     fn ends(self, leader: &mut Replica) {
         match self {
             Fault::Kill | Fault::Term => leader.again(),
-            Fault::Stop => leader.signal("-CONT"),
+            Fault::Stop => leader.process.signal("-CONT"),
             Fault::CutOff => {
                 // What it had said arrives when nobody hopes for it any more, or never.
                 if fastrand::bool() {

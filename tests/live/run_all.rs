@@ -3,8 +3,6 @@
 //! `TENURE_RUN_ALL_SECONDS=120` makes the run as long as it should be now and then.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +11,7 @@ use tenure::{Locks, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::JobScheduler;
 
-use crate::help::{PATIENCE, ms};
+use crate::help::{Other, PATIENCE, ms};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 
@@ -35,7 +33,7 @@ fn say(what: &str, tick: u64, attempt: u32, fence: u64) {
     println!("@{what} {tick} {attempt} {fence}");
 }
 
-/// Not a test but the door for [`Worker`].
+/// Not a test but the door for [`worker`].
 #[test]
 fn is_a_replica() {
     let Ok(url) = std::env::var("TENURE_RUN_ALL_URL") else {
@@ -118,57 +116,23 @@ struct Line {
 
 type Heard = Arc<Mutex<Vec<Line>>>;
 
-/// Another process with a scheduler. Killed when dropped.
-struct Worker(Child);
-
-impl Worker {
-    fn start(who: usize, url: &str, heard: &Heard) -> Worker {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "run_all::is_a_replica",
-                "--exact",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env("TENURE_RUN_ALL_URL", url)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (out, heard) = (BufReader::new(child.stdout.take().unwrap()), heard.clone());
-        std::thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                // The harness writes in front of it.
-                let Some((_, said)) = line.split_once('@') else {
-                    continue;
-                };
-                let words: Vec<&str> = said.split(' ').collect();
-                if let [what, tick, attempt, fence] = words[..] {
-                    heard.lock().unwrap().push(Line {
-                        who,
-                        what: what.to_owned(),
-                        tick: tick.parse().unwrap(),
-                        attempt: attempt.parse().unwrap(),
-                        fence: fence.parse().unwrap(),
-                        at: wall(),
-                    });
-                }
-            }
-        });
-        Worker(child)
-    }
-
-    /// As `kill -9` does.
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.kill();
-    }
+/// Another process with a scheduler.
+fn worker(who: usize, url: &str, heard: &Heard) -> Other {
+    let mut command = Other::door("run_all::is_a_replica");
+    command.env("TENURE_RUN_ALL_URL", url);
+    let heard = heard.clone();
+    Other::runs(command).told_to(move |words| {
+        if let [what, tick, attempt, fence] = *words {
+            heard.lock().unwrap().push(Line {
+                who,
+                what: what.to_owned(),
+                tick: tick.parse().unwrap(),
+                attempt: attempt.parse().unwrap(),
+                fence: fence.parse().unwrap(),
+                at: wall(),
+            });
+        }
+    })
 }
 
 fn of(heard: &Heard, what: &str) -> Vec<Line> {
@@ -194,7 +158,7 @@ fn of_a_job_that_runs_all_ticks_none_is_missed_whoever_is_killed() {
     let mut workers = Vec::new();
     for who in 0..3 {
         std::thread::sleep(ms(fastrand::u64(0..500)));
-        workers.push(Worker::start(who, &server.url(), &heard));
+        workers.push(worker(who, &server.url(), &heard));
     }
     until(&heard, "a run", |lines| {
         lines.iter().any(|line| line.what == "end")
@@ -219,7 +183,7 @@ fn of_a_job_that_runs_all_ticks_none_is_missed_whoever_is_killed() {
         kills += 1;
         std::thread::sleep(ms(fastrand::u64(0..2_000)));
         let ready = of(&heard, "ready").len();
-        workers[who] = Worker::start(who, &server.url(), &heard);
+        workers[who] = worker(who, &server.url(), &heard);
         until(&heard, "it is back", |lines| {
             lines.iter().filter(|line| line.what == "ready").count() > ready
         });
