@@ -203,11 +203,11 @@ impl World {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..10 => 0,
             10..60 => self.rng.u64(0..500 * MS),
-            _ => self.rng.u64(0..4 * lease),
+            _ => self.rng.u64(0..2 * lease + 500 * MS),
         };
         let act = if self.chance(60) { Act::Release } else { Act::Drop };
         let mut acts = vec![(span, act)];
-        for _ in 0..self.rng.u32(0..8) {
+        for _ in 0..self.rng.u32(0..12) {
             acts.push((self.rng.u64(0..=span), Act::Proclaim));
         }
         if self.chance(20) {
