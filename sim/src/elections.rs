@@ -4,6 +4,7 @@
 //! is mixed up is seen. What is true is worked out from what the server executes, and not asked of the ledger.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
@@ -48,6 +49,8 @@ struct Observer {
     failed: bool,
     /// What it was told last: in which version, and what.
     known: Option<(GrantNumber, Told)>,
+    /// The latest leader that it was told of, and what it proclaimed.
+    latest: Told,
     /// The caller that asks.
     asks: Option<usize>,
     /// Since when that is not what is true, while it asks.
@@ -110,6 +113,7 @@ impl World {
                         term,
                         failed: false,
                         known: None,
+                        latest: None,
                         asks: None,
                         differs: None,
                     });
@@ -279,7 +283,8 @@ impl World {
         }
         let (slot, life) = (of.slot, node.life);
         if of.life != life {
-            (of.life, of.failed, of.known, of.asks) = (life, false, None, None);
+            (of.life, of.failed, of.asks) = (life, false, None);
+            (of.known, of.latest) = (None, None);
         }
         match of.asks {
             Some(caller) if gives_up => {
@@ -391,7 +396,9 @@ impl World {
 
     /// What is told of a grant was proclaimed under it, and nothing is told after something later.
     fn watch_told(&mut self, observer: usize, report: Option<&LeaderReport>) {
-        let Observer { slot, key, known, .. } = self.watch.elections.observers[observer];
+        let Observer {
+            slot, key, latest, ..
+        } = self.watch.elections.observers[observer];
         self.saw(match report {
             None => Seen::NobodyLeadsTold,
             Some(report) if report.said.is_some() => Seen::ProclaimedTold,
@@ -421,17 +428,17 @@ impl World {
         }
         let seq = said.flatten().map(|said| said.seq);
         let told = report.map(|report| (report.number, seq));
-        let before = known.and_then(|(_, told)| told);
-        if before > told && told.is_some_and(|(number, _)| !self.is_exempt(Fence::new(number, 0))) {
+        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt(Fence::new(number, 0))) {
             self.wrong(Wrong::ToldBack, Some(key), || {
-                format!("an observer of node {slot} is told {told:?} after {before:?}")
+                format!("an observer of node {slot} is told {told:?} after {latest:?}")
             });
         }
-        if before.zip(told).is_some_and(|(before, told)| before.0 < told.0) {
+        if latest.zip(told).is_some_and(|(latest, told)| latest.0 < told.0) {
             self.saw(Seen::NextLeaderTold);
         }
         let version = report.map_or(GrantNumber(0), |report| report.version);
-        self.watch.elections.observers[observer].known = Some((version, told));
+        let of = &mut self.watch.elections.observers[observer];
+        (of.known, of.latest) = (Some((version, told)), told.or(latest));
     }
 
     // At the server.
@@ -486,9 +493,9 @@ impl World {
     fn rests(&mut self, slot: usize, caller: usize, term: LeaseTimes) {
         self.saw(Seen::Rested);
         let (local, life) = (self.local(slot), self.nodes[slot].life);
-        let third = std::time::Duration::from_millis(term.lease_ms) / 3;
+        let third = Duration::from_millis(term.lease_ms) / 3;
         let rest = Rest {
-            earliest: local + third.mul_f64(0.89),
+            earliest: local + third.mul_f64(0.9),
             latest: local + third,
         };
         self.watch.elections.rests.insert((slot, life, caller), rest);
@@ -556,7 +563,7 @@ impl World {
         if !self.is_calm() || !self.profile.rules.queues {
             return;
         }
-        let slack = std::time::Duration::from_nanos(20 * MS + 4 * self.profile.lag);
+        let slack = Duration::from_nanos(20 * MS + 4 * self.profile.lag);
         let mut rests = self.watch.elections.rests.iter();
         let late = rests.find(|((slot, ..), rest)| rest.latest + slack < self.local(*slot));
         if let Some((&(slot, _, caller), _)) = late {
