@@ -92,6 +92,8 @@ pub(crate) enum Act {
     HandOut,
     /// Has something written under the lease.
     Write,
+    /// Tells whoever observes something, whether it leads or not.
+    Proclaim,
     /// Leaves something for whoever runs its tick again, whether it holds or not.
     Save,
 }
@@ -286,6 +288,7 @@ impl World {
             (Act::HandOut, State::Holding) => self.hand_out(slot, caller),
             (Act::Write, State::Holding) => self.begin_write(slot, caller),
             (Act::Save, _) => self.save(slot, caller),
+            (Act::Proclaim, _) => self.proclaim(slot, caller),
             // The future is dropped, not the guard.
             (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
             (Act::Drop, State::Holding) => {
@@ -413,6 +416,9 @@ impl World {
             }
             return;
         }
+        if self.elections.contains(&key) {
+            return self.lead(slot, caller);
+        }
         self.hold(slot, caller);
     }
 
@@ -481,6 +487,7 @@ impl World {
             AcquireError::InUse(_) => Seen::InUseTold,
             AcquireError::Owned(_) => Seen::OwnerAnswered,
             AcquireError::Latch(report) => Seen::latch(*report),
+            AcquireError::Leader(_) => Seen::LeaderAnswered,
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) => Seen::DeniedLost,
         });
@@ -498,6 +505,7 @@ impl World {
         }
         self.over(slot, caller);
         self.watch_not_adopted(slot, caller, denial);
+        self.election_answered(slot, caller, denial);
         if let AcquireError::InUse(Some(permits)) = denial
             && *permits > u64::from(PERMITS)
         {
@@ -555,6 +563,11 @@ impl World {
         let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
         if never && want.mark.is_none() {
             self.over(slot, caller);
+        }
+        if self.elections.contains(&key) && state == State::Holding {
+            // So is the work of a leader.
+            self.over(slot, caller);
+            self.leads_no_more(slot, key);
         }
         if want.mark.is_some() && state == State::Holding {
             // The run is dropped, and its node stands by for the same tick.

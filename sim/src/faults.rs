@@ -478,6 +478,7 @@ impl World {
             }
         }
         self.note(None, None, || "drain".into());
+        self.stop_observing();
         if !self.profile.crowd {
             return;
         }

@@ -7,7 +7,7 @@
 //!
 //! Reading order: [`coverage`] (what must have happened), `profile` (what kind of world it is), `world` (state and
 //! time), `network` (connections, server, inboxes), `callers` (who wants locks), `writes` (what
-//! they write), `faults` (what goes wrong), `watch`
+//! they write), `elections` (who leads), `faults` (what goes wrong), `watch`
 //! (what must never happen), `log`.
 
 #![allow(clippy::too_many_lines, reason = "a table of events, and a world's beginning")]
@@ -17,6 +17,7 @@ use tenure::protocol::flaw::Flaw;
 mod callers;
 mod checkpoints;
 pub mod coverage;
+mod elections;
 pub mod explore;
 mod faults;
 mod inbox;
@@ -150,6 +151,14 @@ pub enum Wrong {
     BeforeZero,
     /// Somebody waits for a latch that is at zero, or was, or is not set.
     PastZero,
+    /// Something was proclaimed by who does not lead, or is told of another leader than of whom proclaimed it.
+    ProclaimedByAnother,
+    /// An observer is told of a leader, or of what it proclaimed, after it was told of something later.
+    ToldBack,
+    /// An observer that keeps asking is not told who leads, or what that one proclaimed.
+    LeaderUntold,
+    /// Who is to rest claims at once, or never.
+    Restless,
     /// A lock is handed on and on and never left free for others.
     NeverFree,
     /// Something is left when all is over.
@@ -180,7 +189,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 41] = [
+    pub const ALL: [Wrong; 45] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -210,6 +219,10 @@ impl Wrong {
         Wrong::NotCounted,
         Wrong::BeforeZero,
         Wrong::PastZero,
+        Wrong::ProclaimedByAnother,
+        Wrong::ToldBack,
+        Wrong::LeaderUntold,
+        Wrong::Restless,
         Wrong::NeverFree,
         Wrong::LeftOver,
         Wrong::Storm,

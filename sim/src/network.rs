@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::flaw::{Flaw, Plant};
-use tenure::protocol::message::{Batch, BatchReply, Executed, Failure, Verb};
+use tenure::protocol::message::{Batch, BatchReply, Executed, Failure, Question, Request, Verb};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
 
 use crate::Wrong;
@@ -223,7 +223,14 @@ impl World {
                 },
             );
         }
-        if self.in_storm() && self.chance(2) {
+        let proclaims = |request: &Request| matches!(request.verb, Verb::Ask(Question::Proclaim { .. }));
+        // What comes late must find the same leader, which has proclaimed something else.
+        let percent = if batch.requests.iter().any(proclaims) {
+            20
+        } else {
+            2
+        };
+        if self.in_storm() && self.chance(percent) {
             self.write_again(conn, &batch);
         }
         self.push_through(conn, id, batch, false);

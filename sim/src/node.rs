@@ -308,6 +308,7 @@ impl World {
                 outgoing.request.verb, outgoing.class
             )
         });
+        self.watch_rests(slot, key, &outgoing.request);
         let now = self.now;
         let node = &mut self.nodes[slot];
         node.sends += 1;

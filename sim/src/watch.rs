@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::Wrong;
 use crate::callers::{Caller, PERMITS, State};
 use crate::coverage::Seen;
+use crate::elections::Elections;
 use crate::jobs::Ticks;
 use crate::latches::Latches;
 use crate::node::Node;
@@ -29,6 +30,7 @@ pub(crate) struct Watch {
     pub(crate) twin: bool,
     pub(crate) ticks: Ticks,
     pub(crate) latches: Latches,
+    pub(crate) elections: Elections,
     pub(crate) forgot: bool,
     highest_fences: Vec<Option<Fence>>,
     /// Of writers alone.
@@ -56,6 +58,7 @@ impl Watch {
             twin: false,
             ticks: Ticks::default(),
             latches: Latches::default(),
+            elections: Elections::default(),
             forgot: false,
             highest_fences: vec![None; keys],
             written: vec![None; keys],
@@ -385,6 +388,7 @@ impl World {
             self.watch_shares(key, request, before, &after);
             self.watch_downgrade(key, request, reply, before);
             self.watch_latch(key, request, before.latch.as_ref(), after.latch.as_ref());
+            self.watch_election(key, request, reply);
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
             if !before.is_free() || !after.is_free() {
@@ -658,12 +662,15 @@ impl World {
         let calm = self.is_calm();
         if calm {
             self.saw(Seen::Calm);
-            for key in 0..self.latch.unwrap_or(self.keys.len()) {
-                self.watch_sleepers(key);
+            for key in 0..self.keys.len() {
+                if Some(key) != self.latch {
+                    self.watch_sleepers(key);
+                }
             }
             self.watch_latch_sleepers();
             self.watch_orphans();
         }
+        self.watch_elections();
         for key in self.jobs() {
             self.watch_pursuits(key, calm);
             self.watch_abandoned(key, calm);
@@ -683,10 +690,17 @@ impl World {
 
     /// In calm, no lock is free for longer than a third of a lease while somebody waits for it.
     fn watch_sleepers(&mut self, key: usize) {
-        let waits = |node: &Node| {
+        let is_election = self.elections.contains(&key);
+        let waits = |(slot, node): (usize, &Node)| {
             let of_key = |caller: &usize| node.callers[*caller].key == key;
             let waiting = |caller: &usize| node.callers[*caller].state == State::Waiting;
-            node.alive && node.live.iter().any(|caller| of_key(caller) && waiting(caller))
+            // Who observes waits for no lease, and who rests not yet.
+            let stands = |caller: &usize| {
+                !is_election
+                    || node.callers[*caller].want.question.is_none() && !self.is_resting(slot, *caller)
+            };
+            let mut live = node.live.iter();
+            node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))
         };
         let owned = self.owned(&self.keys[key]);
         let wanted = self.nodes.iter().filter(|node| node.alive).flat_map(|node| {
@@ -698,7 +712,7 @@ impl World {
         let room = PERMITS.checked_sub(owned.in_use() + wanted.max().unwrap_or_default());
         let has_permits = self.profile.permits && key < self.locks && room.is_some_and(|room| room > 0);
         let free = owned.is_free() || has_permits;
-        if !free || !self.nodes.iter().any(waits) {
+        if !free || !self.nodes.iter().enumerate().any(waits) {
             self.watch.free_since[key] = None;
             return;
         }
@@ -793,12 +807,11 @@ impl World {
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
         let records = self.keys.iter().any(|key| !self.owned(key).is_free());
         let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
-        let name = self.latch.map(|key| &self.keys[key]);
         let is_known = |name: &Name| {
             let ledger = &self.server.ledger;
             ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
         };
-        let latches = name.is_some_and(is_known);
+        let latches = self.keys.iter().any(is_known);
         if callers || engines || records || entries || latches {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())

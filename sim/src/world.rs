@@ -138,6 +138,23 @@ pub(crate) enum Event {
     Latch {
         slot: usize,
     },
+    Stand {
+        slot: usize,
+        key: usize,
+    },
+    StandAgain {
+        slot: usize,
+        life: u32,
+        key: usize,
+    },
+    Observe {
+        observer: usize,
+    },
+    LookOn {
+        slot: usize,
+        life: u32,
+        observer: usize,
+    },
     Caller {
         slot: usize,
         life: u32,
@@ -198,9 +215,10 @@ pub(crate) struct World {
     due: BinaryHeap<Reverse<Due>>,
     pub(crate) profile: Profile,
     pub(crate) keys: Vec<Name>,
-    /// So many of them are locks, the rest are jobs, and the last one may be a latch.
+    /// So many of them are locks; then there may be a job, a latch, and elections.
     pub(crate) locks: usize,
     pub(crate) latch: Option<usize>,
+    pub(crate) elections: Range<usize>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
     pub(crate) conns: Vec<Conn>,
@@ -235,6 +253,12 @@ impl World {
         if latch.is_some() {
             keys.push(Name::latch(Key::from("latch")));
         }
+        let first = keys.len();
+        if setup.seed % 9 == 7 && !profile.crowd {
+            let elections = 0..1 + setup.seed / 9 % 2;
+            keys.extend(elections.map(|e| Name::election(Key::from(format!("e{e}")))));
+        }
+        let elections = first..keys.len();
         let mut world = World {
             setup,
             rng,
@@ -248,6 +272,7 @@ impl World {
             keys,
             locks,
             latch,
+            elections,
             nodes: Vec::new(),
             slots: HashMap::new(),
             conns: Vec::new(),
@@ -277,6 +302,7 @@ impl World {
                 world.at(first, Event::Latch { slot });
             }
         }
+        world.elections_begin();
         for (rare, seen) in [
             (!world.profile.rules.queues, Seen::NoQueue),
             (!world.profile.rules.final_push, Seen::WeakPush),
@@ -380,6 +406,10 @@ impl World {
             Event::Arrival { slot } => self.arrival(slot),
             Event::Letter { slot, letter, what } => self.deliver(slot, letter, what),
             Event::Latch { slot } => self.use_latch(slot),
+            Event::Stand { slot, key } => self.stand(slot, key),
+            Event::StandAgain { slot, life, key } if self.is(slot, life) => self.campaign(slot, key, true),
+            Event::Observe { observer } => self.observe(observer),
+            Event::LookOn { slot, life, observer } if self.is(slot, life) => self.look_on(observer),
             Event::Caller {
                 slot,
                 life,
@@ -403,6 +433,8 @@ impl World {
             Event::Wake { slot, .. }
             | Event::Step { slot, .. }
             | Event::Caller { slot, .. }
+            | Event::StandAgain { slot, .. }
+            | Event::LookOn { slot, .. }
             | Event::Chase { slot, .. } => (*slot, 2),
             Event::InboxOpened { slot, .. }
             | Event::InboxPong { slot, .. }
@@ -442,7 +474,7 @@ impl World {
 
     /// Those of the keys that are jobs.
     pub(crate) fn jobs(&self) -> Range<usize> {
-        self.locks..self.latch.unwrap_or(self.keys.len())
+        self.locks..self.latch.unwrap_or(self.elections.start)
     }
 
     // Bookkeeping.

@@ -392,6 +392,30 @@ fn finds_a_waiter_that_is_told_what_was_before_it_came() {
     finds(with(Flaw::OldLookBelieved), Wrong::BeforeZero, 1);
 }
 
+#[test]
+fn finds_what_is_told_of_the_next_leader() {
+    finds(
+        with(Flaw::ProclaimedOutlivesLeader),
+        Wrong::ProclaimedByAnother,
+        1,
+    );
+}
+
+#[test]
+fn finds_something_proclaimed_that_replaces_something_later() {
+    finds(with(Flaw::ProclaimedLate), Wrong::ToldBack, 1);
+}
+
+#[test]
+fn finds_an_observer_that_waits_for_the_push_alone() {
+    finds(with(Flaw::WatchedByPushAlone), Wrong::LeaderUntold, 1);
+}
+
+#[test]
+fn finds_who_lost_and_claims_again_at_once() {
+    finds(with(Flaw::NeverRests), Wrong::Restless, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]

@@ -48,9 +48,10 @@ impl<P: Plant> KeyState<P> {
                 _ => self.leave(cx, number, None),
             }
         }
+        // Some of them watch: nobody else would ask for those.
+        self.rested(cx);
         self.drop_saves();
         self.look_for_watchers(cx);
-        self.rested(cx);
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {

@@ -54,6 +54,8 @@ pub enum Flaw {
     WatchedByPushAlone,
     /// Who comes to watch believes an answer to a question of before.
     OldLookBelieved,
+    /// Who lost a lease claims it again at once.
+    NeverRests,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -154,7 +156,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 60] = [
+    pub const ALL: [Flaw; 61] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -169,6 +171,7 @@ impl Flaw {
         Flaw::HandedOnUnanswered,
         Flaw::WatchedByPushAlone,
         Flaw::OldLookBelieved,
+        Flaw::NeverRests,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

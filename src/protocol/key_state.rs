@@ -7,7 +7,7 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
 use crate::protocol::claims::Claims;
 use crate::protocol::context::StepContext;
-use crate::protocol::flaw::Plant;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::line::{Caller, Line};
 use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, TickTime};
 use crate::protocol::readers::Readers;
@@ -227,7 +227,7 @@ impl<P: Plant> KeyState<P> {
             failed_claims: 0,
             was_writer: false,
         };
-        if options.rests {
+        if options.rests && !self.plant.planted(Flaw::NeverRests) {
             self.rest(cx, caller);
         } else {
             self.enter(cx, caller);

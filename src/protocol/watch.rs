@@ -45,6 +45,11 @@ impl Watch {
         self.look_again = self.asking.is_some();
     }
 
+    /// No later than then.
+    pub(crate) fn look_by(&mut self, latest: Instant) {
+        self.due = self.due.map(|due| due.min(latest));
+    }
+
     /// The shortest of all their leases.
     pub(crate) fn term(&self) -> Option<LeaseTimes> {
         let terms = self.callers.values().map(|caller| caller.options.term);

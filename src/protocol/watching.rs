@@ -33,9 +33,11 @@ impl<P: Plant> KeyState<P> {
         match denial {
             Some(denial) => cx.effects.push(Effect::Denied(caller.ticket, denial)),
             None => {
-                self.watch_of(question, None)
-                    .callers
-                    .insert(caller.ticket, caller);
+                let third = cx.now + caller.lease() / 3;
+                let watch = self.watch_of(question, None);
+                watch.callers.insert(caller.ticket, caller);
+                // The others may have longer leases.
+                watch.look_by(third);
             }
         }
     }
@@ -185,6 +187,8 @@ impl<P: Plant> KeyState<P> {
         known.callers.extend(heard);
         if is_news {
             known.look_now();
+        } else {
+            known.look_by(next);
         }
     }
 

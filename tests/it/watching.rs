@@ -21,6 +21,17 @@ fn watches(machine: &mut Machine) -> Ticket {
     })
 }
 
+/// Who knows who leads, and would be told of another.
+fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
+    machine.enter(AcquireOptions {
+        question: Some(Question::Leader {
+            known: Some(GrantNumber(7)),
+        }),
+        rests,
+        ..options(lease_ms)
+    })
+}
+
 fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
     matches!(
         machine.denial(ticket),
@@ -175,4 +186,47 @@ fn what_failed_is_asked_again_when_the_store_is_back() {
     machine.reachable();
     assert_eq!(machine.sends(), sends + 1, "it has nothing to repeat");
     assert!(machine.denial(ticket).is_none());
+}
+
+#[test]
+fn who_rests_before_it_watches_asks_then() {
+    let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
+    let ticket = observes(&mut machine, 1000, true);
+    assert_eq!(machine.sends(), 0);
+    let pause = machine.passes();
+    assert!(pause >= ms(300) && pause <= ms(334), "{pause:?}");
+    assert_eq!(machine.sends(), 1, "nothing else would make it ask");
+    machine.answer(Reply::Leader(None));
+    assert!(matches!(machine.denial(ticket), Some(AcquireError::Leader(None))));
+    assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
+}
+
+#[test]
+fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
+    let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
+    observes(&mut machine, 3000, false);
+    machine.answer(WATCHING);
+    machine.later(ms(100));
+    observes(&mut machine, 400, false);
+    assert_eq!(machine.sends(), 1, "the store was asked that for all who know it");
+    let pause = machine.passes();
+    assert!(pause <= ms(134), "a third of the shorter lease: {pause:?}");
+    assert_eq!(machine.sends(), 2);
+}
+
+#[test]
+fn who_learns_what_the_others_know_looks_by_its_own_lease() {
+    let mut machine = self::machine();
+    for lease_ms in [3000, 400] {
+        machine.enter(AcquireOptions {
+            question: Some(Question::Zero { of: None }),
+            ..options(lease_ms)
+        });
+        machine.answer(WATCHING);
+        machine.later(ms(100));
+    }
+    assert_eq!(machine.sends(), 2);
+    let pause = machine.passes();
+    assert!(pause <= ms(134), "a third of the shorter lease: {pause:?}");
+    assert_eq!(machine.sends(), 3);
 }
