@@ -120,7 +120,7 @@ fn with(flaw: Flaw) -> Setup {
 
 #[test]
 fn finds_a_deadline_counted_from_the_answer() {
-    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 1_030);
+    finds(with(Flaw::DeadlineFromReply), Wrong::TwoHolders, 1_905);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn finds_a_late_renewal_that_revives() {
 
 #[test]
 fn finds_a_claim_number_used_twice() {
-    finds(with(Flaw::NumberTwice), Wrong::Unbacked, 39);
+    finds(with(Flaw::NumberTwice), Wrong::Unbacked, 270);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn finds_a_tick_that_is_passed_over() {
 
 #[test]
 fn finds_a_job_that_stands_still_behind_a_tick_that_was_skipped() {
-    finds(with(Flaw::SkippedTickAwaited), Wrong::TickAsleep, 1);
+    finds(with(Flaw::SkippedTickAwaited), Wrong::TickAsleep, 540);
 }
 
 #[test]
@@ -455,5 +455,5 @@ fn finds_a_request_that_is_forgotten_with_its_connection() {
 
 #[test]
 fn finds_a_reload_without_a_bound() {
-    finds(with(Flaw::ReloadWithoutBound), Wrong::Orphan, 950);
+    finds(with(Flaw::ReloadWithoutBound), Wrong::Orphan, 1_240);
 }
