@@ -260,10 +260,8 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     let (letter, rest) = text
         .split_first()
         .ok_or_else(|| malformed("a reply of the script is empty"))?;
-    match letter {
-        b'U' => return decode_report(rest).map(Reply::Report),
-        b'T' => return decode_leader(rest).map(Reply::Leader),
-        _ => {}
+    if let b'U' | b'T' = letter {
+        return decode_bytes(*letter, rest);
     }
     let rest = String::from_utf8_lossy(rest);
     let left = || {
@@ -328,6 +326,14 @@ fn decode_latch(letter: u8, rest: &str) -> Result<Reply, Failure> {
         b'H' => return Ok(Reply::Watching(rest.parse().map_err(bad)?)),
         _ => return Err(malformed("a reply of the script is unknown")),
     }))
+}
+
+/// What holds bytes of the caller's.
+fn decode_bytes(letter: u8, rest: &[u8]) -> Result<Reply, Failure> {
+    match letter {
+        b'T' => decode_leader(rest).map(Reply::Leader),
+        _ => decode_report(rest).map(Reply::Report),
+    }
 }
 
 /// Who leads, as `lua/elect.lua` lists it.
