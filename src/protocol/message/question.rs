@@ -43,7 +43,7 @@ pub enum Question {
         /// Whose lease it is.
         of: Holder,
     },
-    /// As [`Verb::Leave`], for an owner that is no claim of the asker's.
+    /// As [`Verb::Leave`](crate::protocol::message::Verb::Leave), for an owner that is no claim of the asker's.
     Release {
         /// Whose lease it is.
         of: Holder,
