@@ -17,7 +17,7 @@ use crate::tools::holder;
 const ELECTIONS: usize = 5;
 /// So many steps are done before all is forgotten: else nearly all is foreign, and queues are long.
 const EPOCH: u64 = 250;
-/// What is taken of the time for which somebody watches.
+/// What is taken of the time for which somebody watches or leads.
 const AGES: [u64; 3] = [173_000, 297_000, 539_000];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,6 +60,7 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("several watch", 100),
         ("news of a leave", 3),
         ("news of what is proclaimed", 20),
+        ("leader aged", 5),
         ("watcher died", 2),
         ("memory removed", 2),
     ];
@@ -101,8 +102,8 @@ impl Run {
             0..76 => self.batch(step).await,
             76..81 => self.base.listen().await,
             81 => self.base.spoil_clock(step).await,
-            82..88 => self.base.age(),
-            88..91 => self.age_watchers(),
+            82..86 => self.base.age(),
+            86..91 => self.age(),
             91 => self.forget(),
             _ => self.base.foreign(),
         }
@@ -406,6 +407,11 @@ impl Run {
         });
         let model = self.proclaimed(at);
         assert_eq!(real, model, "step {step}: what is proclaimed");
+        let is_old = leads.is_some() && real.is_none() && fields.contains_key("number");
+        assert!(
+            !is_old,
+            "step {step}: what one who led before proclaimed is there"
+        );
 
         let live: HashMap<NodeId, u64> = fields
             .iter()
@@ -419,8 +425,7 @@ impl Run {
             self.base.saw("several watch");
         }
 
-        let mut pttl = redis::cmd("PTTL");
-        let left: i64 = pttl.arg(&memory).query(&mut self.base.client).unwrap();
+        let left = self.left(&memory);
         let longest = LONG_MS as i64;
         assert!((1..=longest).contains(&left), "step {step}: it ends in {left} ms");
         let ends = now + left as u64 + TOLERANCE_MS;
@@ -446,11 +451,30 @@ impl Run {
         self.base.tagged('v', &full)
     }
 
-    /// Time goes by for who watches.
-    fn age_watchers(&mut self) {
+    /// What is left of a key.
+    fn left(&mut self, key: &[u8]) -> i64 {
+        redis::cmd("PTTL").arg(key).query(&mut self.base.client).unwrap()
+    }
+
+    fn shorten(&mut self, key: &[u8], to: i64) {
+        let mut expire = redis::cmd("PEXPIRE");
+        expire.arg(key).arg(to).exec(&mut self.base.client).unwrap();
+    }
+
+    /// Time goes by for who watches and who leads, or for who watches alone: else hardly one of them is forgotten.
+    fn age(&mut self) {
         let at = self.base.rng.usize(..ELECTIONS);
-        let Some(memory) = self.memory(at) else { return };
-        let ms = AGES[self.base.rng.usize(..AGES.len())];
+        let (Some(memory), Some(record)) = (self.memory(at), self.base.record(at)) else {
+            return;
+        };
+        let alone = self.base.rng.bool();
+        let ms = AGES[self.base.rng.usize(..AGES.len())] * if alone { 2 } else { 1 };
+        let (known, leads) = (self.left(&memory), self.left(&record));
+        // What ends by that is somebody else's matter, and so is a record that was made to last.
+        let ends = |left: i64| (0..=ms as i64).contains(&left);
+        if !alone && (ends(known) || ends(leads) || leads > LONG_MS as i64 / 2) {
+            return;
+        }
         let mut fields = redis::cmd("HKEYS");
         let fields: Vec<String> = fields.arg(&memory).query(&mut self.base.client).unwrap();
         for watcher in fields.iter().filter(|field| field.starts_with('w')) {
@@ -462,11 +486,23 @@ impl Run {
                 .unwrap();
         }
         let us = self.base.now() * 1000;
-        let name = &self.base.names[at];
-        let before = self.base.ledger.watchers(name, us).count();
-        self.base.ledger.age_watchers(name, ms);
-        if self.base.ledger.watchers(name, us).count() < before {
+        let name = self.base.names[at].clone();
+        let before = self.base.ledger.watchers(&name, us).count();
+        self.base.ledger.age_watchers(&name, ms);
+        if self.base.ledger.watchers(&name, us).count() < before {
             self.base.saw("watcher died");
+        }
+        if alone {
+            return;
+        }
+        self.shorten(&memory, known - ms as i64);
+        if let Some(mut owned) = self.base.ledger.record(&name, us).cloned()
+            && let Some(expires) = &mut owned.expires
+        {
+            *expires -= ms;
+            self.base.ledger.overwrite(&name, Some(owned));
+            self.shorten(&record, leads - ms as i64);
+            self.base.saw("leader aged");
         }
     }
 
