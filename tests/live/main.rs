@@ -30,6 +30,7 @@ mod help;
 mod idle;
 mod interop;
 mod latches;
+mod leading;
 mod leases;
 mod loss;
 mod many_keys;

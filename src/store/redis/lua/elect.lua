@@ -30,11 +30,16 @@ local function lives(key, time)
   if redis.call('PTTL', key) < time + 0 then redis.call('PEXPIRE', key, time) end
 end
 
+-- Whether somebody watches still. What is no time is past.
+local function watches(key, field)
+  return (tonumber(redis.call('HGET', key, field)) or 0) >= ms
+end
+
 -- Whoever watches is told, and has to look before it is told again.
 local function tell(i, key)
   for _, field in ipairs(redis.call('HKEYS', key)) do
     if string.byte(field) == 119 then
-      if redis.call('HGET', key, field) + 0 >= ms then
+      if watches(key, field) then
         -- Its count decides nothing, and who watches looks for itself.
         redis.pcall('PUBLISH', 'tenure1:n:' .. string.sub(field, 2), '1 changed election ' .. KEYS[i])
       end
@@ -61,7 +66,7 @@ if asks then
   local function watch(key, node, lease)
     if redis.call('HSET', key, 'w' .. node, format('%d', ms + lease)) == 1 then
       for _, field in ipairs(redis.call('HKEYS', key)) do
-        if string.byte(field) == 119 and redis.call('HGET', key, field) + 0 < ms then redis.call('HDEL', key, field) end
+        if string.byte(field) == 119 and not watches(key, field) then redis.call('HDEL', key, field) end
       end
     end
     lives(key, lease)
@@ -70,7 +75,7 @@ if asks then
   local function proclaim(key, number, to)
     local seq, said = string.match(to, '^(%d+):(.*)$')
     local known = redis.call('HMGET', key, 'number', 'seq')
-    if known[1] == number and known[2] + 0 >= seq + 0 then return end
+    if known[1] == number and (tonumber(known[2]) or -1) >= seq + 0 then return end
     local version = last + 1
     if version < us then version = us end
     local text = format('%d', version)
@@ -99,7 +104,7 @@ if asks then
     end
     local known = redis.call('HMGET', key, 'number', 'version', 'said')
     local version, said = number or '0', ''
-    if number and known[1] == number then version, said = known[2], '=' .. known[3] end
+    if number and known[1] == number and is_number(known[2]) and known[3] then version, said = known[2], '=' .. known[3] end
     if to == 'w' and tick == version then
       watch(key, string.match(holder, '^%x+'), lease)
       return 'H' .. version
