@@ -291,7 +291,7 @@ pub enum StoreErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreRefusal {
-    /// The key holds something that is not a lock, a job, a latch or a semaphore, as the case may be.
+    /// The key holds something that is not a lock, a job, a latch, an election or a semaphore, as the case may be.
     WrongType,
     /// `OOM`: the server is at its memory limit.
     OutOfMemory,
@@ -332,7 +332,7 @@ impl fmt::Display for StoreRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             StoreRefusal::WrongType => {
-                "the key holds a value that is not a lock, a job, a latch or a semaphore: use another key or prefix"
+                "the key holds a value that is not a lock, a job, a latch, an election or a semaphore: use another key or prefix"
             }
             StoreRefusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
             StoreRefusal::ReadOnly => "the server is read-only (READONLY): connect to the master",

@@ -320,6 +320,8 @@ impl Acquire {
         }
         // Whoever tries is told that it is busy, and of permits a task may have several.
         if self.wanted.wait
+            // A question waits for no lease.
+            && self.wanted.question.is_none()
             && !self.wanted.mode.is_of_permits()
             && let Some(held) = scope::find(node, &self.wanted.name)
         {

@@ -197,6 +197,7 @@ impl Guard {
             |text: &str| OptionsError(format!("cannot give up the lease on `{key}` to others: {text}"));
         let term = match held.handle.options().term(keep) {
             _ if held.name.kind == Kind::Job => Err(refused("it is that of a job's tick")),
+            _ if held.name.kind == Kind::Election => Err(refused("it is that of an election")),
             Err(error) => Err(error),
             Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
                 "others of this process read by it, give them time or take a fixed lease",

@@ -18,10 +18,13 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told.
+    /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
+    /// have proclaimed something in the same step.
     pub(crate) fn elected(&mut self) {
+        let leads = self.leads().map(|(_, number)| number);
         if !self.planted(Flaw::ProclaimedOutlivesLeader) {
-            self.state.proclaimed = None;
+            let proclaimed = &mut self.state.proclaimed;
+            proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
         }
         self.tell_watchers();
     }

@@ -14,7 +14,7 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{
     Batch, BatchReply, GrantNumber, Holder, Kind, Name, NodeId, Push, Reply, Request, Rule,
 };
-pub use crate::protocol::record::{Job, Latch, LeftFree, Record, RecordOwner, Saved, Share};
+pub use crate::protocol::record::{Job, Latch, LeftFree, Proclaimed, Record, RecordOwner, Saved, Share};
 use crate::protocol::record::{State, is_past};
 use crate::protocol::transaction::Transaction;
 use crate::protocol::write::Precondition;
@@ -326,8 +326,33 @@ impl<P: Plant> Ledger<P> {
         if let Some(latch) = &mut state.latch {
             latch.expires = latch.expires.saturating_sub(ms);
         }
-        for watcher in &mut state.watchers {
+        self.age_watchers(name, ms);
+    }
+
+    /// The same of the time for which it is watched alone.
+    #[doc(hidden)]
+    pub fn age_watchers(&mut self, name: &Name, ms: u64) {
+        let watchers = self.states.get_mut(name).map(|state| &mut state.watchers);
+        for watcher in watchers.into_iter().flatten() {
             watcher.expires = watcher.expires.saturating_sub(ms);
+        }
+    }
+
+    /// What the leader of an election proclaimed, at `now_us`.
+    pub fn proclaimed(&self, name: &Name, now_us: u64) -> Option<&Proclaimed> {
+        let RecordOwner::Claim(_, number) = self.record(name, now_us)?.owner else {
+            return None;
+        };
+        let proclaimed = self.states.get(name)?.proclaimed.as_deref();
+        proclaimed.filter(|proclaimed| proclaimed.number == number)
+    }
+
+    /// What somebody does who removes what was proclaimed and who watches.
+    #[doc(hidden)]
+    pub fn forget_watchers(&mut self, name: &Name) {
+        if let Some(state) = self.states.get_mut(name) {
+            state.proclaimed = None;
+            state.watchers.clear();
         }
     }
 

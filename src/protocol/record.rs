@@ -224,14 +224,15 @@ pub struct Latch {
 
 /// What a leader proclaimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Proclaimed {
+pub struct Proclaimed {
     /// The grant by which it led.
-    pub(crate) number: GrantNumber,
+    pub number: GrantNumber,
     /// A number of its own, which grows.
-    pub(crate) version: GrantNumber,
+    pub version: GrantNumber,
     /// Which of those of this leadership.
-    pub(crate) seq: u64,
-    pub(crate) said: Checkpoint,
+    pub seq: u64,
+    /// What it is.
+    pub said: Checkpoint,
 }
 
 /// A node that is told when what it watches changes.

@@ -493,6 +493,131 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     eyes.until_empty().await;
 }
 
+/// The same under the name of an election's record, also where it is text that looks like a record of ours.
+#[tokio::test]
+async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    let election = locks.election("relay");
+    let guard = soon(election.campaign()).await.unwrap();
+    let names: Vec<String> = eyes.text("KEYS tenure1:e:*");
+    let (name, record) = (&names[0], eyes.text::<String>(&format!("GET {}", names[0])));
+    guard.release().await.unwrap();
+    for (make, dump) in [
+        ("RPUSH {} 1 2 3", "LRANGE {} 0 -1"),
+        ("ZADD {} 1 one 2 two", "ZRANGE {} 0 -1"),
+        ("HSET {} field value", "HVALS {}"),
+    ] {
+        let (make, dump) = (make.replace("{}", name), dump.replace("{}", name));
+        let _: () = eyes.text(&make);
+        let theirs: Vec<String> = eyes.text(&dump);
+        for (what, error) in [
+            ("stand", soon(election.campaign()).await.map(drop)),
+            (
+                "in time",
+                soon(election.campaign_timeout(PATIENCE)).await.map(drop),
+            ),
+            ("lead", soon(election.lead(async |_| ())).await),
+            ("who leads", soon(election.leader()).await.map(drop)),
+            ("observe", soon(election.observe().next()).await.map(drop)),
+        ] {
+            let error = error.expect_err(what);
+            let is_told = matches!(&error, Error::Store { source, .. }
+                if *source.kind() == StoreErrorKind::Refused(StoreRefusal::WrongType));
+            assert!(is_told, "{make}, {what}: {error:?}");
+            tells(&error, &["`relay`", "an election", "another key or prefix"]);
+        }
+        soon(locks.idle()).await;
+        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!(eyes.text::<Vec<String>>(&dump), theirs);
+        let _: i64 = eyes.text(&format!("DEL {name}"));
+    }
+    // Whoever has it is none of ours: nobody is told a leader that no node can be, and the other questions of the batch are answered.
+    let beside = locks.election("beside");
+    let (ours, _) = record.rsplit_once(':').unwrap();
+    let numbers = ["0", "007", "9007199254740992", "99999999999999999999"];
+    let near = numbers.map(|number| format!("{ours}:{number}"));
+    let others = ["theirs", "5f3b:12:ab:7"].map(str::to_owned);
+    for theirs in near.into_iter().chain(others) {
+        let _: () = eyes.text(&format!("SET {name} {theirs}"));
+        let asked = async { tokio::join!(election.leader(), beside.leader(), beside.leader()) };
+        let (theirs_leads, nobody, again) = soon(asked).await;
+        assert_eq!(theirs_leads.unwrap(), None, "{theirs}");
+        assert_eq!((nobody.unwrap(), again.unwrap()), (None, None), "{theirs}");
+        let waited = soon(election.campaign_timeout(ms(100))).await.unwrap_err();
+        assert!(matches!(waited, Error::Busy { .. }), "{theirs}: {waited:?}");
+        assert_eq!(eyes.text::<String>(&format!("GET {name}")), theirs);
+    }
+    let _: i64 = eyes.text(&format!("DEL {name}"));
+    soon(election.campaign()).await.unwrap().release().await.unwrap();
+    soon(locks.idle()).await;
+    eyes.until_empty().await;
+}
+
+/// The same where what a leader proclaims should be: it leads all the same, and resigns.
+#[tokio::test]
+async fn a_foreign_memory_of_an_election_is_refused_and_keeps_nobody_from_leading() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(3_000)).await;
+    let election = locks.election("relay");
+    let guard = soon(election.campaign()).await.unwrap();
+    soon(election.proclaim("here")).await.unwrap();
+    let names: Vec<String> = eyes.text("KEYS tenure1:v:*");
+    let name = &names[0];
+    guard.release().await.unwrap();
+    let _: i64 = eyes.text(&format!("RPUSH {name} 1 2 3"));
+    let watch = Watch::of("kind=election key=relay ");
+    let guard = soon(election.campaign()).await.unwrap();
+    for (what, error) in [
+        ("proclaim", soon(election.proclaim("x")).await),
+        ("who leads", soon(election.leader()).await.map(drop)),
+        ("observe", soon(election.observe().next()).await.map(drop)),
+    ] {
+        let error = error.expect_err(what);
+        let is_told = matches!(&error, Error::Store { source, .. }
+            if *source.kind() == StoreErrorKind::Refused(StoreRefusal::WrongType));
+        assert!(is_told, "{what}: {error:?}");
+    }
+    watch.until("renewed").await;
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+    assert_eq!(eyes.text::<usize>(&format!("LLEN {name}")), 3);
+    let _: i64 = eyes.text(&format!("DEL {name}"));
+
+    // What is none of ours within it is no news, and is gone with the leader.
+    for rubbish in [
+        "version x seq y said theirs",
+        "version 007 seq 1 said theirs",
+        "version 99999999999999999999 seq 1 said theirs",
+        "version 7",
+        "said theirs",
+        "seq nan wzz x w nan",
+    ] {
+        let guard = soon(election.campaign()).await.unwrap();
+        let record: Vec<String> = eyes.text("KEYS tenure1:e:*");
+        let record: String = eyes.text(&format!("GET {}", record[0]));
+        let (_, number) = record.rsplit_once(':').unwrap();
+        let _: i64 = eyes.text(&format!("HSET {name} number {number} {rubbish}"));
+        let leader = soon(election.leader()).await.unwrap().expect("it leads");
+        assert_eq!(
+            (leader.fence(), leader.value()),
+            (guard.fence(), None),
+            "{rubbish}"
+        );
+        let mut observer = election.observe();
+        let seen = soon(observer.next()).await.unwrap().unwrap();
+        assert_eq!(seen, leader, "{rubbish}");
+        let (news, told) = tokio::join!(soon(observer.next()), soon(election.proclaim("here")));
+        told.unwrap_or_else(|error| panic!("{rubbish}: {error}"));
+        assert_eq!(news.unwrap().unwrap().value(), Some(&b"here"[..]), "{rubbish}");
+        soon(guard.release()).await.unwrap();
+        soon(locks.idle()).await;
+        assert_eq!(eyes.left_behind(), [""; 0], "{rubbish}");
+    }
+}
+
 /// The same where the queue of a record should be. What a later version may write there is passed over, and stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {

@@ -46,6 +46,11 @@ fn plays_a_role() {
                 println!("@waits");
                 waiting.await.unwrap().unwrap();
             }
+            "observes" => {
+                let mut observer = locks.election(&*key).observe();
+                println!("@observes");
+                while observer.next().await.is_ok() {}
+            }
             "transfers" => {
                 println!("@ready");
                 multi::transfers((key == "with locks").then_some(locks), &url, true).await;

@@ -16,6 +16,7 @@ use tenure::store::{Store, WriteAnswer};
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, batch, connect, holder, store};
 
+mod elections;
 mod latches;
 
 const NAMES: usize = 9;
@@ -307,7 +308,7 @@ struct Run {
     modes: HashMap<Holder, Mode>,
     /// So many claims in a hundred read.
     readers: u8,
-    /// What the records of semaphores are called, once they were there.
+    /// What the records of semaphores and elections are called, once they were there.
     records: HashMap<usize, Vec<u8>>,
     next: u64,
     last: u64,
@@ -1296,10 +1297,11 @@ impl Run {
                 key["tenure1:".len()] = b'o';
                 key
             }),
-            Kind::Semaphore => {
+            Kind::Semaphore | Kind::Election => {
                 if !self.records.contains_key(&at) {
                     let full = self.full(at);
-                    let found = self.tagged('s', &full)?;
+                    let letter = if self.kind == Kind::Election { 'e' } else { 's' };
+                    let found = self.tagged(letter, &full)?;
                     self.records.insert(at, found);
                 }
                 self.records.get(&at).cloned()

@@ -31,6 +31,7 @@ mod idle;
 mod interop;
 mod latches;
 mod leaders;
+mod leading;
 mod leases;
 mod loss;
 mod many_keys;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tenure::Key;
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Checkpoint, Executed, GrantNumber, NodeId, Question, Reply, Request, TickTime, Verb,
+    Checkpoint, Executed, GrantNumber, Name, NodeId, Question, Reply, Request, TickTime, Verb,
 };
 use tenure::store::{Link, Store};
 
@@ -296,6 +297,22 @@ fn store_url(server: &RedisServer, protocol: &str) -> String {
     format!("redis://app:secret@127.0.0.1:{}/{protocol}", server.port())
 }
 
+/// From before somebody leads until after that, seen by who observes it.
+async fn who_leads(locks: &tenure::Locks) {
+    let election = locks.election("x");
+    let mut observer = election.observe();
+    assert_eq!(observer.next().await.unwrap(), None);
+    let (news, guard) = tokio::join!(observer.next(), election.campaign());
+    let guard = guard.unwrap();
+    assert_eq!(news.unwrap().unwrap().fence(), guard.fence());
+    let (news, proclaimed) = tokio::join!(observer.next(), election.proclaim("here"));
+    proclaimed.unwrap();
+    assert_eq!(news.unwrap().unwrap().value(), Some(&b"here"[..]));
+    let (news, released) = tokio::join!(observer.next(), guard.release());
+    released.unwrap();
+    assert_eq!(news.unwrap(), None);
+}
+
 /// What is asked about a job and kept of its runs, readers, and permits.
 async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let of = holder(1, 7);
@@ -332,6 +349,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         }
     }
     let locks = tenure::Locks::builder().redis(url).await.unwrap();
+    who_leads(&locks).await;
     let (one, two) = (locks.rw_lock("read").read(), locks.rw_lock("read").read());
     let (one, two) = (one.await.unwrap(), two.await.unwrap());
     drop((one, two));
@@ -485,6 +503,18 @@ async fn a_replica_is_no_store() {
             .await
             .unwrap_err();
         assert_eq!(failure.executed, Executed::No, "{verb:?}");
+    }
+    for known in [None, Some(GrantNumber(0)), Some(GrantNumber(7))] {
+        let of = holder(8, 1);
+        for question in [Question::Leader { known }, Question::Proclaim { of, seq: 1 }] {
+            let request = Request {
+                name: Name::election(Key::from("b")),
+                data: Some(Checkpoint(b"here".as_slice().into())),
+                ..request(b"b", of, Verb::Ask(question))
+            };
+            let failure = link.apply(batch(vec![request])).await.unwrap_err();
+            assert_eq!(failure.executed, Executed::No, "{question:?}");
+        }
     }
 }
 

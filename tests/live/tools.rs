@@ -122,7 +122,7 @@ impl Inbox {
         }
     }
 
-    async fn push(&mut self) -> Option<InboxEvent> {
+    pub async fn push(&mut self) -> Option<InboxEvent> {
         tokio::time::timeout(PATIENCE, self.notes.recv())
             .await
             .expect("a push in time")

@@ -256,6 +256,22 @@ pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
     soon(adopted.release()).await.unwrap();
 }
 
+/// Of an election nobody but who leads has to know, and so it goes from hand to hand by standing.
+pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
+    let guard = soon(one.election("order").campaign()).await.unwrap();
+    let guard = match soon(guard.into_transfer(MINUTE)).await {
+        Err(TransferError::Refused(guard, Error::Options(why))) => {
+            assert!(why.to_string().contains("of an election"), "{why}");
+            guard
+        }
+        answer => panic!("{answer:?}"),
+    };
+    assert!(guard.is_held());
+    let leader = soon(other.election("order").leader()).await.unwrap();
+    assert_eq!(leader.unwrap().fence(), guard.fence());
+    soon(guard.release()).await.unwrap();
+}
+
 /// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left.
 #[macro_export]
 macro_rules! laws_of_transfers {
@@ -270,6 +286,7 @@ macro_rules! laws_of_transfers {
             an_extended_one_lasts,
             a_permit_is_given_out_by_itself,
             what_others_share_is_not_given_up,
+            an_election_is_not_given_up,
         );
     };
     ($nodes:path, $empty:path: $($law:ident,)+) => {

@@ -13,7 +13,7 @@ use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
 use crate::protocol::write::GuardedWrite;
 pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{ELECTIONS, JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
 use crate::store::redis::write::{self, WriteCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link, WriteAnswer};
@@ -77,7 +77,7 @@ impl RedisLink {
         let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
 
         let mut questions = redis::pipe();
-        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES, &ELECTIONS] {
             load(script, &mut questions);
         }
         questions.cmd("INFO").arg("server");
@@ -85,14 +85,25 @@ impl RedisLink {
         questions.cmd("INFO").arg("replication");
         // For people. Who may not set it does without.
         questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
-        let answers = connection.send_packed_commands(&questions, 0, 8).await;
+        let answers = connection.send_packed_commands(&questions, 0, 9).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([locks, jobs, semaphores, latches, server, memory, replication, _]) =
-            <[Value; 8]>::try_from(answers)
+        let Ok(
+            [
+                locks,
+                jobs,
+                semaphores,
+                latches,
+                elections,
+                server,
+                memory,
+                replication,
+                _,
+            ],
+        ) = <[Value; 9]>::try_from(answers)
         else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
-        for loaded in [locks, jobs, semaphores, latches] {
+        for loaded in [locks, jobs, semaphores, latches, elections] {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         check_info(store, [server, memory, replication], &mut warnings)?;

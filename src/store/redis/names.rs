@@ -188,6 +188,12 @@ mod tests {
             assert_eq!(slot(&permits), slot(&record), "{key:?}");
             assert_eq!(names.name(Kind::Semaphore, &permits), Some(semaphore), "{key:?}");
             assert_eq!(names.name(Kind::Job, &permits), None, "{key:?}");
+            let election = Name::election(Key::from(key));
+            let (mut memory, mut record) = (Vec::new(), Vec::new());
+            names.push_memory(&election, &mut memory);
+            names.push_record(&election, &mut record);
+            assert_eq!((slot(&memory), slot(&record)), (slot(&permits), slot(&permits)));
+            assert_eq!(names.name(Kind::Election, &record), Some(election), "{key:?}");
             let latch = Name::latch(Key::from(key));
             let mut record = Vec::new();
             names.push_record(&latch, &mut record);

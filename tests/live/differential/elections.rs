@@ -1,0 +1,517 @@
+//! The same for elections: who leads and waits, who watches, and what is proclaimed. Beside what records and queues have,
+//! each memory is compared, and the news that each node is told of.
+
+use std::collections::{HashMap, VecDeque};
+
+use tenure::protocol::ledger::{Branch, Proclaimed, RecordOwner};
+use tenure::protocol::message::{
+    Batch, Checkpoint, GrantNumber, Holder, InboxEvent, Kind, LeaderReport, LeaseTimes, NodeId, Push,
+    Question, Reply, Request, Rule, Verb,
+};
+
+use super::{LEASES, LONG_MS, NODES, TOLERANCE_MS, seldom, var};
+use crate::server::RedisServer;
+use crate::tools::holder;
+
+/// Few, so that much happens to each.
+const ELECTIONS: usize = 5;
+/// So many steps are done before all is forgotten: else nearly all is foreign, and queues are long.
+const EPOCH: u64 = 250;
+/// What is taken of the time for which somebody watches or leads.
+const AGES: [u64; 3] = [173_000, 297_000, 539_000];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
+    let seed = var("TENURE_SEED", fastrand::u64(..));
+    let steps = var("TENURE_STEPS", 4_000);
+    println!("TENURE_SEED={seed} TENURE_STEPS={steps}");
+    let server = RedisServer::start();
+    let mut run = Run::new(&server, seed).await;
+    let wanted = [
+        ("Granted", 50),
+        ("Queued", 50),
+        ("QueuedBehindForeign", 3),
+        ("Busy", 30),
+        ("Late", 10),
+        ("Gone", 50),
+        ("Done", 80),
+        ("NotThere", 20),
+        ("Refused", 1),
+        ("nobody leads", 5),
+        ("leads", 10),
+        ("leads and proclaimed", 8),
+        ("watches who leads", 40),
+        ("watches nobody", 10),
+        ("watches what is proclaimed", 20),
+        ("proclaimed", 40),
+        ("proclaimed before", 8),
+        ("proclaimed by who was next", 1),
+        ("not the leader", 50),
+        ("asked again", 20),
+        ("settled for another", 2),
+        ("stale passed over", 5),
+        ("deaf passed over", 50),
+        ("dead removed", 2),
+        ("clock refused", 3),
+        ("grant pushed", 20),
+        ("news", 20),
+        ("grant and news at once", 5),
+        ("several told", 15),
+        ("several watch", 100),
+        ("news of a leave", 3),
+        ("news of what is proclaimed", 20),
+        ("leader aged", 5),
+        ("watcher died", 2),
+        ("memory removed", 2),
+    ];
+    let mut taken = 0;
+    // A seed that is short of some gets more, as with the others.
+    while taken < steps || (taken < 20 * steps && seldom(&run.base.replies, steps, &wanted).is_some()) {
+        run.step(taken).await;
+        taken += 1;
+        if taken.is_multiple_of(EPOCH) {
+            run.base.begin_again();
+        }
+    }
+    let mut seen: Vec<_> = run.base.replies.iter().collect();
+    seen.sort_unstable();
+    println!("{taken} steps: {seen:?}");
+    let short = seldom(&run.base.replies, steps, &wanted);
+    assert_eq!(short, None, "in {taken} steps");
+}
+
+struct Run {
+    /// Records and queues are as those of locks.
+    base: super::Run,
+    /// What was told of each election, the latest last.
+    versions: [VecDeque<GrantNumber>; ELECTIONS],
+}
+
+impl Run {
+    async fn new(server: &RedisServer, seed: u64) -> Self {
+        let mut base = super::Run::new(server, seed, Kind::Election).await;
+        base.busy = ELECTIONS;
+        Run {
+            base,
+            versions: Default::default(),
+        }
+    }
+
+    async fn step(&mut self, step: u64) {
+        match self.base.rng.u8(..100) {
+            0..76 => self.batch(step).await,
+            76..81 => self.base.listen().await,
+            81 => self.base.spoil_clock(step).await,
+            82..86 => self.base.age(),
+            86..91 => self.age(),
+            91 => self.forget(),
+            _ => self.base.foreign(),
+        }
+    }
+
+    fn owner(&self, at: usize) -> Option<(Holder, GrantNumber)> {
+        match self.base.ledger.record(&self.base.names[at], 0)?.owner {
+            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Foreign | RecordOwner::WrongType => None,
+        }
+    }
+
+    fn proclaimed(&self, at: usize) -> Option<Proclaimed> {
+        self.base.ledger.proclaimed(&self.base.names[at], 0).cloned()
+    }
+
+    /// One that was there before, mostly who leads, or somebody new.
+    fn claim(&mut self, at: usize) -> (Holder, LeaseTimes) {
+        let leads = self.owner(at).map(|(holder, _)| holder);
+        let claims = &self.base.claims[at];
+        let leader = claims.iter().find(|claim| Some(claim.0) == leads).copied();
+        let rng = &mut self.base.rng;
+        let known = if rng.u8(..3) > 0 {
+            leader.or_else(|| rng.choice(claims).copied())
+        } else {
+            rng.choice(claims).copied()
+        };
+        known.unwrap_or_else(|| self.base.fresh(at))
+    }
+
+    /// Whose time is over and who stands there still, if anybody: else hardly one of them asks.
+    fn dead(&mut self, at: usize) -> Option<(Holder, LeaseTimes)> {
+        let now = self.base.now();
+        let name = &self.base.names[at];
+        let mut entries = self.base.ledger.entries();
+        let (_, dead, _) = entries.find(|(of, _, dies)| *of == name && *dies < now)?;
+        self.base.claims[at].iter().find(|claim| claim.0 == dead).copied()
+    }
+
+    fn request(&mut self, at: usize) -> Request {
+        let (mut holder, mut term) = self.claim(at);
+        if let Some(dead) = self.dead(at)
+            && self.base.rng.u8(..4) == 0
+        {
+            (holder, term) = dead;
+        }
+        let mut data = None;
+        let verb = match self.base.rng.u8(..20) {
+            0..6 => {
+                if self.base.rng.u8(..8) > 0 {
+                    (holder, term) = self.base.fresh(at);
+                }
+                let wait = self.base.rng.u8(..3) > 0;
+                Verb::Claim { wait }
+            }
+            6..9 => Verb::Renew,
+            9 | 10 => Verb::Leave,
+            question => {
+                // Whoever asks is nobody's claim.
+                let (of, known) = (holder, term);
+                (holder, term) = self.asker();
+                Verb::Ask(match question {
+                    11 => {
+                        // A claim has one length for life.
+                        term = known;
+                        let repeats = self.base.rng.bool();
+                        Question::Release { of, repeats }
+                    }
+                    12..16 => Question::Leader {
+                        known: self.known(at),
+                    },
+                    _ => {
+                        data = Some(self.said());
+                        let of = self.next(at).unwrap_or(of);
+                        Question::Proclaim {
+                            of,
+                            seq: self.seq(at),
+                        }
+                    }
+                })
+            }
+        };
+        Request {
+            name: self.base.names[at].clone(),
+            holder,
+            term,
+            mode: Default::default(),
+            turn: Default::default(),
+            data,
+            mark: None,
+            verb,
+        }
+    }
+
+    /// Who is first of those who wait for nobody, now and then: else hardly ever who is about to lead proclaims something.
+    fn next(&mut self, at: usize) -> Option<Holder> {
+        let name = &self.base.names[at];
+        let is_free = self.base.ledger.record(name, 0).is_none();
+        let first = self.base.ledger.waiters(name).first().copied();
+        first.filter(|_| is_free && self.base.rng.bool())
+    }
+
+    fn asker(&mut self) -> (Holder, LeaseTimes) {
+        self.base.next += 1;
+        let lease_ms = LEASES[self.base.rng.usize(..LEASES.len())];
+        let term = LeaseTimes {
+            lease_ms,
+            margin_ms: lease_ms / 10,
+        };
+        (holder(self.base.rng.u128(1..=NODES), self.base.next), term)
+    }
+
+    /// What the asker knows: mostly what there is.
+    fn known(&mut self, at: usize) -> Option<GrantNumber> {
+        let number = self.owner(at).map(|(_, number)| number);
+        let version = self.proclaimed(at).map(|proclaimed| proclaimed.version);
+        let old = self.base.rng.choice(&self.versions[at]).copied();
+        match self.base.rng.u8(..10) {
+            0 => None,
+            1 => Some(GrantNumber(0)),
+            2 => number,
+            3 => old,
+            _ => Some(version.or(number).unwrap_or(GrantNumber(0))),
+        }
+    }
+
+    /// One more, the same once more, or one of before.
+    fn seq(&mut self, at: usize) -> u64 {
+        let kept = self.proclaimed(at).map_or(0, |proclaimed| proclaimed.seq);
+        match self.base.rng.u8(..8) {
+            0 => 0,
+            1 => kept.saturating_sub(1),
+            2 => kept,
+            3 => self.base.rng.u64(..12),
+            _ => kept + 1,
+        }
+    }
+
+    fn said(&mut self) -> Checkpoint {
+        if self.base.rng.bool() {
+            return self.base.data();
+        }
+        let length = self.base.rng.usize(..20);
+        let bytes = (0..length).map(|_| self.base.rng.u8(..));
+        Checkpoint(bytes.collect())
+    }
+
+    async fn batch(&mut self, step: u64) {
+        let mut places: Vec<usize> = (0..ELECTIONS).collect();
+        self.base.rng.shuffle(&mut places);
+        places.truncate(self.base.rng.usize(1..=4));
+        let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
+        let now_us = self.base.now() * 1000;
+        let ahead = self.base.rng.u8(..20) == 0;
+        let batch = Batch {
+            highest: GrantNumber(if ahead {
+                now_us + self.base.rng.u64(..3_000)
+            } else {
+                0
+            }),
+            not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
+            poll_gap_ms: 0,
+            rule: Rule::Each,
+            requests,
+        };
+        let real = self.base.link.apply(batch.clone()).await;
+        let real = real.unwrap_or_else(|failure| panic!("step {step}: {batch:?}: {failure:?}"));
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let ledger = &mut self.base.ledger;
+        let model = ledger.apply_traced(real.time, &batch, &mut pushes, &mut branches);
+        let replies = real.replies.iter().zip(&model.replies);
+        for ((at, request), (real, model)) in places.iter().zip(&batch.requests).zip(replies) {
+            assert!(
+                super::same(real, model),
+                "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
+            );
+            self.note(*at, real);
+            if let (Verb::Ask(Question::Proclaim { of, seq }), Reply::Done) = (request.verb, real) {
+                let kept = self.proclaimed(*at);
+                assert!(
+                    kept.is_some_and(|kept| kept.seq >= seq),
+                    "step {step}: it is not proclaimed"
+                );
+                let was_next = |push: &Push| matches!(push, Push::Granted(grant) if grant.holder == of);
+                if pushes.iter().any(was_next) {
+                    self.base.saw("proclaimed by who was next");
+                }
+            }
+        }
+        for branch in branches {
+            self.base.saw(match branch {
+                Branch::LeaderWatched => "watched",
+                Branch::Proclaimed => "proclaimed",
+                Branch::ProclaimedBefore => "proclaimed before",
+                Branch::ProclaimRefused => "not the leader",
+                Branch::StalePassedOver => "stale passed over",
+                Branch::DeafPassedOver => "deaf passed over",
+                Branch::DeadRemoved => "dead removed",
+                Branch::SettledForAnother => "settled for another",
+                Branch::AskedAgain => "asked again",
+                _ => continue,
+            });
+        }
+        self.compare_pushes(&batch, pushes, step).await;
+        for at in places {
+            self.base.compare(at, real.time / 1000, step);
+            self.base.compare_record(at, step);
+            self.compare_memory(at, step);
+        }
+    }
+
+    /// What was answered.
+    fn note(&mut self, at: usize, reply: &Reply) {
+        let version = match reply {
+            Reply::Granted(number) => Some(*number),
+            Reply::Leader(Some(report)) => Some(report.version),
+            _ => None,
+        };
+        let versions = &mut self.versions[at];
+        versions.extend(version);
+        if versions.len() > 8 {
+            versions.pop_front();
+        }
+        let says = self.proclaimed(at).is_some();
+        self.base.saw(match reply {
+            Reply::Leader(None) => "nobody leads",
+            Reply::Leader(Some(LeaderReport { said: None, .. })) => "leads",
+            Reply::Leader(Some(_)) => "leads and proclaimed",
+            Reply::Watching(GrantNumber(0)) => "watches nobody",
+            Reply::Watching(_) if says => "watches what is proclaimed",
+            Reply::Watching(_) => "watches who leads",
+            other => super::word(other),
+        });
+    }
+
+    /// To each inbox what is for it, in order.
+    async fn compare_pushes(&mut self, batch: &Batch, pushes: Vec<Push>, step: u64) {
+        for push in &pushes {
+            let request = batch.requests.iter().find(|request| request.name == *push.name());
+            let verb = request.expect("it is about one of them").verb;
+            self.base.saw(match (push, verb) {
+                (Push::Granted(_), _) => "grant pushed",
+                (Push::Changed(..), Verb::Leave) => "news of a leave",
+                (Push::Changed(..), Verb::Ask(Question::Proclaim { .. })) => "news of what is proclaimed",
+                (Push::Changed(..), _) => "news of an act",
+            });
+        }
+        for two in pushes.windows(2).filter(|two| two[0].name() == two[1].name()) {
+            self.base.saw(match (&two[0], &two[1]) {
+                (Push::Granted(_), Push::Changed(..)) => "grant and news at once",
+                (Push::Changed(..), Push::Changed(..)) => "several told",
+                other => panic!("step {step}: {other:?}"),
+            });
+        }
+        for push in pushes {
+            let (node, is_news) = (push.node(), matches!(push, Push::Changed(..)));
+            let Some(inbox) = self.base.inboxes.get_mut(&node) else {
+                assert!(is_news, "step {step}: only who listens is chosen: {push:?}");
+                continue;
+            };
+            let told = inbox.push().await;
+            assert_eq!(told, Some(InboxEvent::from(push)), "step {step}: to {node}");
+            if is_news {
+                self.base.saw("news");
+            }
+        }
+        for inbox in self.base.inboxes.values_mut() {
+            assert!(
+                inbox.is_empty(),
+                "step {step}: a push that the ledger does not know"
+            );
+        }
+    }
+
+    /// What is proclaimed, who watches, and for how long that is known.
+    fn compare_memory(&mut self, at: usize, step: u64) {
+        let now = self.base.now();
+        let Some(memory) = self.memory(at) else {
+            let watchers = self.base.ledger.watchers(&self.base.names[at], now * 1000);
+            assert_eq!(
+                (watchers.count(), self.proclaimed(at)),
+                (0, None),
+                "step {step}: nothing is known"
+            );
+            return;
+        };
+        let fields: HashMap<String, Vec<u8>> = redis::cmd("HGETALL")
+            .arg(&memory)
+            .query(&mut self.base.client)
+            .unwrap();
+        let number = |field: &[u8]| std::str::from_utf8(field).unwrap().parse::<u64>().unwrap();
+        let leads = self.owner(at).map(|(_, number)| number.0);
+        let is_of_leader = |fields: &&HashMap<String, Vec<u8>>| {
+            fields.contains_key("said") && Some(number(&fields["number"])) == leads
+        };
+        let real = Some(&fields).filter(is_of_leader).map(|fields| Proclaimed {
+            number: GrantNumber(number(&fields["number"])),
+            version: GrantNumber(number(&fields["version"])),
+            seq: number(&fields["seq"]),
+            said: Checkpoint(fields["said"].as_slice().into()),
+        });
+        let model = self.proclaimed(at);
+        assert_eq!(real, model, "step {step}: what is proclaimed");
+        let is_old = leads.is_some() && real.is_none() && fields.contains_key("number");
+        assert!(
+            !is_old,
+            "step {step}: what one who led before proclaimed is there"
+        );
+
+        let live: HashMap<NodeId, u64> = fields
+            .iter()
+            .filter_map(|(field, until)| Some((field.strip_prefix('w')?.parse().unwrap(), number(until))))
+            .filter(|(_, until)| *until >= now)
+            .collect();
+        let watchers = self.base.ledger.watchers(&self.base.names[at], now * 1000);
+        let watchers: HashMap<NodeId, u64> = watchers.collect();
+        assert_eq!(live, watchers, "step {step}: who watches");
+        if live.len() > 1 {
+            self.base.saw("several watch");
+        }
+
+        let left = self.left(&memory);
+        let longest = LONG_MS as i64;
+        assert!((1..=longest).contains(&left), "step {step}: it ends in {left} ms");
+        let ends = now + left as u64 + TOLERANCE_MS;
+        let last = watchers.values().max();
+        assert!(
+            last.is_none_or(|until| *until <= ends),
+            "step {step}: before who watches"
+        );
+        // A record that was made to last is renewed before it ends.
+        let record = self.base.ledger.record(&self.base.names[at], now * 1000);
+        let until = record
+            .and_then(|record| record.expires)
+            .filter(|_| model.is_some());
+        let until = until.filter(|until| *until < now + LONG_MS / 2);
+        assert!(
+            until.is_none_or(|until| until <= ends),
+            "step {step}: {left} ms, before who leads: {record:?}"
+        );
+    }
+
+    fn memory(&mut self, at: usize) -> Option<Vec<u8>> {
+        let full = self.base.full(at);
+        self.base.tagged('v', &full)
+    }
+
+    /// What is left of a key.
+    fn left(&mut self, key: &[u8]) -> i64 {
+        redis::cmd("PTTL").arg(key).query(&mut self.base.client).unwrap()
+    }
+
+    fn shorten(&mut self, key: &[u8], to: i64) {
+        let mut expire = redis::cmd("PEXPIRE");
+        expire.arg(key).arg(to).exec(&mut self.base.client).unwrap();
+    }
+
+    /// Time goes by for who watches and who leads, or for who watches alone: else hardly one of them is forgotten.
+    fn age(&mut self) {
+        let at = self.base.rng.usize(..ELECTIONS);
+        let (Some(memory), Some(record)) = (self.memory(at), self.base.record(at)) else {
+            return;
+        };
+        let alone = self.base.rng.bool();
+        let ms = AGES[self.base.rng.usize(..AGES.len())] * if alone { 2 } else { 1 };
+        let (known, leads) = (self.left(&memory), self.left(&record));
+        // What ends by that is somebody else's matter, and so is a record that was made to last.
+        let ends = |left: i64| (0..=ms as i64).contains(&left);
+        if !alone && (ends(known) || ends(leads) || leads > LONG_MS as i64 / 2) {
+            return;
+        }
+        let mut fields = redis::cmd("HKEYS");
+        let fields: Vec<String> = fields.arg(&memory).query(&mut self.base.client).unwrap();
+        for watcher in fields.iter().filter(|field| field.starts_with('w')) {
+            redis::cmd("HINCRBY")
+                .arg(&memory)
+                .arg(watcher)
+                .arg(-(ms as i64))
+                .exec(&mut self.base.client)
+                .unwrap();
+        }
+        let us = self.base.now() * 1000;
+        let name = self.base.names[at].clone();
+        let before = self.base.ledger.watchers(&name, us).count();
+        self.base.ledger.age_watchers(&name, ms);
+        if self.base.ledger.watchers(&name, us).count() < before {
+            self.base.saw("watcher died");
+        }
+        if alone {
+            return;
+        }
+        self.shorten(&memory, known - ms as i64);
+        if let Some(mut owned) = self.base.ledger.record(&name, us).cloned()
+            && let Some(expires) = &mut owned.expires
+        {
+            *expires -= ms;
+            self.base.ledger.overwrite(&name, Some(owned));
+            self.shorten(&record, leads - ms as i64);
+            self.base.saw("leader aged");
+        }
+    }
+
+    /// Somebody removes what is known.
+    fn forget(&mut self) {
+        let at = self.base.rng.usize(..ELECTIONS);
+        let Some(memory) = self.memory(at) else { return };
+        redis::cmd("DEL").arg(memory).exec(&mut self.base.client).unwrap();
+        self.base.ledger.forget_watchers(&self.base.names[at]);
+        self.base.saw("memory removed");
+    }
+}
