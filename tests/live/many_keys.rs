@@ -1,6 +1,7 @@
 //! Keys that are used once leave nothing behind: neither on the server nor in the process that used them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure::Locks;
 use tokio::task::JoinSet;
@@ -10,9 +11,11 @@ use crate::server::RedisServer;
 
 /// Says how many keys, to this binary once more: what it measures of its own memory is nobody else's.
 const CHILD: &str = "TENURE_KEYS_CHILD";
+/// Of a latch: the shortest that there is.
+const LIFE: Duration = Duration::from_secs(1);
 /// So many tasks at once.
 const TASKS: u64 = 32;
-/// One to read, one to write, and five at once. The first is a semaphore, too.
+/// One to read, one to write, and five at once. The first is a semaphore, a latch and an election, too.
 const BLOCK: u64 = 7;
 
 #[test]
@@ -97,13 +100,18 @@ async fn use_blocks(locks: &Arc<Locks>, from: u64, to: u64) {
                 if block % 4 < 2 {
                     permits.release().await.unwrap();
                 } else {
-                    let keep = std::time::Duration::from_secs(60);
+                    let keep = Duration::from_secs(60);
                     let transfer = permits.into_transfer(keep).await.unwrap();
                     match block % 4 {
                         2 => transfer.release(&locks).await.unwrap(),
                         _ => drop(locks.adopt(&transfer).await.unwrap()),
                     }
                 }
+                let latch = locks.latch(key).life(LIFE);
+                assert!(latch.try_set_count(1).await.unwrap());
+                let (waited, counted) = tokio::join!(latch.wait(), latch.count_down());
+                assert_eq!((waited.unwrap(), counted.unwrap()), ((), 0));
+                lead_once(&locks, key).await;
                 let several = locks.multi(key + 2..key + BLOCK).lock().await.unwrap();
                 if block % 2 == 0 {
                     several.release().await.unwrap();
@@ -114,6 +122,22 @@ async fn use_blocks(locks: &Arc<Locks>, from: u64, to: u64) {
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
     }
+}
+
+/// Seen by who observes that, now and then.
+async fn lead_once(locks: &Locks, key: u64) {
+    let election = locks.election(key);
+    let led = election.lead(async |_| {
+        election.proclaim("first").await.unwrap();
+        if key.is_multiple_of(2) {
+            let mut observer = election.observe();
+            assert!(observer.next().await.unwrap().is_some());
+            let (news, told) = tokio::join!(observer.next(), election.proclaim("here"));
+            told.unwrap();
+            assert!(news.unwrap().is_some());
+        }
+    });
+    led.await.unwrap();
 }
 
 /// An allocator takes memory from the system in pieces, and each thread has some.
