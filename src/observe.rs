@@ -4,7 +4,7 @@
 //! # Events
 //!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
-//! events about one key, beside their `kind`: `lock`, `job`, `semaphore` or `latch`. They are no label of anything that is counted. What
+//! events about one key, beside their `kind`: `lock`, `job`, `semaphore`, `election` or `latch`. They are no label of anything that is counted. What
 //! happens to a node has its id as `node`, and everything but what layers tell has a `node_name`, if the
 //! [builder](crate::locks::Builder::node_name) gave one.
 //!
@@ -91,11 +91,11 @@
 //!
 //! | metric | kind | unit | labels | what it says |
 //! |---|---|---|---|---|
-//! | `tenure_grants_total` | counter | callers | `kind`: `lock`, `job` for the ticks of a job, or `semaphore` | callers that got a lock |
-//! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key, an option, or a wait for oneself), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
-//! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
-//! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
-//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`. `cause`: `deadline` and `gone` are trouble; `overdue` (held for longer than it may be) and `unfetched` (nobody polled the future that it was granted to) are faults of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
+//! | `tenure_grants_total` | counter | callers | `kind`: `lock`, `job` for the ticks of a job, `semaphore`, or `election` | callers that got a lock |
+//! | `tenure_wait_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`, `election`. `outcome`: `granted`, `busy`, `queue_full`, `store`, `closed`, `invalid` (a key, an option, or a wait for oneself), `not_due` (a tick that is over, or early), or `gave_up` | from asking for a lock to the answer; giving up is to drop the future, as a timeout does |
+//! | `tenure_hold_seconds` | histogram | seconds | `kind`: `lock`, `job`, `semaphore`, `election`. `outcome`: `released`, or `lost` when the guard had been told before that the lease was lost | from getting a lock to giving it back or dropping the guard |
+//! | `tenure_handoffs_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`, `election`. `from`: `local`, a caller of this process; `remote`, the store's queue | leases that passed from one holder to the next who waited |
+//! | `tenure_losses_total` | counter | leases | `kind`: `lock`, `job`, `semaphore`, `election`. `cause`: `deadline` and `gone` are trouble; `overdue` (held for longer than it may be) and `unfetched` (nobody polled the future that it was granted to) are faults of the program; `ended` (a fixed lease) and `shutdown` are neither | leases that ended before their guard did |
 //! | `tenure_renewal_slack_seconds` | histogram | seconds | | what had been left of a lease when the answer to its renewal came. Two thirds of the lease are normal; near zero leases are about to be lost |
 //! | `tenure_batch_requests` | histogram | requests | | requests that travelled to the store together |
 //! | `tenure_store_errors_total` | counter | errors | `during`: `lock` (callers that were refused), `wait` and `renew` (tried again), `release` (a caller was told), `withdraw` (given up, it ends by itself), `connection`, `inbox`. `error`: `unreachable`, `timed_out`, `interrupted`, or why it refused: `wrong_type`, `out_of_memory`, `read_only`, `loading`, `busy`, `misconfigured`, `no_replicas`, `no_auth`, `wrong_password`, `no_permission`, `unsupported`, `other` | errors of the store |

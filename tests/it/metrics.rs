@@ -16,7 +16,7 @@ const OBSERVE: &str = include_str!("../../src/observe.rs");
 
 type Labels = [(&'static str, &'static [&'static str])];
 
-const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore"]);
+const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore", "election"]);
 
 /// Every name with its kind, unit and labels, once more: whoever changes one breaks somebody's dashboard, and meets
 /// this.
