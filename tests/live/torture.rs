@@ -226,6 +226,9 @@ impl Variant {
             );
             findings.add("readers that did not happen", text);
         }
+        if !self.faults.is_empty() && !tally.events.contains_key("adopted") {
+            findings.add("leases that did not travel", String::new());
+        }
         if let Some(register) = &register {
             self.registered(register, &tally, &mut findings);
         }

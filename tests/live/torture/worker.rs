@@ -10,6 +10,7 @@
 //! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
 //! | `saw id first last` | after | what a reader read of one of the two, first and at last; a check stands behind it |
+//! | `event adopted` | after | a lease was given up to others and adopted |
 //! | `downgraded id to` | after | the writer `id` goes on as the reader `to`, whose grant stands before it |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
+use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore, Transfer, TransferError};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -48,6 +49,7 @@ fn torture_worker() {
 pub struct Worker {
     pub orders: Orders,
     pub journal: Arc<Journal>,
+    node: Locks,
     locks: Vec<RwLock>,
     semaphore: Semaphore,
     counters: Option<Vec<File>>,
@@ -106,6 +108,7 @@ impl Worker {
         let counters = orders.counters.as_ref();
         let worker = Arc::new(Worker {
             semaphore: locks.semaphore(SEMAPHORE, PERMITS),
+            node: locks.clone(),
             locks: (0..orders.keys).map(|key| locks.rw_lock(name(key))).collect(),
             counters: counters.map(|dir| (0..orders.keys).map(|key| counter(dir, key)).collect()),
             register,
@@ -251,9 +254,45 @@ impl Worker {
                 self.work_as(to, &reader, key, true, wrote, rng).await;
                 return self.end(to, reader, rng).await;
             }
+            (Held::Real(guard), _) if rng.u32(..6) == 0 => {
+                let Some(guard) = self.travel(id, guard, key).await else {
+                    return;
+                };
+                let held = Held::Real(guard);
+                let (to, _) = self.work_under(&held, key, mode == Mode::Read, None, rng).await;
+                return self.end(to, held, rng).await;
+            }
             (held, _) => held,
         };
         self.end(id, held, rng).await;
+    }
+
+    /// A holder gives its lease up to whoever has the text of it, who goes on with it.
+    async fn travel(&self, id: u64, guard: Guard, key: usize) -> Option<Guard> {
+        self.journal.write(now(), format_args!("ending {id} transfer"));
+        let transfer = match guard.into_transfer(self.orders.lease).await {
+            Ok(transfer) => transfer,
+            // Others read by it, or it is fixed and would last longer.
+            Err(TransferError::Refused(guard, _)) => {
+                drop(guard);
+                return None;
+            }
+            Err(TransferError::Failed(error)) => {
+                self.failed(key, &error);
+                return None;
+            }
+        };
+        let transfer: Transfer = transfer.to_string().parse().expect("its own text");
+        match self.node.adopt(&transfer).await {
+            Ok(guard) => {
+                self.journal.write(now(), format_args!("event adopted"));
+                Some(guard)
+            }
+            Err(error) => {
+                self.failed(key, &error);
+                None
+            }
+        }
     }
 
     /// A writer goes on as a reader, if it is given the time.
