@@ -179,6 +179,37 @@ async fn a_future_of_permits_dropped_after_any_number_of_polls_leaves_nothing() 
     }
 }
 
+/// The same for who stands, leads, proclaims or asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_future_of_an_election_dropped_after_any_number_of_polls_leaves_nothing() {
+    let store = MemoryStore::new();
+    let (one, other) = (node(&store), node(&store));
+    for times in (0..=6).cycle().take(70) {
+        for led_by in [None, Some(&other), Some(&one)] {
+            let election = one.election("relay");
+            let leader: Option<Guard> = match led_by {
+                Some(node) => Some(soon(node.election("relay").campaign()).await.unwrap()),
+                None => None,
+            };
+            drop(polled(election.campaign(), times).await);
+            drop(polled(election.campaign_timeout(ms(5000)), times).await);
+            drop(polled(election.lead(async |_| tokio::task::yield_now().await), times).await);
+            drop(polled(election.proclaim("here"), times).await);
+            drop(polled(election.leader(), times).await);
+            // For the first time it is told what is there, and watches nothing.
+            drop(polled(election.observe().next(), times).await);
+            if let Some(guard) = leader {
+                assert!(guard.is_held());
+                drop(polled(guard.release(), times).await);
+            }
+            nothing_left(&store, &[&one, &other]).await;
+            let guard = soon(election.campaign_timeout(ms(5000))).await.unwrap();
+            drop(polled(guard.release(), times).await);
+            soon(one.idle()).await;
+        }
+    }
+}
+
 /// The same for leases that travel. What was given up before its future was dropped is for others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing() {
