@@ -118,21 +118,17 @@ impl World {
         // In a crowd the first holds for long, and all others wait with claims of their own.
         let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
         let want = AcquireOptions {
-            term,
             mode: self.mode_of_next(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
-            together: false,
-            rests: false,
             solo: !crowd && self.nodes[slot].callers.len() % 16 == 6,
             // Not drawn: the same seed is the same world as before.
             max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)
                 .then(|| Duration::from_millis(term.lease_ms / 2)),
-            mark: None,
-            turn: Default::default(),
             question: self.question_of_next(slot),
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
+            ..AcquireOptions::new(term)
         };
         let free = |key: &Name| self.nodes[slot].shard.is_free(key);
         // Not drawn, as above.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, Mode, NodeId, Question, Reply,
-    Request, Verb,
+    Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, NodeId, Question, Reply, Request,
+    Verb,
 };
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 use tenure::protocol::time::Instant;
@@ -174,19 +174,10 @@ impl World {
 
     fn of_election(&self, term: LeaseTimes, question: Option<Question>) -> AcquireOptions {
         AcquireOptions {
-            term,
-            mode: Mode::Exclusive,
             wait: question.is_none_or(Question::is_watched),
-            fixed: false,
-            solo: false,
-            together: false,
-            rests: false,
-            max_hold: None,
-            mark: None,
-            turn: Default::default(),
             question,
             limit: 64,
-            node_is_full: false,
+            ..AcquireOptions::new(term)
         }
     }
 

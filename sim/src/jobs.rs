@@ -8,7 +8,7 @@ use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
-    Fence, GrantNumber, Holder, Kind, Mode, Question, Reply, Request, TickTime, Turn, Verb,
+    Fence, GrantNumber, Holder, Kind, Question, Reply, Request, TickTime, Turn, Verb,
 };
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
 
@@ -153,19 +153,10 @@ impl World {
             return self.pursuit_ends(slot, key, mark);
         }
         let want = AcquireOptions {
-            term: self.profile.terms[0],
-            mode: Mode::Exclusive,
-            wait: true,
-            fixed: false,
-            solo: false,
-            together: false,
-            rests: false,
-            max_hold: None,
             mark,
             turn,
-            question: None,
             limit: 64,
-            node_is_full: false,
+            ..AcquireOptions::new(self.profile.terms[0])
         };
         let (ticket, _) = self.new_caller(slot, key, want, Fetches::Later);
         self.feed(slot, key, Input::Lock(ticket, want));

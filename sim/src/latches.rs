@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tenure::protocol::ledger::Latch;
-use tenure::protocol::message::{
-    Called, Checkpoint, GrantNumber, LatchReport, Mode, Question, Request, Verb,
-};
+use tenure::protocol::message::{Called, Checkpoint, GrantNumber, LatchReport, Question, Request, Verb};
 use tenure::protocol::step::{AcquireOptions, Input};
 
 use crate::Wrong;
@@ -85,19 +83,10 @@ impl World {
     fn call_latch(&mut self, slot: usize, question: Question, id: Id) {
         let Some(key) = self.latch else { return };
         let want = AcquireOptions {
-            term: self.profile.terms[0],
-            mode: Mode::Exclusive,
             wait: question.is_watched(),
-            fixed: false,
-            solo: false,
-            together: false,
-            rests: false,
-            max_hold: None,
-            mark: None,
-            turn: Default::default(),
             question: Some(question),
             limit: 64,
-            node_is_full: false,
+            ..AcquireOptions::new(self.profile.terms[0])
         };
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
         let life = self.nodes[slot].life;

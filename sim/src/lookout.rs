@@ -5,7 +5,7 @@ use crate::callers::{Fetches, State};
 use crate::coverage::Seen;
 use crate::jobs::is_over;
 use crate::world::{Event, MS, World};
-use tenure::protocol::message::{JobReport, Mode, Question, TickTime};
+use tenure::protocol::message::{JobReport, Question, TickTime};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input};
 
 /// How often a node asks, in ms.
@@ -34,19 +34,10 @@ impl World {
             }
         };
         let want = AcquireOptions {
-            term: self.profile.terms[0],
-            mode: Mode::Exclusive,
             wait: false,
-            fixed: false,
-            solo: false,
-            together: false,
-            rests: false,
-            mark: None,
-            turn: Default::default(),
             question: Some(question),
-            max_hold: None,
             limit: 64,
-            node_is_full: false,
+            ..AcquireOptions::new(self.profile.terms[0])
         };
         let (ticket, _) = self.new_caller(slot, key, want, Fetches::Never);
         self.feed(slot, key, Input::Lock(ticket, want));

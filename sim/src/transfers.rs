@@ -109,23 +109,15 @@ impl World {
         let Letter { key, of, mode, .. } = self.letters[letter];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
         let want = AcquireOptions {
-            term,
             mode,
             wait: what > 1,
-            fixed: false,
             solo: true,
-            together: false,
-            rests: false,
-            max_hold: None,
-            mark: None,
-            turn: Default::default(),
             question: match what {
                 0 => Some(Question::Release { of, repeats: false }),
                 1 => Some(Question::Extend { of }),
                 _ => None,
             },
-            limit: usize::MAX,
-            node_is_full: false,
+            ..AcquireOptions::new(term)
         };
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;

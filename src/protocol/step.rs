@@ -59,14 +59,14 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// A lease that somebody else has, for a claim of its own.
-    pub(crate) fn of_another(term: LeaseTimes, mode: Mode) -> Self {
+    /// A lease of its own that is renewed, waited for without a limit, and handed on within the process.
+    pub fn new(term: LeaseTimes) -> Self {
         AcquireOptions {
             term,
-            mode,
+            mode: Mode::Exclusive,
             wait: true,
             fixed: false,
-            solo: true,
+            solo: false,
             together: false,
             rests: false,
             max_hold: None,
@@ -75,6 +75,15 @@ impl AcquireOptions {
             question: None,
             limit: usize::MAX,
             node_is_full: false,
+        }
+    }
+
+    /// A lease that somebody else has, for a claim of its own.
+    pub(crate) fn of_another(term: LeaseTimes, mode: Mode) -> Self {
+        AcquireOptions {
+            mode,
+            solo: true,
+            ..Self::new(term)
         }
     }
 

@@ -5,9 +5,7 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::context::Seed;
-use tenure::protocol::message::{
-    GrantNumber, LeaseTimes, Mode, Name, NodeId, Reply, TickTime, Unanswered, Verb,
-};
+use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
@@ -28,22 +26,11 @@ pub(crate) struct Machine {
 /// What a patient caller wants.
 pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
     AcquireOptions {
-        term: LeaseTimes {
+        limit: 100_000,
+        ..AcquireOptions::new(LeaseTimes {
             lease_ms,
             margin_ms: 250,
-        },
-        mode: Mode::Exclusive,
-        wait: true,
-        fixed: false,
-        solo: false,
-        together: false,
-        rests: false,
-        max_hold: None,
-        mark: None,
-        turn: Default::default(),
-        question: None,
-        limit: 100_000,
-        node_is_full: false,
+        })
     }
 }
 

@@ -55,19 +55,8 @@ fn term(lease_ms: u64) -> LeaseTimes {
 
 fn want(lease_ms: u64) -> AcquireOptions {
     AcquireOptions {
-        term: term(lease_ms),
-        mode: Mode::Exclusive,
-        wait: true,
-        fixed: false,
-        solo: false,
-        together: false,
-        rests: false,
-        max_hold: None,
-        mark: None,
-        turn: Default::default(),
-        question: None,
         limit: 100,
-        node_is_full: false,
+        ..AcquireOptions::new(term(lease_ms))
     }
 }
 
