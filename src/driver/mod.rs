@@ -1,9 +1,9 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
-//! Reading order: [`node`] (steps of keys, on any thread), [`together`] (of several at one moment), [`driver`] (the
-//! thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`], [`events`], [`outage`] and [`told`] (a
-//! server that fails, and what is told of it), `jobs`, [`writes`] and [`pending_writes`] (of
-//! callers' data), [`clock`], [`handle`]. `process` is part of simulations.
+//! Reading order: [`node`] (steps of keys, on any thread), [`lookups`] (what it is asked without one), [`together`] (of
+//! several at one moment), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
+//! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), `jobs`, [`writes`] and
+//! [`pending_writes`] (of callers' data), [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -14,6 +14,7 @@ pub(crate) mod handle;
 pub(crate) mod inbox;
 #[cfg(feature = "scheduler")]
 pub(crate) mod jobs;
+pub(crate) mod lookups;
 pub(crate) mod node;
 pub(crate) mod outage;
 pub(crate) mod pending_writes;

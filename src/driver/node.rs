@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use tokio::sync::{Notify, watch};
@@ -23,7 +22,7 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
-use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId, TickTime};
+use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
 #[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
@@ -31,7 +30,6 @@ use crate::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };
 use crate::protocol::time::Instant;
-use crate::protocol::write::Precondition;
 use crate::store::Store;
 
 /// More than there are cores that would contend for one.
@@ -50,11 +48,11 @@ pub(crate) struct Node {
     fork: forkguard::Guard,
     hasher: RandomState,
     pub(super) shards: Vec<Cell>,
-    waiting: AtomicUsize,
+    pub(super) waiting: AtomicUsize,
     abandoned: AtomicBool,
-    idle: Notify,
+    pub(super) idle: Notify,
     inbox: watch::Sender<InboxState>,
-    longest_ms: AtomicU64,
+    pub(super) longest_ms: AtomicU64,
     /// What a store in memory pushed, until somebody takes it in.
     pub(crate) pushed: Mutex<Vec<(Name, Input)>>,
     /// There may be some.
@@ -98,7 +96,7 @@ impl Keys {
     }
 
     /// For somebody who asks.
-    fn now(&mut self, clock: &Clock) -> Instant {
+    pub(super) fn now(&mut self, clock: &Clock) -> Instant {
         self.not_before(clock.now())
     }
 }
@@ -304,11 +302,6 @@ impl Node {
         deadline.inspect(|deadline| waiter.note_deadline(*deadline));
     }
 
-    /// How many callers wait in this process.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-
     /// Nobody is interested in this ticket any more, waiting or holding.
     pub(crate) fn cancel(self: &Arc<Self>, name: &Name, ticket: Ticket) {
         self.drive(name, Input::Cancel(ticket));
@@ -320,65 +313,6 @@ impl Node {
             None => Input::Release(ticket),
         };
         self.drive(name, input);
-    }
-
-    pub(crate) fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
-        lock(&self.cell(name).keys).shard.attempt(name, ticket)
-    }
-
-    /// The claim that a holder holds by.
-    pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
-        lock(&self.cell(name).keys).shard.claim(name, ticket)
-    }
-
-    /// A holder is about to write: what that is checked against, and the length of the lease.
-    pub(super) fn begin_write(&self, name: &Name, ticket: Ticket) -> Option<(Precondition, Duration)> {
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        keys.shard.begin_write(now, name, ticket)
-    }
-
-    /// A write of a holder was answered, or is never sent.
-    pub(super) fn end_write_of(&self, name: &Name, ticket: Ticket) {
-        lock(&self.cell(name).keys).shard.end_write(name, ticket);
-    }
-
-    pub(crate) fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
-        lock(&self.cell(name).keys).shard.overtook(name, ticket)
-    }
-
-    pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
-        // The parent holds it; its child never did.
-        if self.is_forked() {
-            return None;
-        }
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        keys.shard.remaining(now, name, ticket)
-    }
-
-    /// By which claim somebody here has it alone, if anybody does.
-    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
-        if self.is_forked() {
-            return None;
-        }
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        keys.shard.held_alone(now, name)
-    }
-
-    /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
-    pub(crate) fn is_held(&self, name: &Name, ticket: Ticket, waiter: &Waiter) -> bool {
-        if self.is_forked() || waiter.is_over() {
-            return false;
-        }
-        if waiter.is_held_at(self.clock.now()) {
-            return true;
-        }
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        let left = keys.shard.remaining(now, name, ticket);
-        left.inspect(|left| waiter.note_deadline(now + *left)).is_some()
     }
 
     /// Asks some server for a sign of life.
@@ -408,7 +342,7 @@ impl Node {
         (self.hasher.hash_one(name) % SHARDS) as usize
     }
 
-    fn cell(&self, name: &Name) -> &Cell {
+    pub(super) fn cell(&self, name: &Name) -> &Cell {
         &self.shards[self.shard_of(name)]
     }
 
@@ -705,45 +639,7 @@ impl Node {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    /// After this long nothing that was held here can still be held.
-    pub(crate) fn longest_hold(&self) -> Duration {
-        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed)) + self.options.request_timeout
-    }
-
-    /// Nothing is held, waited for or under way.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.shards.iter().all(|cell| lock(&cell.keys).shard.is_empty())
-            && self.servers.all().all(|server| lock(&server.session).is_idle())
-    }
-
     pub(crate) fn note_idle(&self) {
         self.idle.notify_waiters();
-    }
-
-    pub(crate) async fn idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            let mut idle = std::pin::pin!(idle);
-            idle.as_mut().enable();
-            if self.is_idle() {
-                return;
-            }
-            idle.await;
-        }
-    }
-
-    /// How many keys have any state in this process.
-    pub(crate) fn keys(&self) -> usize {
-        self.shards.iter().map(|cell| lock(&cell.keys).shard.len()).sum()
-    }
-
-    /// Somebody has the key for sure, as was heard since then; else what kept the store from saying so.
-    pub(crate) fn why_waiting(&self, name: &Name, since: Instant) -> Result<(), Option<StoreError>> {
-        let keys = lock(&self.cell(name).keys);
-        if keys.shard.told_taken(self.clock.now(), name, since) {
-            Ok(())
-        } else {
-            Err(keys.shard.last_error(name))
-        }
     }
 }

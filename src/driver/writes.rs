@@ -9,6 +9,7 @@
 )]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -21,7 +22,7 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{BatchReply, Executed, Failure, Name, Unanswered};
 use crate::protocol::session_step::{Attempt, BatchId, SessionInput};
 use crate::protocol::step::Ticket;
-use crate::protocol::write::{GuardedWrite, WriteBody, WriteId};
+use crate::protocol::write::{GuardedWrite, Precondition, WriteBody, WriteId};
 
 impl Node {
     /// Has something written under what this ticket holds, and answers what becomes of it.
@@ -51,6 +52,18 @@ impl Node {
         self.feed(server, SessionInput::Write(write, lease));
         self.alarm.ring();
         answer
+    }
+
+    /// A holder is about to write: what that is checked against, and the length of the lease.
+    fn begin_write(&self, name: &Name, ticket: Ticket) -> Option<(Precondition, Duration)> {
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.begin_write(now, name, ticket)
+    }
+
+    /// A write of a holder was answered, or is never sent.
+    pub(super) fn end_write_of(&self, name: &Name, ticket: Ticket) {
+        lock(&self.cell(name).keys).shard.end_write(name, ticket);
     }
 
     /// The session wants it sent.

@@ -1,0 +1,103 @@
+//! What callers ask of a node and are told at once, from what it knows: no trip, and no step of a key.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::driver::node::Node;
+use crate::driver::waiter::{Waiter, lock};
+use crate::error::StoreError;
+use crate::protocol::message::{Holder, Name, TickTime};
+use crate::protocol::step::Ticket;
+use crate::protocol::time::Instant;
+
+impl Node {
+    pub(crate) fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        lock(&self.cell(name).keys).shard.attempt(name, ticket)
+    }
+
+    /// The claim that a holder holds by.
+    pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
+        lock(&self.cell(name).keys).shard.claim(name, ticket)
+    }
+
+    pub(crate) fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
+        lock(&self.cell(name).keys).shard.overtook(name, ticket)
+    }
+
+    pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
+        // The parent holds it; its child never did.
+        if self.is_forked() {
+            return None;
+        }
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.remaining(now, name, ticket)
+    }
+
+    /// By which claim somebody here has it alone, if anybody does.
+    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
+        if self.is_forked() {
+            return None;
+        }
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.held_alone(now, name)
+    }
+
+    /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
+    pub(crate) fn is_held(&self, name: &Name, ticket: Ticket, waiter: &Waiter) -> bool {
+        if self.is_forked() || waiter.is_over() {
+            return false;
+        }
+        if waiter.is_held_at(self.clock.now()) {
+            return true;
+        }
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        let left = keys.shard.remaining(now, name, ticket);
+        left.inspect(|left| waiter.note_deadline(now + *left)).is_some()
+    }
+
+    /// Somebody has the key for sure, as was heard since then; else what kept the store from saying so.
+    pub(crate) fn why_waiting(&self, name: &Name, since: Instant) -> Result<(), Option<StoreError>> {
+        let keys = lock(&self.cell(name).keys);
+        if keys.shard.told_taken(self.clock.now(), name, since) {
+            Ok(())
+        } else {
+            Err(keys.shard.last_error(name))
+        }
+    }
+
+    /// How many callers wait in this process.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// How many keys have any state in this process.
+    pub(crate) fn keys(&self) -> usize {
+        self.shards.iter().map(|cell| lock(&cell.keys).shard.len()).sum()
+    }
+
+    /// After this long nothing that was held here can still be held.
+    pub(crate) fn longest_hold(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed)) + self.options.request_timeout
+    }
+
+    /// Nothing is held, waited for or under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shards.iter().all(|cell| lock(&cell.keys).shard.is_empty())
+            && self.servers.all().all(|server| lock(&server.session).is_idle())
+    }
+
+    pub(crate) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            let mut idle = std::pin::pin!(idle);
+            idle.as_mut().enable();
+            if self.is_idle() {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
