@@ -312,6 +312,11 @@ impl Acquire {
                 )
             })));
         }
+        if self.wanted.max_hold.is_some_and(|most| most.is_zero()) {
+            return Err(Error::Options(OptionsError(format!(
+                "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
+            ))));
+        }
         if node.is_forked() {
             return Err(Error::Closed {
                 key: key.clone(),

@@ -41,9 +41,11 @@ pub enum JobError {
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The job has no ticks that all nodes agree on.
-    #[error("the job cannot be leased: {why}")]
+    #[error("the job{} cannot be leased: {why}", of(name))]
     #[non_exhaustive]
     Unfit {
+        /// Its name, where it has one already.
+        name: Option<Key>,
         /// What is wrong with it.
         why: String,
     },
@@ -60,4 +62,17 @@ pub enum JobError {
     /// The scheduler did not take the job.
     #[error("tokio-cron-scheduler did not take the job: {0}")]
     Scheduler(#[source] JobSchedulerError),
+}
+
+impl JobError {
+    pub(crate) fn unfit(name: &Key, why: String) -> Self {
+        JobError::Unfit {
+            name: Some(name.clone()),
+            why,
+        }
+    }
+}
+
+fn of(name: &Option<Key>) -> String {
+    name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default()
 }

@@ -82,7 +82,7 @@ impl fmt::Display for OddDay {
 /// # Errors
 /// [`JobError::Unfit`] when the expression or the zone is none.
 pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, JobError> {
-    let unfit = |why| JobError::Unfit { why };
+    let unfit = |why| JobError::Unfit { name: None, why };
     let (zone, cron) = (
         zone.into_zone().map_err(unfit)?,
         parsed(expression).map_err(unfit)?,

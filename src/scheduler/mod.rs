@@ -261,7 +261,7 @@ impl Locks {
     /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
     pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
         let is_known = |id| self.handle().jobs().has_schedule(id);
-        job::unfit(&mut job, is_known).map_err(|why| JobError::Unfit { why })?;
+        job::unfit(&mut job, is_known).map_err(|why| JobError::Unfit { name: None, why })?;
         self.attach(scheduler).await;
         match job::add(scheduler, job).await {
             Ok(Ok(id)) => Ok(id),

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "testing")]
 use crate::driver::waiter::lock;
+use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
@@ -145,6 +146,11 @@ impl<S> LeasedJob<S> {
             });
         }
         options.term(self.settings.lease)?;
+        if self.settings.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Err(JobError::Options(OptionsError(format!(
+                "a timeout of zero would cancel each run of job `{name}` at once: give it more, or none"
+            ))));
+        }
         let gate = Gate::new(self.locks.handle().clone(), name.clone(), self.settings);
         Ok((gate.ok_or(JobError::Duplicate { name })?, self.schedule))
     }
@@ -229,8 +235,9 @@ impl LeasedJob<Scheduled> {
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
         let jobs = self.locks.handle().jobs().clone();
         let now = self.locks.handle().node().clock.wall();
-        let unfit = |why| JobError::Unfit { why };
         let (gate, Scheduled { when, zone }) = self.gate()?;
+        let name = gate.0.name().clone();
+        let unfit = |why| JobError::unfit(&name, why);
         let zone = zone.map_err(unfit)?;
         let (schedule, expression) = match when {
             When::Cron(text) => {
@@ -241,7 +248,6 @@ impl LeasedJob<Scheduled> {
             }
             When::Every(period) => (Schedule::every(period).map_err(unfit)?, engines(period)),
         };
-        let name = gate.0.name().clone();
         let fire = job::closure(gate, Some(schedule), work);
         let made = Job::new_async_tz(expression, zone, fire).map_err(JobError::Scheduler)?;
         jobs.knows_schedule(&name, made.guid());
@@ -381,7 +387,8 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
     fn leased_with(mut self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError> {
         let locks = job.locks.clone();
         let now = locks.handle().node().clock.wall();
-        let unfit = |why| JobError::Unfit { why };
+        let name = job.name.clone();
+        let unfit = |why| JobError::unfit(&name, why);
         let cron = self.schedule.as_ref();
         let cron =
             cron.ok_or_else(|| unfit("the builder has no schedule yet: call `with_schedule` first".into()))?;
@@ -414,6 +421,7 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
 mod tests {
     use super::*;
     use crate::driver::waiter::lock;
+    use crate::error::OptionsError;
 
     #[tokio::test]
     async fn a_job_that_is_made_and_never_added_leaves_nothing_behind() {

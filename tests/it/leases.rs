@@ -1,5 +1,7 @@
 //! How long a lease is: as long as its caller asked for, and not too short to be kept.
 
+use std::time::Duration;
+
 use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
 use tracing::Level;
@@ -57,6 +59,25 @@ async fn leases_below_400_ms_are_refused() {
     }
     let locks = Locks::builder().lease(ms(400)).memory().unwrap();
     drop(soon(locks.mutex("a").lock()).await.unwrap());
+}
+
+#[tokio::test]
+async fn who_may_hold_for_no_time_is_refused() {
+    let (locks, none) = (Locks::memory(), Duration::ZERO);
+    let refused = [
+        soon(locks.mutex("a").max_hold(none).lock()).await,
+        soon(locks.rw_lock("a").max_hold(none).read()).await,
+        soon(locks.semaphore("a", 2).max_hold(none).acquire()).await,
+        soon(locks.multi(["a", "b"]).max_hold(none).lock())
+            .await
+            .map(|_| unreachable!("it is not held")),
+    ];
+    for refused in refused {
+        assert!(
+            matches!(&refused, Err(Error::Options(why)) if why.to_string().contains("max_hold")),
+            "{refused:?}"
+        );
+    }
 }
 
 /// Work that hangs does not keep a lock for ever: told, then lost, and somebody else gets it.

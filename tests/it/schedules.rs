@@ -32,7 +32,10 @@ impl Ticks {
 
 async fn refused(made: Result<Job, JobError>, why: &str) {
     match made {
-        Err(error @ JobError::Unfit { .. }) => assert!(error.to_string().contains(why), "{error}"),
+        Err(error @ JobError::Unfit { .. }) => {
+            assert!(error.to_string().contains(why), "{error}");
+            assert!(error.to_string().contains("the job `bad` cannot"), "{error}");
+        }
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("{why}"),
     }
@@ -53,6 +56,8 @@ async fn what_is_no_expression_no_zone_or_no_period_is_refused_when_it_is_made()
         refused(locks.every("bad", bad).run(work), "whole seconds").await;
     }
     let zero = locks.cron("bad", "0 0 0 * * *").lease(Duration::ZERO).run(work);
+    assert!(matches!(zero, Err(JobError::Options(_))));
+    let zero = locks.cron("bad", "0 0 0 * * *").timeout(Duration::ZERO).run(work);
     assert!(matches!(zero, Err(JobError::Options(_))));
     let builder = JobBuilder::new().with_cron_job_type().leased(&locks, "bad", work);
     assert!(matches!(builder.err(), Some(JobError::Unfit { .. })));
