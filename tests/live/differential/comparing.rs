@@ -1,0 +1,242 @@
+//! What is to be alike after a batch, beside its replies: records, queues, what is known of jobs, and what holders wrote.
+
+use super::*;
+
+impl Run {
+    /// Whether something is written under a lease: of who has it, of any claim, of another grant.
+    pub(super) async fn compare_write(&mut self, batch: &Batch, step: u64) {
+        let request = &batch.requests[self.rng.usize(..batch.requests.len())];
+        let (name, us) = (request.name.clone(), self.now() * 1000);
+        let alone = match self.ledger.record(&name, us).map(|record| &record.owner) {
+            Some(RecordOwner::Claim(holder, number)) => Some((*holder, request.mode, *number)),
+            _ => None,
+        };
+        let shares = self.ledger.shares(&name, us);
+        let shares = shares.map(|share| (share.holder, share.mode, share.number));
+        let mut owners: Vec<_> = alone.into_iter().chain(shares).collect();
+        self.rng.shuffle(&mut owners);
+        let any = (request.holder, request.mode, GrantNumber(self.last));
+        let (mut holder, mode, mut number) = owners.first().copied().unwrap_or(any);
+        match self.rng.u8(..4) {
+            0 => holder = request.holder,
+            1 => number.0 -= u64::from(number.0 > 0),
+            _ => {}
+        }
+        let precondition = Precondition {
+            name,
+            holder,
+            mode,
+            number,
+        };
+        let text = "return 1".to_owned();
+        let (keys, args) = (Vec::new(), Vec::new());
+        let model = self.ledger.is_current(us, &precondition);
+        let written = self.link.write(GuardedWrite {
+            precondition,
+            body: WriteBody::Script { text, keys, args },
+        });
+        let real = written.await.unwrap();
+        match (real, model) {
+            (WriteAnswer::Done(redis::Value::Int(1)), true) => self.saw("write done"),
+            (WriteAnswer::NotCurrent, false) if owners.is_empty() => self.saw("write of nobody"),
+            (WriteAnswer::NotCurrent, false) => self.saw("write of another"),
+            (real, model) => panic!("step {step}: {real:?}, current in the ledger: {model}"),
+        }
+    }
+
+    /// What is known of a job.
+    pub(super) fn compare_memory(&mut self, at: usize, step: u64) {
+        if self.kind != Kind::Job {
+            return;
+        }
+        let real: HashMap<String, String> = match self.memory(at) {
+            Some(memory) => redis::cmd("HGETALL").arg(memory).query(&mut self.client).unwrap(),
+            None => HashMap::new(),
+        };
+        let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
+        let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
+        let real = Job {
+            mark: tick("mark"),
+            done: number("done") == 1,
+            attempt: number("attempt") as u32,
+            winner: real.get("winner").map(|text| text.parse().unwrap()),
+            skipped: tick("skipped"),
+            passed: real.get("passed").map(|text| {
+                let (before, latest) = text.split_once(':').unwrap();
+                (
+                    TickTime(before.parse().unwrap()),
+                    TickTime(latest.parse().unwrap()),
+                )
+            }),
+            fingerprint: number("print"),
+            well: tick("well"),
+            saved: real.get("saved").map(|text| {
+                let numbers: Vec<u64> = text.split(':').map(|part| part.parse().unwrap()).collect();
+                Saved {
+                    tick: TickTime(numbers[0]),
+                    attempt: numbers[1] as u32,
+                    seq: numbers[2],
+                    data: Checkpoint(real["data"].as_bytes().into()),
+                }
+            }),
+        };
+        let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        assert_eq!(real, model, "step {step}: what is known of {}", self.names[at]);
+    }
+
+    /// A queue in order, the dead included: they stand where they stood until somebody walks over them.
+    pub(super) fn compare(&mut self, at: usize, now: u64, step: u64) {
+        let model = self.ledger.waiters(&self.names[at]);
+        let left_free = self.ledger.left_free(&self.names[at], now * 1000);
+        let Some(queue) = self.queue(at) else {
+            assert_eq!(left_free, None, "step {step}: no queue of {}", self.names[at]);
+            assert!(
+                model.is_empty(),
+                "step {step}: no queue on the server, {model:?} in the ledger"
+            );
+            return;
+        };
+        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
+            .arg(&queue)
+            .arg("0")
+            .arg("-1")
+            .arg("WITHSCORES")
+            .query(&mut self.client)
+            .unwrap();
+        let known_until = members.iter().find(|(member, _)| member == "c");
+        let known_until = known_until
+            .map(|(_, score)| *score as u64)
+            .filter(|until| *until >= now);
+        let model_until = left_free.map(|left| left.known_until);
+        assert_eq!(
+            known_until, model_until,
+            "step {step}: when {} was left free",
+            self.names[at]
+        );
+        if model_until.is_some() {
+            self.saw("known of being left free");
+        }
+        let deaths: HashMap<&str, f64> = members
+            .iter()
+            .filter_map(|(m, score)| Some((m.strip_prefix('b')?, *score)))
+            .collect();
+        let arrivals: Vec<&str> = members.iter().filter_map(|(m, _)| m.strip_prefix('a')).collect();
+        assert_eq!(
+            arrivals.len(),
+            deaths.len(),
+            "step {step}: each waiter has two members"
+        );
+        if deaths.values().any(|dies| *dies < now as f64) {
+            self.saw("dead left standing");
+        }
+        let real: Vec<Holder> = arrivals
+            .into_iter()
+            .map(|entry| {
+                entry
+                    .splitn(4, ':')
+                    .take(3)
+                    .collect::<Vec<_>>()
+                    .join(":")
+                    .parse()
+                    .unwrap()
+            })
+            .collect();
+        assert_eq!(real, model, "step {step}: the queue of {}", self.names[at]);
+    }
+
+    /// Who shares a key, by which grants and until when. Who is dead may stand there.
+    pub(super) fn compare_shares(&mut self, at: usize, record: &[u8], step: u64) {
+        let now = self.now();
+        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
+            .arg(record)
+            .arg("0")
+            .arg("-1")
+            .arg("WITHSCORES")
+            .query(&mut self.client)
+            .unwrap();
+        let of = |letter: char| {
+            let members = members.iter();
+            members.filter_map(move |(member, score)| Some((member.strip_prefix(letter)?, *score as u64)))
+        };
+        assert_eq!(of('h').count(), of('n').count(), "step {step}: {members:?}");
+        let numbers: HashMap<&str, u64> = of('n').collect();
+        let model: Vec<_> = self.ledger.shares(&self.names[at], now * 1000).copied().collect();
+        // Of semaphores the permits stand behind the holder.
+        let holder_of = |text: &str| text[..=text.rfind(':').unwrap()].to_owned();
+        let permits: HashMap<String, &str> = of('h').map(|(text, _)| (holder_of(text), text)).collect();
+        let weights: HashMap<&str, u64> = of('w').collect();
+        let live: HashMap<String, u64> = of('h')
+            .filter(|(_, expires)| *expires >= now)
+            .map(|(text, expires)| (holder_of(text), expires))
+            .collect();
+        assert_eq!(
+            live.len(),
+            model.len(),
+            "step {step}: {members:?}, {model:?} in the ledger"
+        );
+        for share in &model {
+            let holder = format!("{}:", share.holder);
+            let (expires, number) = (live[&*holder], numbers[&*holder]);
+            assert_eq!(number, share.number.0, "step {step}: {members:?}");
+            let (ends_in, weight) = match share.mode {
+                Mode::Permits(Permits { weight, capacity }) => (format!("{weight}/{capacity}"), weight),
+                _ => (String::new(), 1),
+            };
+            assert_eq!(permits[&holder], format!("{holder}{ends_in}"), "step {step}");
+            let heavy = (weight > 1).then_some(8_000_000_000_000_000 + u64::from(weight));
+            assert_eq!(weights.get(&*holder).copied(), heavy, "step {step}: {members:?}");
+            assert!(
+                expires.abs_diff(share.expires) <= TOLERANCE_MS,
+                "step {step}: {members:?}, {share:?}"
+            );
+        }
+        if model.len() > 1 {
+            self.saw("several share");
+        }
+        let ttl: i64 = redis::cmd("PTTL").arg(record).query(&mut self.client).unwrap();
+        if let Some(last) = model.iter().map(|share| share.expires - now).max() {
+            assert!(
+                ttl.abs_diff(last as i64) <= TOLERANCE_MS,
+                "step {step}: ends in {ttl} ms, {model:?}"
+            );
+        }
+    }
+
+    /// Until when the record is there.
+    pub(super) fn compare_record(&mut self, at: usize, step: u64) {
+        let Some(record) = self.record(at) else { return };
+        let kind: String = redis::cmd("TYPE").arg(&record).query(&mut self.client).unwrap();
+        let us = self.now() * 1000;
+        if kind == "zset" || self.ledger.shares(&self.names[at], us).next().is_some() {
+            return self.compare_shares(at, &record, step);
+        }
+        let ttl: i64 = redis::cmd("PTTL").arg(record).query(&mut self.client).unwrap();
+        let now = self.now();
+        let model = self.ledger.record(&self.names[at], now * 1000);
+        let left = model.map_or(-2, |record| {
+            record.expires.map_or(-1, |expires| (expires - now) as i64)
+        });
+        let is_same = match (ttl, left) {
+            (0.., 0..) => ttl.abs_diff(left) <= TOLERANCE_MS,
+            _ => ttl == left,
+        };
+        assert!(
+            is_same,
+            "step {step}: the record of {} ends in {ttl} ms, {left} in the ledger",
+            self.names[at]
+        );
+    }
+}
+
+/// The same but for a few milliseconds.
+pub(super) fn same(real: &Reply, model: &Reply) -> bool {
+    match (real, model) {
+        (Reply::Queued(a), Reply::Queued(b))
+        | (Reply::QueuedBehindForeign(a), Reply::QueuedBehindForeign(b))
+        | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {
+            (Some(a), Some(b)) => a.abs_diff(*b) <= TOLERANCE_MS,
+            _ => a == b,
+        },
+        _ => real == model,
+    }
+}

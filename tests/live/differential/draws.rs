@@ -1,0 +1,366 @@
+//! What is asked of the script and of the ledger: drawn at random, but so that what is rare happens.
+
+use super::*;
+
+impl Run {
+    /// What a clock leaves behind that was ahead: a mark, or a skipped tick, that has not come.
+    pub(super) fn advance(&mut self) {
+        let at = self.rng.usize(..self.busy);
+        let Some(memory) = self.memory(at) else { return };
+        let Some(mut job) = self.ledger.job(&self.names[at]).cloned() else {
+            return;
+        };
+        let far = TickTime(self.now() + LONG_MS);
+        let field = if self.rng.bool() { "mark" } else { "skipped" };
+        match field {
+            "mark" => job.mark = Some(far),
+            _ => job.skipped = Some(far),
+        }
+        redis::cmd("HSET")
+            .arg(memory)
+            .arg(&[field, far.to_string().as_str()])
+            .exec(&mut self.client)
+            .unwrap();
+        self.ledger.set_job(&self.names[at], job);
+    }
+
+    pub(super) fn fresh(&mut self, at: usize) -> (Holder, LeaseTimes) {
+        let node = self.rng.u128(1..=NODES);
+        let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
+        self.next += 1;
+        let claim = (
+            holder(node, self.next),
+            LeaseTimes {
+                lease_ms,
+                margin_ms: lease_ms / 10,
+            },
+        );
+        let mark = self.tick(at);
+        self.marks.insert(claim.0, mark);
+        let mode = self.draw_mode();
+        self.modes.insert(claim.0, mode);
+        self.claims[at].push(claim);
+        if self.claims[at].len() > 12 {
+            self.claims[at].remove(0);
+        }
+        claim
+    }
+
+    pub(super) fn draw_mode(&mut self) -> Mode {
+        if self.kind == Kind::Semaphore {
+            // Seldom as of another number.
+            let capacity = [4, 4, 4, 4, 4, 3, 6][self.rng.usize(..7)];
+            let weight = [1, 1, 1, 2, 3][self.rng.usize(..5)];
+            Mode::Permits(Permits { weight, capacity })
+        } else if self.rng.u8(..100) < self.readers {
+            Mode::Read
+        } else {
+            Mode::Exclusive
+        }
+    }
+
+    /// The tick that was granted last, or one around now.
+    pub(super) fn tick(&mut self, at: usize) -> Option<TickTime> {
+        if self.kind != Kind::Job {
+            return None;
+        }
+        let job = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        let mark = job.mark.map_or(0, |mark| mark.0);
+        let ms = match self.rng.u8(..20) {
+            0..10 if mark > 0 && !(job.done && self.rng.bool()) => mark,
+            10 => mark.saturating_sub(1),
+            11 => mark + 1,
+            12 => job.skipped.map_or(0, |skipped| skipped.0),
+            13 => self.now() - self.rng.u64(1..10_000),
+            14 => self.now() + self.rng.u64(20..200),
+            15 => self.now() + 10_000_000,
+            _ => self.now() - 3 + self.rng.u64(..6),
+        };
+        // A script reads 0 as none.
+        Some(TickTime(ms.max(1)))
+    }
+
+    pub(super) fn request(&mut self, at: usize) -> Request {
+        let known = self.rng.choice(&self.claims[at]).copied();
+        let (mut holder, mut term) = known.unwrap_or_else(|| self.fresh(at));
+        // The owner and the head are where things happen.
+        let owner = self
+            .ledger
+            .record(&self.names[at], 0)
+            .map(|record| record.owner.clone());
+        if let Some(RecordOwner::Claim(owner, _)) = owner
+            && self.rng.u8(..4) > 0
+            && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
+        {
+            (holder, term) = *claim;
+        }
+        let now = self.now();
+        let shares = self.ledger.shares(&self.names[at], now * 1000);
+        let sharing: Vec<Holder> = shares.map(|share| share.holder).collect();
+        if let Some(owner) = self.rng.choice(&sharing).filter(|_| self.rng.u8(..3) > 0)
+            && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == *owner)
+        {
+            (holder, term) = *claim;
+        }
+        let winner = self.ledger.job(&self.names[at]).and_then(|job| job.winner);
+        if self.rng.u8(..6) == 0
+            && let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
+        {
+            (holder, term) = *claim;
+        }
+        // The dead are to ask, too: else hardly one does before somebody walks over it.
+        let now = self.now();
+        let dead = self
+            .ledger
+            .entries()
+            .find(|(name, _, dies)| **name == self.names[at] && *dies < now)
+            .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
+        let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
+        if let (Some(claim), true) = (dead, is_heartbeat) {
+            (holder, term) = *claim;
+        }
+        // And the owner of a record that lasts longer than any lease.
+        let is_long = self
+            .ledger
+            .record(&self.names[at], 0)
+            .filter(|record| record.expires.is_some_and(|expires| expires > now + LONG_MS / 2))
+            .and_then(|record| {
+                self.claims[at]
+                    .iter()
+                    .find(|claim| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == claim.0))
+            });
+        let is_renewal = is_long.is_some() && self.rng.bool();
+        if let (Some(claim), true) = (is_long, is_renewal) {
+            (holder, term) = *claim;
+        }
+        // Whom the questions about a run are about: mostly who owns the job, or did.
+        let (mut of, is_winners) = (holder, self.rng.u8(..8) > 0);
+        if let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
+            && is_winners
+        {
+            of = claim.0;
+        }
+        let owns =
+            winner.is_some() && matches!(owner, Some(RecordOwner::Claim(owner, _)) if Some(owner) == winner);
+        let is_of_run = self.kind == Kind::Job && owns && self.rng.u8(..10) == 0;
+        let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
+        let verb = match self.rng.u8(..10) {
+            _ if is_heartbeat || is_renewal => Verb::Renew,
+            what if is_of_another => self.verb_of_another(what, (holder, term), at),
+            at if is_of_run => Verb::Ask(match at {
+                0..4 => Question::Recall { of },
+                _ => Question::Save {
+                    of,
+                    seq: self.rng.u64(0..4),
+                },
+            }),
+            0..4 => {
+                if self.rng.u8(..8) > 0 {
+                    (holder, term) = self.fresh(at);
+                }
+                let patient = if self.kind == Kind::Job { 4 } else { 2 };
+                Verb::Claim {
+                    wait: self.rng.u8(..5) < patient,
+                }
+            }
+            4..6 => Verb::Renew,
+            6 if self.kind == Kind::Job => Verb::Finish {
+                well: self.rng.bool(),
+            },
+            7 if self.kind == Kind::Job && self.rng.u8(..4) > 0 => Verb::Ask(match self.rng.u8(..20) {
+                0..4 => Question::Reset,
+                8..10 => Question::Verify { of },
+                10..13 => Question::Recall { of },
+                13.. => Question::Save {
+                    of,
+                    seq: self.rng.u64(0..4),
+                },
+                _ => Question::Open {
+                    within_ms: [0, 3, 5_000, 1 << 40, u64::MAX][self.rng.usize(..5)],
+                    fingerprint: [0, 7, u64::MAX][self.rng.usize(..3)],
+                    over: self.marks[&holder].filter(|_| self.rng.bool()),
+                },
+            }),
+            6..9 if self.readers == 0 || self.rng.u8(..3) > 0 => Verb::Leave,
+            6 | 7 => self.pass(at, (holder, term), Some(Mode::Read)),
+            _ if self.kind == Kind::Semaphore => Verb::Ask(Question::InUse),
+            _ => {
+                self.next += 1;
+                let to = Holder {
+                    claim: ClaimNumber(self.next),
+                    ..holder
+                };
+                self.claims[at].push((to, term));
+                self.marks.insert(to, self.marks[&holder]);
+                let mode = self.draw_mode();
+                self.modes.insert(to, mode);
+                if sharing.contains(&holder) {
+                    self.saw("shared yielded");
+                }
+                Verb::Yield { to }
+            }
+        };
+        // A yield carries the mode in which the node goes on.
+        let of = match verb {
+            Verb::Yield { to } | Verb::Pass { to } => to,
+            _ => holder,
+        };
+        // A claim has one length for life.
+        if let Verb::Pass { to } = verb
+            && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == to)
+        {
+            term = claim.1;
+        }
+        let mark_of = match verb {
+            Verb::Ask(question) => question.of().unwrap_or(holder),
+            _ => holder,
+        };
+        Request {
+            name: self.names[at].clone(),
+            holder,
+            term,
+            mode: self.modes.get(&of).copied().unwrap_or_default(),
+            turn: self.turn(at),
+            data: matches!(verb, Verb::Ask(Question::Save { .. })).then(|| self.data()),
+            mark: self.marks[&mark_of],
+            verb,
+        }
+    }
+
+    /// What is asked about an owner that is no claim of the asker's.
+    pub(super) fn verb_of_another(&mut self, what: u8, of: (Holder, LeaseTimes), place: usize) -> Verb {
+        match what {
+            0..2 => Verb::Ask(Question::Extend { of: of.0 }),
+            2 => Verb::Ask(Question::Release {
+                of: of.0,
+                repeats: false,
+            }),
+            _ => self.pass(place, of, None),
+        }
+    }
+
+    /// To a fresh number, of any node, or now and then to who has it already. In the mode of its owner, if in no other.
+    pub(super) fn pass(
+        &mut self,
+        at: usize,
+        (holder, term): (Holder, LeaseTimes),
+        mode: Option<Mode>,
+    ) -> Verb {
+        let us = self.now() * 1000;
+        let shares = self.ledger.shares(&self.names[at], us);
+        let mut owners: Vec<Holder> = shares.map(|share| share.holder).collect();
+        if let Some(record) = self.ledger.record(&self.names[at], 0)
+            && let RecordOwner::Claim(owner, _) = record.owner
+        {
+            owners.push(owner);
+        }
+        owners.retain(|owner| self.claims[at].iter().any(|claim| claim.0 == *owner));
+        if let Some(&to) = self.rng.choice(&owners)
+            && self.rng.u8(..4) == 0
+        {
+            return Verb::Pass { to };
+        }
+        let same = self.modes.get(&holder).copied().unwrap_or_default();
+        self.next += 1;
+        let to = self::holder(self.rng.u128(1..=NODES), self.next);
+        self.claims[at].push((to, term));
+        self.marks.insert(to, None);
+        let other = self.rng.u8(..8) == 0;
+        let mode = mode.unwrap_or_else(|| if other { self.draw_mode() } else { same });
+        self.modes.insert(to, mode);
+        Verb::Pass { to }
+    }
+
+    /// After the tick that was granted last, or another, or as it comes.
+    pub(super) fn turn(&mut self, at: usize) -> Turn {
+        if self.kind != Kind::Job {
+            return Turn::Skip;
+        }
+        let job = self.ledger.job(&self.names[at]);
+        let of = |tick: Option<TickTime>| tick.map_or(0, |tick| tick.0);
+        let (mark, skipped) = job.map_or((0, 0), |job| (of(job.mark), of(job.skipped)));
+        match self.rng.u8(..9) {
+            0..2 => Turn::Queue,
+            2..4 => Turn::After(TickTime(mark)),
+            4 => Turn::After(TickTime(mark.saturating_sub(1))),
+            5 => Turn::After(TickTime(skipped)),
+            _ => Turn::Skip,
+        }
+    }
+
+    /// Every sign may be in it, and it may be empty.
+    pub(super) fn data(&mut self) -> Checkpoint {
+        let texts = ["", ":", "=", "3:x:", "\0\n\r%s", "a longer one"];
+        Checkpoint(texts[self.rng.usize(..texts.len())].as_bytes().into())
+    }
+
+    /// Claims what is free and leaves what is owned, but for a few in a hundred.
+    pub(super) fn quiet_request(&mut self, at: usize, others: u8) -> Request {
+        if self.rng.u8(..100) < others {
+            self.saw("among quiet ones");
+            let verb = match self.rng.u8(..3) {
+                0 => Verb::Renew,
+                1 => Verb::Leave,
+                _ => CLAIM,
+            };
+            let request = self.request(at);
+            let holder = request.holder;
+            // As this claim had them for its whole life, and not whoever it would have been passed to.
+            let known = self.claims[at].iter().find(|claim| claim.0 == holder);
+            return Request {
+                verb,
+                term: known.map_or(request.term, |claim| claim.1),
+                mode: self.modes.get(&holder).copied().unwrap_or_default(),
+                ..request
+            };
+        }
+        let record = self.ledger.record(&self.names[at], 0);
+        let owner = record.and_then(|record| match record.owner {
+            RecordOwner::Claim(owner, _) => Some(owner),
+            _ => None,
+        });
+        let reader = self.ledger.shares(&self.names[at], 0).next();
+        let owner = owner.or(reader.map(|share| share.holder));
+        let owner = owner.and_then(|owner| self.claims[at].iter().find(|claim| claim.0 == owner).copied());
+        self.saw("quiet");
+        let ((holder, term), verb) = match owner {
+            Some(owner) => (owner, Verb::Leave),
+            None => (self.fresh(at), CLAIM),
+        };
+        Request {
+            name: self.names[at].clone(),
+            holder,
+            term,
+            mode: self.modes.get(&holder).copied().unwrap_or_default(),
+            turn: Default::default(),
+            data: None,
+            mark: None,
+            verb,
+        }
+    }
+
+    /// A claim that goes together with others, by somebody new, or now and then by who claimed the name before.
+    pub(super) fn claim_together(&mut self, at: usize) -> Request {
+        let known = self.rng.choice(&self.claims[at]).copied();
+        let known = known.filter(|_| self.rng.u8(..16) == 0);
+        let (holder, term) = known.unwrap_or_else(|| self.fresh(at));
+        // Else hardly ever all can be had. Who is known has a mode for life.
+        if known.is_none()
+            && self.readers > 0
+            && self.ledger.shares(&self.names[at], 0).next().is_some()
+            && self.rng.u8(..4) > 0
+        {
+            self.modes.insert(holder, Mode::Read);
+        }
+        Request {
+            name: self.names[at].clone(),
+            holder,
+            term,
+            mode: self.modes.get(&holder).copied().unwrap_or_default(),
+            turn: Default::default(),
+            data: None,
+            mark: None,
+            verb: Verb::Claim { wait: false },
+        }
+    }
+}

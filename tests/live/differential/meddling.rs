@@ -1,0 +1,301 @@
+//! What else happens between batches: time passes, nodes subscribe and die, and somebody changes records by hand.
+
+use super::*;
+
+impl Run {
+    /// What is no number is neither believed nor overwritten, whatever is asked.
+    pub(super) async fn spoil_clock(&mut self, step: u64) {
+        let clock: Option<String> = redis::cmd("GET").arg(CLOCK).query(&mut self.client).unwrap();
+        let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
+        let bad = ["list", "x", "nan", "1.5", "-1", ""][self.rng.usize(..6)];
+        let mut spoil = redis::cmd(if bad == "list" { "RPUSH" } else { "SET" });
+        let () = spoil.arg(CLOCK).arg(bad).query(&mut self.client).unwrap();
+        let spoiled: Vec<u8> = redis::cmd("DUMP").arg(CLOCK).query(&mut self.client).unwrap();
+        let places: Vec<usize> = (0..self.rng.usize(1..=self.busy)).collect();
+        let requests = places.iter().map(|&at| self.request(at)).collect();
+        let failure = self.link.apply(batch(requests)).await.unwrap_err();
+        assert_eq!(failure.executed, Executed::No, "step {step}: {bad}: {failure:?}");
+        let after: Vec<u8> = redis::cmd("DUMP").arg(CLOCK).query(&mut self.client).unwrap();
+        assert_eq!(spoiled, after, "step {step}: {bad} was overwritten");
+        let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
+        if let Some(clock) = clock {
+            let () = redis::cmd("SET")
+                .arg(CLOCK)
+                .arg(clock)
+                .query(&mut self.client)
+                .unwrap();
+        }
+        self.saw("clock refused");
+        let now = self.now();
+        for at in places {
+            self.compare(at, now, step);
+            self.compare_record(at, step);
+            self.compare_memory(at, step);
+        }
+    }
+
+    pub(super) async fn listen(&mut self) {
+        let node = NodeId::numbered(self.rng.u128(1..=NODES));
+        let leaves = self.kind != Kind::Job || self.rng.u8(..3) == 0;
+        if self.inboxes.contains_key(&node) && !leaves {
+            return;
+        }
+        if let Some(inbox) = self.inboxes.remove(&node) {
+            drop(inbox);
+            let start = Instant::now();
+            while self.subscribers(node) > 0 {
+                assert!(start.elapsed() < PATIENCE, "the subscription stays");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            self.ledger.listens(node, false);
+        } else {
+            self.inboxes
+                .insert(node, Inbox::open(&self.store, node).await.unwrap());
+            self.ledger.listens(node, true);
+        }
+    }
+
+    pub(super) fn subscribers(&mut self, node: NodeId) -> u64 {
+        let channel = format!("tenure1:n:{node}");
+        let (_, count): (String, u64) = redis::cmd("PUBSUB")
+            .arg("NUMSUB")
+            .arg(channel)
+            .query(&mut self.client)
+            .unwrap();
+        count
+    }
+
+    /// A waiter is not heard of for a while, or a key is not left free for a while.
+    pub(super) fn age(&mut self) {
+        let at = self.rng.usize(..self.busy);
+        if self.gaps.len() > 1 && self.rng.u8(..4) > 0 {
+            self.age_left_free();
+            return;
+        }
+        let Some(waiter) = self.rng.choice(self.ledger.waiters(&self.names[at])) else {
+            return;
+        };
+        let Some((_, term)) = self.claims[at].iter().find(|claim| claim.0 == waiter).copied() else {
+            return;
+        };
+        let Some(queue) = self.queue(at) else { return };
+        let ms = (term.lease_ms as f64 * AGES[self.rng.usize(..AGES.len())]) as u64;
+        let mut member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());
+        if self.kind == Kind::Job {
+            member += &format!(":{}", self.marks[&waiter].map_or(0, |mark| mark.0));
+        } else {
+            match self.modes.get(&waiter) {
+                Some(Mode::Read) => member += ":1",
+                Some(Mode::Permits(Permits { weight, capacity })) => {
+                    member += &format!(":{weight}/{capacity}");
+                }
+                _ => {}
+            }
+        }
+        let there: Option<f64> = redis::cmd("ZSCORE")
+            .arg(&queue)
+            .arg(&member)
+            .query(&mut self.client)
+            .unwrap();
+        if there.is_some() {
+            let by = -(ms as i64);
+            let () = redis::cmd("ZINCRBY")
+                .arg(&queue)
+                .arg(by)
+                .arg(&member)
+                .query(&mut self.client)
+                .unwrap();
+            self.ledger.age(&self.names[at], waiter, ms);
+        }
+    }
+
+    /// A job is no more.
+    pub(super) async fn forget(&mut self, step: u64) {
+        let at = self.rng.usize(..self.busy);
+        let now = self.now();
+        // Else hardly any is in nobody's use.
+        let idle = self.names[..self.busy].iter().position(|name| {
+            self.ledger.record(name, now * 1000).is_none() && self.ledger.job(name).is_some()
+        });
+        let at = if self.rng.bool() { idle.unwrap_or(at) } else { at };
+        let real = self.store.forget_job(&self.names[at]).await.unwrap();
+        let now = self.now();
+        let model = self.ledger.forget_job(&self.names[at], now * 1000);
+        assert_eq!(real, model, "step {step}: {} is forgotten", self.names[at]);
+        self.saw(match real {
+            Forgotten::Done => "forgotten",
+            Forgotten::Unknown => "nothing to forget",
+            Forgotten::InUse => "in use, not forgotten",
+        });
+        self.compare_memory(at, step);
+    }
+
+    pub(super) fn age_left_free(&mut self) {
+        let now_us = wall_us();
+        let known: Vec<usize> = (0..self.busy)
+            .filter(|at| self.ledger.left_free(&self.names[*at], now_us).is_some())
+            .collect();
+        let Some(at) = self.rng.choice(known) else { return };
+        let Some(queue) = self.queue(at) else { return };
+        let there: Option<f64> = redis::cmd("ZSCORE")
+            .arg(&queue)
+            .arg("c")
+            .query(&mut self.client)
+            .unwrap();
+        if there.is_none() {
+            return;
+        }
+        let ms = POLL_GAP_AGES_MS[self.rng.usize(..POLL_GAP_AGES_MS.len())];
+        let _: f64 = redis::cmd("ZINCRBY")
+            .arg(&queue)
+            .arg(-(ms as i64))
+            .arg("c")
+            .query(&mut self.client)
+            .unwrap();
+        self.ledger.age_left_free(&self.names[at], ms);
+    }
+
+    /// One of those who share a key died.
+    pub(super) fn kill_share(&mut self, at: usize, record: &[u8]) {
+        let us = self.now() * 1000;
+        let shares: Vec<_> = self.ledger.shares(&self.names[at], us).copied().collect();
+        let Some(dead) = self.rng.choice(&shares).copied() else {
+            return;
+        };
+        let permits = match dead.mode {
+            Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
+            _ => String::new(),
+        };
+        let _: f64 = redis::cmd("ZINCRBY")
+            .arg(record)
+            .arg(-(LONG_MS as i64))
+            .arg(format!("h{}:{permits}", dead.holder))
+            .query(&mut self.client)
+            .unwrap();
+        self.ledger.age_share(&self.names[at], dead.holder, LONG_MS);
+        let left = shares.iter().filter(|share| share.holder != dead.holder);
+        if let Some(last) = left.map(|share| share.expires).max() {
+            let _: i64 = redis::cmd("PEXPIREAT")
+                .arg(record)
+                .arg(last)
+                .query(&mut self.client)
+                .unwrap();
+        }
+        self.saw("share died");
+    }
+
+    /// A node of before the readers hands over to a reader as it does to a writer.
+    pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
+        let (holder, term) = self.fresh(at);
+        self.modes.insert(holder, Mode::Read);
+        self.last += 1;
+        let ms = term.hold_ms();
+        let () = redis::cmd("SET")
+            .arg(record)
+            .arg(format!("{holder}:{}", self.last))
+            .arg("PX")
+            .arg(ms)
+            .query(&mut self.client)
+            .unwrap();
+        let owned = Record {
+            owner: RecordOwner::Claim(holder, GrantNumber(self.last)),
+            expires: Some(self.now() + ms),
+        };
+        self.ledger.overwrite(&self.names[at], Some(owned));
+        self.saw("reader was handed a string");
+    }
+
+    /// Somebody else's client, or time, gets at a record.
+    pub(super) fn foreign(&mut self) {
+        let at = if self.kind == Kind::Lock && self.rng.u8(..4) == 0 {
+            self.rng.usize(self.busy..self.names.len())
+        } else {
+            self.rng.usize(..self.busy)
+        };
+        let Some(record) = self.record(at) else { return };
+        if self.kind == Kind::Semaphore && self.rng.u8(..3) == 0 {
+            return self.kill_share(at, &record);
+        }
+        if self.readers > 0 {
+            match self.rng.u8(..3) {
+                0 => return self.kill_share(at, &record),
+                1 if self.rng.bool() => return self.hand_string_to_reader(at, &record),
+                _ => {}
+            }
+        }
+        let state = match self.rng.u8(..28) {
+            0..8 => {
+                let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
+                None
+            }
+            8..12 => {
+                let there: bool = redis::cmd("PEXPIRE")
+                    .arg(&record)
+                    .arg(1)
+                    .query(&mut self.client)
+                    .unwrap();
+                let start = Instant::now();
+                while there
+                    && redis::cmd("EXISTS")
+                        .arg(&record)
+                        .query::<bool>(&mut self.client)
+                        .unwrap()
+                {
+                    assert!(start.elapsed() < PATIENCE, "the record does not expire");
+                }
+                None
+            }
+            12..15 => {
+                let own = self
+                    .rng
+                    .choice(&self.claims[at])
+                    .map(|claim| claim.0.to_string())
+                    .unwrap_or_default();
+                let value = [own.as_str(), "nan", "", "1e400", "foreign", "5f3b:12:ab:7"]
+                    [self.rng.usize(..6)]
+                .to_owned();
+                let mut set = redis::cmd("SET");
+                set.arg(&record).arg(value);
+                let ms = self.rng.bool().then(|| self.rng.u64(100_000..200_000));
+                let now = self.now();
+                if let Some(ms) = ms {
+                    set.arg("PX").arg(ms);
+                }
+                let () = set.query(&mut self.client).unwrap();
+                Some(Record {
+                    owner: RecordOwner::Foreign,
+                    expires: ms.map(|ms| now + ms),
+                })
+            }
+            15 => {
+                let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
+                let () = redis::cmd("RPUSH")
+                    .arg(&record)
+                    .arg("x")
+                    .query(&mut self.client)
+                    .unwrap();
+                Some(Record {
+                    owner: RecordOwner::WrongType,
+                    expires: None,
+                })
+            }
+            _ => {
+                // As a server's clock does that is stepped back.
+                let Some(mut owned) = self.ledger.record(&self.names[at], 0).cloned() else {
+                    return;
+                };
+                let there: bool = redis::cmd("PEXPIRE")
+                    .arg(&record)
+                    .arg(LONG_MS)
+                    .query(&mut self.client)
+                    .unwrap();
+                if !there {
+                    return;
+                }
+                owned.expires = Some(self.now() + LONG_MS);
+                Some(owned)
+            }
+        };
+        self.ledger.overwrite(&self.names[at], state);
+    }
+}
