@@ -1,6 +1,7 @@
 //! The torture: node processes on a real Redis, faults of every kind, and a referee that reads what they wrote down.
 //!
-//! Tasks read, write, or write and then go on as readers; others want permits of a semaphore. Four variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
+//! Tasks read, write, or write and then go on as readers; others want permits of a semaphore, stand for an election or observe it, and
+//! set latches, count them down and wait. Four variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
 //! not atomic must be exact. *With pauses* holders lose, and are stopped between their check and their write; a
 //! register that refuses old fences must end at the number of writes that it accepted. *Without locks* everybody
 //! believes to hold what it asks for, and *readers without locks* only they do; the same checks must fail, or they check
@@ -9,13 +10,17 @@
 //! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
 //! schedule of faults of the first round.
 
+mod elections;
 mod events;
 mod faults;
 mod journal;
+mod latches;
+mod notes;
 mod orders;
 mod permits;
 mod referee;
 mod register;
+mod travel;
 mod worker;
 
 use std::path::PathBuf;
@@ -88,6 +93,13 @@ fn torture_without_locks_is_noticed() {
             "a counter that is off",
             "refused by the register while held",
             "more permits than there are",
+            "written when the lease was over",
+            "a note that is off",
+            "an observer goes back",
+            "proclaimed by another",
+            "told of zero too early",
+            "one count-down told to two",
+            "count-downs that are missing",
         ],
     );
 }
@@ -211,11 +223,13 @@ impl Variant {
         let case = Case {
             journals: nodes.journals.clone(),
             keys: KEYS,
+            exclusive: (0..KEYS).chain([nodes.orders.election_key()]).collect(),
             run,
             troubles: std::mem::take(&mut faults.troubles),
             bound: self.bound() + 2 * stall + Duration::from_millis(250),
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),
+            notes: (0..KEYS).map(|key| notes::written(&server, key)).collect(),
         };
         let (tally, found) = judge(&case);
         findings.append(found);
@@ -226,8 +240,14 @@ impl Variant {
             );
             findings.add("readers that did not happen", text);
         }
-        if !self.faults.is_empty() && !tally.events.contains_key("adopted") {
-            findings.add("leases that did not travel", String::new());
+        let travelled = ["adopted", "gone"].map(|event| tally.events.contains_key(event));
+        if !self.faults.is_empty() && travelled.contains(&false) {
+            findings.add("leases that did not travel, or not twice", String::new());
+        }
+        let rest = [tally.notes, tally.latches_exact, tally.zeros, tally.leaders_seen];
+        if !self.faults.is_empty() && rest.contains(&0) {
+            let text = format!("notes, exact latches, zeros and leaders: {rest:?}");
+            findings.add("primitives that were not used", text);
         }
         if let Some(register) = &register {
             self.registered(register, &tally, &mut findings);
@@ -241,13 +261,14 @@ impl Variant {
         (summary, findings)
     }
 
-    /// Nothing is left in Redis but the clock.
+    /// Nothing is left in Redis but the clock, and what holders wrote.
     fn leftovers(&self, server: &RedisServer, canary: &Canary, findings: &mut Findings) {
-        let end = Instant::now() + self.bound();
+        let end = Instant::now() + self.bound() + latches::LIFE;
         let mut client = server.client();
         loop {
             let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut client).expect("the keys");
-            let left: Vec<_> = keys.into_iter().filter(|key| key != "tenure1:clock").collect();
+            let is_left = |key: &String| key != "tenure1:clock" && !key.starts_with(notes::PREFIX);
+            let left: Vec<_> = keys.into_iter().filter(is_left).collect();
             if left.is_empty() {
                 return;
             }
@@ -312,6 +333,8 @@ impl Variant {
             "torture {}: TENURE_SEED={seed}, {took} s, {processes} processes\n\
              \x20 {cycles} cycles, {grants} grants, {hand_overs} hand-overs between processes, {lost} lost\n\
              \x20 {} to read, {} beside another process, {} of them had written, {} read twice, up to {} permits at once\n\
+             \x20 {} noted under the lease, {} refused, {} unanswered; {} latches ({} names with every answer), {} told of zero; \
+             {} leaders seen\n\
              \x20 {} increments ({} killed half-way, {} too slow), {} writes accepted, {} refused\n\
              \x20 misses {:?}\n\x20 errors {:?}\n\x20 events {:?}\n\x20 faults {faults}; {} bytes late\n\
              \x20 largest stall {stall:?}, worst recovery {:?} (bound {:?} and twice the stall)",
@@ -321,6 +344,13 @@ impl Variant {
             tally.downgrades,
             tally.looks,
             tally.most_permits,
+            tally.notes,
+            tally.notes_refused,
+            tally.notes_unanswered,
+            tally.latches,
+            tally.latches_exact,
+            tally.zeros,
+            tally.leaders_seen,
             tally.increments,
             tally.ambiguous,
             tally.overruns,

@@ -19,6 +19,8 @@ pub fn kind(error: &Error) -> String {
         },
         Error::QueueFull { .. } => "queue full".into(),
         Error::Busy { .. } => "busy".into(),
+        Error::Unset { .. } => "unset".into(),
+        Error::Uncertain { .. } => "uncertain".into(),
         other => format!("unexpected {other:?}"),
     }
 }

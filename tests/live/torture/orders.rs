@@ -22,6 +22,21 @@ pub struct Orders {
 }
 
 impl Orders {
+    /// The permits are the key after the last lock.
+    pub fn permits_key(&self) -> usize {
+        self.keys
+    }
+
+    /// The election is the one after that.
+    pub fn election_key(&self) -> usize {
+        self.keys + 1
+    }
+
+    /// And then all latches.
+    pub fn latches_key(&self) -> usize {
+        self.keys + 2
+    }
+
     pub fn encode(&self) -> String {
         let register = self.register.as_deref().unwrap_or_default();
         let counters = self.counters.clone().unwrap_or_default();

@@ -20,7 +20,7 @@ impl Worker {
                 got = self.acquire_permits(&semaphore, how, many, rng) => got,
                 _ = stop.wait_for(|stop| *stop) => return,
             };
-            let key = self.orders.keys;
+            let key = self.orders.permits_key();
             match got {
                 Ok(Some(held)) => self.hold_permits(held, many, rng).await,
                 Ok(None) => self
@@ -81,20 +81,17 @@ impl Worker {
     }
 
     async fn hold_permits(&self, held: Held, many: u32, rng: &mut fastrand::Rng) {
-        let id = self.granted(self.orders.keys, &held, format_args!("permits:{many}"));
+        let id = self.granted(
+            self.orders.permits_key(),
+            held.fence(),
+            format_args!("permits:{many}"),
+        );
         let span = Duration::from_micros(match rng.u32(..10) {
             0..2 => rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2),
             2..5 => rng.u64(..2_000),
             _ => rng.u64(2_000..20_000),
         });
-        let began = now();
-        loop {
-            let left = span.saturating_sub(Duration::from_nanos(now() - began));
-            if !self.check(id, &held) || left.is_zero() {
-                break;
-            }
-            sleep(left.min(Duration::from_millis(5))).await;
-        }
+        self.stay(now(), span, || self.check(id, &held)).await;
         self.tell_loss(id, &held).await;
         self.end(id, held, rng).await;
     }

@@ -15,7 +15,7 @@
 //! **Fences.** Of two guards whose intervals are disjoint the one on the left was granted first, or the other could
 //! not have been held meanwhile; of two readers nothing follows, as those of a process share a grant. No order is known of guards without an interval, but no two share a fence.
 //!
-//! **Recovery.** A task of every living node always wants each key. From the last sign of a holder, or the last time
+//! **Recovery.** A task of every living node always wants each key, and stands for the election. From the last sign of a holder, or the last time
 //! when something happened to a single node, to the next grant must not take longer than the bound, not counting
 //! when nobody could reach the server.
 
@@ -23,6 +23,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::torture::elections::Seen;
+use crate::torture::latches::Latches;
+use crate::torture::notes::{self, Notes};
 use crate::torture::orders::PERMITS;
 
 /// What is known of a run besides its journals.
@@ -30,6 +33,8 @@ pub struct Case {
     /// Names of processes, and their journals.
     pub journals: Vec<(String, PathBuf)>,
     pub keys: usize,
+    /// Of which the guards exclude each other: those, and the election.
+    pub exclusive: Vec<usize>,
     /// When a process could work, and when it was told to stop.
     pub run: (u64, u64),
     pub troubles: Vec<Trouble>,
@@ -39,6 +44,8 @@ pub struct Case {
     pub losses: bool,
     /// The values of the counters at the end.
     pub counters: Option<Vec<u64>>,
+    /// For each key the fences that holders wrote down, in this order.
+    pub notes: Vec<Vec<u64>>,
 }
 
 /// A fault, from when to when.
@@ -119,6 +126,17 @@ pub struct Tally {
     pub refused: u64,
     /// Writes to the register whose answer nobody wrote down.
     pub unanswered: u64,
+    /// Guarded writes.
+    pub notes: u64,
+    pub notes_refused: u64,
+    pub notes_unanswered: u64,
+    /// Times that a latch was set, and that somebody was told of zero.
+    pub latches: u64,
+    pub zeros: u64,
+    /// Names of latches without a call whose answer is not known.
+    pub latches_exact: u64,
+    /// What observers were told of leaders.
+    pub leaders_seen: u64,
     pub worst_recovery: Duration,
     pub misses: BTreeMap<String, u64>,
     pub errors: BTreeMap<String, u64>,
@@ -132,7 +150,7 @@ pub struct Hold {
     id: u64,
     key: usize,
     pub fence: u64,
-    reads: bool,
+    pub reads: bool,
     /// So many of a semaphore.
     pub permits: u32,
     pub granted: u64,
@@ -146,6 +164,7 @@ pub struct Hold {
     wrote: bool,
     overrun: bool,
     asked: bool,
+    pub notes: Notes,
     /// What a reader read, first and last, and when.
     saw: Option<(u64, i64, i64)>,
     was_writer: bool,
@@ -153,22 +172,35 @@ pub struct Hold {
 
 pub fn judge(case: &Case) -> (Tally, Findings) {
     let (mut tally, mut findings) = (Tally::default(), Findings::default());
-    let mut holds = Vec::new();
+    let (mut holds, mut latches) = (Vec::new(), Latches::default());
     for (process, (label, path)) in case.journals.iter().enumerate() {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        holds.extend(read(process, label, &text, case, &mut tally, &mut findings));
+        holds.extend(read(
+            process,
+            label,
+            &text,
+            case,
+            &mut latches,
+            &mut tally,
+            &mut findings,
+        ));
     }
+    latches.judge(&mut tally, &mut findings);
     tally.grants = holds.len() as u64;
     let count = |f: fn(&Hold) -> bool| holds.iter().filter(|hold| f(hold)).count() as u64;
     tally.reads = count(|hold| hold.reads);
     tally.downgrades = count(|hold| hold.was_writer);
     tally.cycles = tally.grants + tally.misses.values().sum::<u64>() + tally.errors.values().sum::<u64>();
     holds.sort_by_key(|hold| hold.granted);
-    for key in 0..case.keys {
+    for key in case.exclusive.iter().copied() {
         let of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
         exclusion(case, &of_key, &mut tally, &mut findings);
-        looks(case, &of_key, &mut tally, &mut findings);
         recovery(case, key, &of_key, &mut tally, &mut findings);
+    }
+    for key in 0..case.keys {
+        let of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
+        looks(case, &of_key, &mut tally, &mut findings);
+        notes::judge(case, key, &of_key, &mut tally, &mut findings);
         if let Some(counters) = &case.counters {
             exactness(key, counters[key], &of_key, &mut tally, &mut findings);
         }
@@ -183,10 +215,12 @@ fn read(
     label: &str,
     text: &str,
     case: &Case,
+    latches: &mut Latches,
     tally: &mut Tally,
     findings: &mut Findings,
 ) -> impl Iterator<Item = Hold> {
     let mut holds: HashMap<u64, Hold> = HashMap::new();
+    let mut seen = Seen::default();
     // A line that was cut off was never told.
     for line in text
         .split_inclusive('\n')
@@ -216,6 +250,17 @@ fn read(
                 *tally.events.entry(first.into()).or_default() += 1;
                 if first == "forged_grant" {
                     findings.add("an event that nothing explains", format!("{label}: {line}"));
+                }
+                continue;
+            }
+            "leader" => {
+                let fence = first.parse().expect("a fence");
+                seen.read(fence, rest, line, tally, findings);
+                continue;
+            }
+            "latch" => {
+                if latches.read(at, first, rest).is_none() {
+                    findings.add("journal", format!("{label}: {line}"));
                 }
                 continue;
             }
@@ -304,6 +349,7 @@ fn read(
                 let value = |text: &str| text.parse().expect("a value");
                 hold.saw = Some((at, value(first), value(last)));
             }
+            ("note", word) => hold.notes.read(word),
             ("asked", _) => hold.asked = true,
             ("accepted", _) => {
                 tally.accepted += 1;

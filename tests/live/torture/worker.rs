@@ -10,8 +10,11 @@
 //! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
 //! | `saw id first last` | after | what a reader read of one of the two, first and at last; a check stands behind it |
-//! | `event adopted` | after | a lease was given up to others and adopted |
+//! | `event adopted`, `event gone` | after | a lease that was given up to others is this node's now; it was not to be had |
 //! | `downgraded id to` | after | the writer `id` goes on as the reader `to`, whose grant stands before it |
+//! | `note id asked` / `note id done/not` | before / after | the list of fences, written only while the lease is current |
+//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch of that name; no answer: it may have been done |
+//! | `leader fence value` | after | who leads, as an observer is told |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
@@ -24,12 +27,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore, Transfer, TransferError};
+use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::torture::events::{Events, kind};
 use crate::torture::journal::{Journal, now};
+use crate::torture::notes::Plain;
 use crate::torture::orders::{LONG, Locked, Orders, PERMITS, SEMAPHORE, count, counter, name};
 use crate::torture::register::Register;
 
@@ -49,7 +53,9 @@ fn torture_worker() {
 pub struct Worker {
     pub orders: Orders,
     pub journal: Arc<Journal>,
-    node: Locks,
+    pub node: Locks,
+    /// Who writes without a lock.
+    pub plain: Option<Plain>,
     locks: Vec<RwLock>,
     semaphore: Semaphore,
     counters: Option<Vec<File>>,
@@ -109,6 +115,7 @@ impl Worker {
         let worker = Arc::new(Worker {
             semaphore: locks.semaphore(SEMAPHORE, PERMITS),
             node: locks.clone(),
+            plain: Plain::connect(&orders).await,
             locks: (0..orders.keys).map(|key| locks.rw_lock(name(key))).collect(),
             counters: counters.map(|dir| (0..orders.keys).map(|key| counter(dir, key)).collect()),
             register,
@@ -141,6 +148,19 @@ impl Worker {
             let worker = worker.clone();
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (1_000 + task));
             tokio::spawn(async move { worker.wants_permits(&mut rng).await })
+        }));
+        tasks.extend((0..5).map(|task| {
+            let worker = worker.clone();
+            let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (2_000 + task));
+            tokio::spawn(async move {
+                match task {
+                    0 => worker.stands(&mut rng).await,
+                    1 => worker.observes(&mut rng).await,
+                    2 => worker.counts_down(&mut rng).await,
+                    3 => worker.adopts(&mut rng).await,
+                    _ => worker.waits_for_zero(&mut rng).await,
+                }
+            })
         }));
         let mut stop = worker.stop.clone();
         let _ = stop.wait_for(|stop| *stop).await;
@@ -255,44 +275,11 @@ impl Worker {
                 return self.end(to, reader, rng).await;
             }
             (Held::Real(guard), _) if rng.u32(..6) == 0 => {
-                let Some(guard) = self.travel(id, guard, key).await else {
-                    return;
-                };
-                let held = Held::Real(guard);
-                let (to, _) = self.work_under(&held, key, mode == Mode::Read, None, rng).await;
-                return self.end(to, held, rng).await;
+                return self.send(id, guard, key, mode == Mode::Read, rng).await;
             }
             (held, _) => held,
         };
         self.end(id, held, rng).await;
-    }
-
-    /// A holder gives its lease up to whoever has the text of it, who goes on with it.
-    async fn travel(&self, id: u64, guard: Guard, key: usize) -> Option<Guard> {
-        self.journal.write(now(), format_args!("ending {id} transfer"));
-        let transfer = match guard.into_transfer(self.orders.lease).await {
-            Ok(transfer) => transfer,
-            // Others read by it, or it is fixed and would last longer.
-            Err(TransferError::Refused(guard, _)) => {
-                drop(guard);
-                return None;
-            }
-            Err(TransferError::Failed(error)) => {
-                self.failed(key, &error);
-                return None;
-            }
-        };
-        let transfer: Transfer = transfer.to_string().parse().expect("its own text");
-        match self.node.adopt(&transfer).await {
-            Ok(guard) => {
-                self.journal.write(now(), format_args!("event adopted"));
-                Some(guard)
-            }
-            Err(error) => {
-                self.failed(key, &error);
-                None
-            }
-        }
     }
 
     /// A writer goes on as a reader, if it is given the time.
@@ -311,7 +298,7 @@ impl Worker {
         match timeout(patience, guard.downgrade()).await {
             Ok(Ok(reader)) => {
                 let reader = Held::Real(reader);
-                let to = self.granted(key, &reader, format_args!("read"));
+                let to = self.granted(key, reader.fence(), format_args!("read"));
                 self.journal.write(now(), format_args!("downgraded {id} {to}"));
                 Some((reader, to))
             }
@@ -323,16 +310,15 @@ impl Worker {
         }
     }
 
-    pub fn granted(&self, key: usize, held: &Held, mode: fmt::Arguments<'_>) -> u64 {
+    pub fn granted(&self, key: usize, fence: u64, mode: fmt::Arguments<'_>) -> u64 {
         let granted = now();
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let fence = held.fence();
         self.journal
             .write(granted, format_args!("granted {id} {key} {fence} {mode}"));
         id
     }
 
-    async fn work_under(
+    pub async fn work_under(
         &self,
         held: &Held,
         key: usize,
@@ -341,7 +327,7 @@ impl Worker {
         rng: &mut fastrand::Rng,
     ) -> (u64, Option<i64>) {
         let mode = if reads { "read" } else { "write" };
-        let id = self.granted(key, held, format_args!("{mode}"));
+        let id = self.granted(key, held.fence(), format_args!("{mode}"));
         (id, self.work_as(id, held, key, reads, saw, rng).await)
     }
 
@@ -381,11 +367,22 @@ impl Worker {
                 self.labour(id, key, held, span).await
             }
         };
-        let wrote = match held {
-            Held::Real(guard) if careful => guard.run(labour).await.ok().flatten(),
-            _ => labour.await,
+        let labour = async {
+            match held {
+                Held::Real(guard) if careful => guard.run(labour).await.ok().flatten(),
+                _ => labour.await,
+            }
         };
+        let noting = async {
+            if watched.is_some() {
+                self.notes(id, held, key, span).await;
+            }
+        };
+        let (wrote, ()) = tokio::join!(labour, noting);
         drop(watched);
+        if rng.u32(..3) == 0 {
+            self.note(id, held, key).await;
+        }
         self.tell_loss(id, held).await;
         wrote
     }
@@ -452,17 +449,17 @@ impl Worker {
         };
         let first = look().await;
         let first = saw.or(first);
-        self.stay(id, held, began, span).await;
+        self.stay(began, span, || self.check(id, held)).await;
         if let (Some(first), Some(last)) = (first, look().await) {
             self.journal.write(now(), format_args!("saw {id} {first} {last}"));
         }
     }
 
     /// Stays for so long, if it is held for so long.
-    async fn stay(&self, id: u64, held: &Held, began: u64, span: Duration) {
+    pub async fn stay(&self, began: u64, span: Duration, is_held: impl Fn() -> bool) {
         loop {
             let left = span.saturating_sub(Duration::from_nanos(now() - began));
-            if left.is_zero() || !self.check(id, held) {
+            if !is_held() || left.is_zero() {
                 return;
             }
             sleep(left.min(Duration::from_millis(5))).await;
@@ -508,7 +505,7 @@ impl Worker {
             self.journal.write(now(), format_args!("accepted {id}"));
             wrote = Some(seen + 1);
         }
-        self.stay(id, held, began, span).await;
+        self.stay(began, span, || self.check(id, held)).await;
         wrote
     }
 
@@ -520,7 +517,7 @@ impl Worker {
     }
 }
 
-fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool {
+pub fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool {
     let before = now();
     let answer = is_held();
     let at = if answer { before } else { now() };
@@ -598,14 +595,14 @@ pub enum Held {
 }
 
 impl Held {
-    fn fence(&self) -> u64 {
+    pub fn fence(&self) -> u64 {
         match self {
             Held::Real(guard) => guard.fence().get(),
             Held::Pretended(fence) => *fence,
         }
     }
 
-    fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         match self {
             Held::Real(guard) => guard.is_held(),
             Held::Pretended(_) => true,

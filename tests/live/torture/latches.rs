@@ -1,0 +1,178 @@
+//! Latches in the torture: a name for each quarter of a second, which all nodes set, count down and wait for, again and again.
+//!
+//! A latch is set again only when it was at zero, so of all that were set under a name but the last, each number below [`COUNT`]
+//! was answered to one call; fewer were if a call counted twice. Who waited was not told of zero before [`COUNT`] calls began.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tenure::Error;
+use tokio::time::{sleep, timeout};
+
+use crate::torture::journal::now;
+use crate::torture::orders::Locked;
+use crate::torture::referee::{Findings, Tally};
+use crate::torture::worker::Worker;
+
+/// What a latch is set to.
+const COUNT: u32 = 5;
+/// Longer than a name is used, unless a process stood still.
+pub const LIFE: Duration = Duration::from_secs(4);
+
+fn name() -> String {
+    (now() / 250_000_000).to_string()
+}
+
+impl Worker {
+    /// Sets and counts down.
+    pub async fn counts_down(&self, rng: &mut fastrand::Rng) {
+        while !*self.stop.borrow() {
+            let name = name();
+            let latch = self.node.latch(&name).life(LIFE);
+            if rng.u32(..4) == 0 {
+                let set = async { latch.try_set_count(COUNT).await.map(u32::from) };
+                self.calls(&name, "set", set, 1, rng).await;
+            }
+            self.calls(&name, "down", latch.count_down(), rng.u32(..COUNT), rng)
+                .await;
+            sleep(Duration::from_micros(rng.u64(0..20_000))).await;
+        }
+    }
+
+    /// Waits for zero.
+    pub async fn waits_for_zero(&self, rng: &mut fastrand::Rng) {
+        while !*self.stop.borrow() {
+            let (name, wait) = (name(), Duration::from_millis(rng.u64(1..1_500)));
+            let latch = self.node.latch(&name);
+            let waits = async { latch.wait_timeout(wait).await.map(u32::from) };
+            self.calls(&name, "wait", waits, 1, rng).await;
+            sleep(Duration::from_micros(rng.u64(0..20_000))).await;
+        }
+    }
+
+    /// One of the calls, which is dropped now and then.
+    async fn calls(
+        &self,
+        name: &str,
+        what: &str,
+        call: impl Future<Output = Result<u32, Error>>,
+        pretended: u32,
+        rng: &mut fastrand::Rng,
+    ) {
+        let says = |answer: &str| {
+            self.journal
+                .write(now(), format_args!("latch {name} {what} {answer}"));
+        };
+        says("asked");
+        if self.orders.locked == Locked::Nobody {
+            sleep(Duration::from_micros(rng.u64(0..500))).await;
+            return says(&pretended.to_string());
+        }
+        let patience = match rng.u32(..200) {
+            0 => Duration::from_micros(1 << rng.u32(4..14)),
+            _ => Duration::from_secs(3600),
+        };
+        match timeout(patience, call).await {
+            Err(_) => {}
+            Ok(Ok(answer)) => says(&answer.to_string()),
+            Ok(Err(Error::Unset { .. })) => says("unset"),
+            Ok(Err(error)) => self.failed(self.orders.latches_key(), &error),
+        }
+    }
+}
+
+/// What is known of the latches of one name.
+#[derive(Default)]
+struct Lived {
+    /// When the first could have been set, and when the last word came.
+    first: Option<u64>,
+    last: u64,
+    set: u64,
+    /// Calls without an answer.
+    sets_unknown: u64,
+    downs_unknown: u64,
+    /// How many were told that so many are left.
+    left: [u64; COUNT as usize],
+    /// When calls to count down began.
+    began: Vec<u64>,
+    /// When somebody was told of zero.
+    zero: Vec<u64>,
+}
+
+/// What is known of all latches.
+#[derive(Default)]
+pub struct Latches(HashMap<String, Lived>);
+
+impl Latches {
+    /// A line of a journal: what was called for, or what was answered.
+    pub fn read(&mut self, at: u64, name: &str, rest: &str) -> Option<()> {
+        let (what, answer) = rest.split_once(' ')?;
+        let lived = self.0.entry(name.to_owned()).or_default();
+        lived.last = lived.last.max(at);
+        match (what, answer) {
+            ("set", "asked") => {
+                lived.first = Some(lived.first.map_or(at, |first| first.min(at)));
+                lived.sets_unknown += 1;
+            }
+            ("set", set) => {
+                lived.sets_unknown -= 1;
+                lived.set += set.parse::<u64>().ok()?;
+            }
+            ("down", "asked") => {
+                lived.began.push(at);
+                lived.downs_unknown += 1;
+            }
+            ("down", "unset") => lived.downs_unknown -= 1,
+            ("down", left) => {
+                lived.downs_unknown -= 1;
+                *lived.left.get_mut(left.parse::<usize>().ok()?)? += 1;
+            }
+            ("wait", "1") => lived.zero.push(at),
+            ("wait", _) => {}
+            _ => return None,
+        }
+        Some(())
+    }
+
+    pub fn judge(&self, tally: &mut Tally, findings: &mut Findings) {
+        for (name, lived) in &self.0 {
+            tally.latches += lived.set;
+            tally.zeros += lived.zero.len() as u64;
+            for zero in &lived.zero {
+                let began = lived.began.iter().filter(|began| *began < zero).count();
+                if began < COUNT as usize {
+                    let text = format!("latch {name}: {began} calls had begun");
+                    findings.add("told of zero too early", text);
+                }
+            }
+            let shown = || {
+                let Lived {
+                    set,
+                    sets_unknown,
+                    left,
+                    downs_unknown,
+                    ..
+                } = lived;
+                format!("latch {name}: set {set}+{sets_unknown}, left {left:?}+{downs_unknown}")
+            };
+            // Who is late at zero is answered zero.
+            if lived.left[1..]
+                .iter()
+                .any(|told| *told > lived.set + lived.sets_unknown)
+            {
+                findings.add("one count-down told to two", shown());
+            }
+            // Those but the last came to zero, if none of them was over before.
+            let life = LIFE.as_nanos() as u64;
+            if lived.first.is_none_or(|first| lived.last >= first + life) {
+                continue;
+            }
+            tally.latches_exact += u64::from(lived.downs_unknown == 0);
+            let whole = lived.set.saturating_sub(1);
+            let missing: u64 = lived.left.iter().map(|told| whole.saturating_sub(*told)).sum();
+            if missing > lived.downs_unknown {
+                findings.add("count-downs that are missing", shown());
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Leases that travel in the torture: a holder leaves the text of its lease in a directory, and whichever node finds it goes on
+//! with the work. Some texts are there twice, and only one of the two is worth anything.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tenure::{Error, Guard, Transfer, TransferError};
+use tokio::time::sleep;
+
+use crate::torture::journal::now;
+use crate::torture::orders::Orders;
+use crate::torture::worker::{Held, Worker};
+
+impl Orders {
+    /// Where the texts are.
+    fn travels(&self) -> PathBuf {
+        self.journal.with_file_name("travels")
+    }
+}
+
+impl Worker {
+    /// Gives its lease up to whoever has the text of it.
+    pub async fn send(&self, id: u64, guard: Guard, key: usize, reads: bool, rng: &mut fastrand::Rng) {
+        self.journal.write(now(), format_args!("ending {id} transfer"));
+        let transfer = match guard.into_transfer(self.orders.lease).await {
+            Ok(transfer) => transfer,
+            // Others read by it, or it is fixed and would last longer.
+            Err(TransferError::Refused(guard, _)) => return drop(guard),
+            Err(TransferError::Failed(error)) => return self.failed(key, &error),
+        };
+        let text = format!("{key} {reads} {transfer}");
+        let travels = self.orders.travels();
+        std::fs::create_dir_all(&travels).expect("a directory for what travels");
+        for copy in 0..if rng.u32(..4) == 0 { 2 } else { 1 } {
+            let name = format!("{}-{id}-{copy}", self.node.node());
+            // It is there as a whole, or not at all.
+            let written = travels.with_file_name(&name);
+            let put =
+                std::fs::write(&written, &text).and_then(|()| std::fs::rename(&written, travels.join(&name)));
+            put.expect("what travels can be written");
+        }
+    }
+
+    /// Goes on with what others gave up.
+    pub async fn adopts(&self, rng: &mut fastrand::Rng) {
+        let travels = self.orders.travels();
+        while !*self.stop.borrow() {
+            let found = std::fs::read_dir(&travels).into_iter().flatten().flatten().next();
+            // Of several that find it one can take it.
+            let taken = travels.with_file_name(format!("taken-{}", self.node.node()));
+            let taken = found.and_then(|found| {
+                std::fs::rename(found.path(), &taken).ok()?;
+                std::fs::read_to_string(&taken).ok()
+            });
+            match taken {
+                Some(text) => self.adopt(&text, rng).await,
+                None => sleep(Duration::from_millis(rng.u64(1..5))).await,
+            }
+        }
+    }
+
+    async fn adopt(&self, text: &str, rng: &mut fastrand::Rng) {
+        let [key, reads, transfer] = text.splitn(3, ' ').collect::<Vec<_>>()[..] else {
+            panic!("a key, a mode and a transfer: {text}");
+        };
+        let (key, reads) = (key.parse().expect("a key"), reads == "true");
+        let transfer: Transfer = transfer.parse().expect("its own text");
+        match self.node.adopt(&transfer).await {
+            Ok(guard) => {
+                self.journal.write(now(), format_args!("event adopted"));
+                let held = Held::Real(guard);
+                let (id, _) = self.work_under(&held, key, reads, None, rng).await;
+                self.end(id, held, rng).await;
+            }
+            // The other of the two was there before, or it was over.
+            Err(Error::Gone { .. }) => self.journal.write(now(), format_args!("event gone")),
+            Err(error) => self.failed(key, &error),
+        }
+    }
+}
