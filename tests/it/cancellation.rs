@@ -410,26 +410,29 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
 
 /// A key that is over leaves nothing, neither here nor in the store. In a process of its own, whose memory is its own.
 #[test]
-fn a_million_distinct_keys_leave_nothing() {
-    const CHILD: &str = "TENURE_MILLION_KEYS";
-    if std::env::var_os(CHILD).is_some() {
+fn keys_that_are_used_once_leave_nothing() {
+    const CHILD: &str = "TENURE_KEYS_CHILD";
+    if let Ok(keys) = std::env::var(CHILD) {
         return tokio::runtime::Runtime::new()
             .unwrap()
-            .block_on(a_million_distinct_keys());
+            .block_on(used_once(keys.parse().expect("a number of keys")));
     }
+    let keys = std::env::var("TENURE_KEYS").unwrap_or("300000".into());
     let done = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "cancellation::a_million_distinct_keys_leave_nothing",
+            "cancellation::keys_that_are_used_once_leave_nothing",
             "--nocapture",
         ])
-        .env(CHILD, "1")
+        .env(CHILD, keys)
         .output()
         .expect("this binary once more");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-async fn a_million_distinct_keys() {
+async fn used_once(keys: u32) {
+    /// What the process has then stands for what it needs at once.
+    const FIRST: u32 = 100_000;
     let store = MemoryStore::new();
     let locks = node(&store);
     let resident = || {
@@ -442,7 +445,7 @@ async fn a_million_distinct_keys() {
             * 4096
     };
     let mut before = 0;
-    for n in 0..1_000_000u32 {
+    for n in 0..keys {
         let guard = locks.mutex(&n.to_be_bytes()[..]).lock().await.unwrap();
         if n % 2 == 0 {
             guard.release().await.unwrap();
@@ -452,16 +455,16 @@ async fn a_million_distinct_keys() {
                 soon(locks.idle()).await;
             }
         }
-        if n == 100_000 {
+        if n == FIRST {
             before = resident();
         }
     }
     nothing_left(&store, &[&locks]).await;
     let grown = resident().saturating_sub(before);
-    // Ten bytes for each key would be nine megabytes.
+    // A key that stays costs more than forty bytes for each of those that follow.
     assert!(
         grown < 8 << 20,
-        "{} kB more than after the first 100,000 keys",
+        "{} kB more than after the first {FIRST} keys",
         grown >> 10
     );
 }

@@ -11,7 +11,7 @@ fn features() -> String {
             [$(cfg!(feature = $feature).then_some($feature)),+]
         };
     }
-    let all = enabled!("default" "redis" "rustls" "tower" "scheduler" "axum" "metrics" "testing");
+    let all = enabled!("default" "redis" "bb8" "rustls" "tower" "scheduler" "chrono" "jiff" "axum" "metrics" "testing");
     all.into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
