@@ -421,7 +421,6 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
 mod tests {
     use super::*;
     use crate::driver::waiter::lock;
-    use crate::error::OptionsError;
 
     #[tokio::test]
     async fn a_job_that_is_made_and_never_added_leaves_nothing_behind() {
