@@ -1,20 +1,17 @@
 //! Random requests through the scripts on a real server and through the ledger: the same replies, pushes and queues.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use tenure::Key;
-use tenure::protocol::ledger::{Branch, Forgotten, Job, Ledger, Record, RecordOwner, Saved};
+use tenure::protocol::ledger::{Branch, Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Checkpoint, ClaimNumber, Executed, Grant, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name,
-    NodeId, Permits, Push, Question, Reply, Request, Rule, TickTime, Turn, Verb,
+    Batch, Grant, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, Rule,
+    TickTime, Verb,
 };
 
-use tenure::protocol::write::{GuardedWrite, Precondition, WriteBody};
-use tenure::store::{Store, WriteAnswer};
-
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, PATIENCE, batch, connect, holder, store};
+use crate::tools::{Inbox, connect, store};
 
 mod comparing;
 mod draws;

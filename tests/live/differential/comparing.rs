@@ -1,6 +1,15 @@
 //! What is to be alike after a batch, beside its replies: records, queues, what is known of jobs, and what holders wrote.
 
-use super::*;
+use std::collections::HashMap;
+
+use tenure::protocol::ledger::{Job, RecordOwner, Saved};
+use tenure::protocol::message::{
+    Batch, Checkpoint, GrantNumber, Holder, Kind, Mode, Permits, Reply, TickTime,
+};
+use tenure::protocol::write::{GuardedWrite, Precondition, WriteBody};
+use tenure::store::WriteAnswer;
+
+use super::{Run, TOLERANCE_MS};
 
 impl Run {
     /// Whether something is written under a lease: of who has it, of any claim, of another grant.

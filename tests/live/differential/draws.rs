@@ -1,6 +1,12 @@
 //! What is asked of the script and of the ledger: drawn at random, but so that what is rare happens.
 
-use super::*;
+use tenure::protocol::ledger::RecordOwner;
+use tenure::protocol::message::{
+    Checkpoint, ClaimNumber, Holder, Kind, LeaseTimes, Mode, Permits, Question, Request, TickTime, Turn, Verb,
+};
+
+use super::{LEASES, LONG_MS, NODES, Run};
+use crate::tools::{CLAIM, holder};
 
 impl Run {
     /// What a clock leaves behind that was ahead: a mark, or a skipped tick, that has not come.

@@ -1,6 +1,13 @@
 //! What else happens between batches: time passes, nodes subscribe and die, and somebody changes records by hand.
 
-use super::*;
+use std::time::{Duration, Instant};
+
+use tenure::protocol::ledger::{Forgotten, Record, RecordOwner};
+use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits};
+use tenure::store::Store;
+
+use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
+use crate::tools::{Inbox, PATIENCE, batch};
 
 impl Run {
     /// What is no number is neither believed nor overwritten, whatever is asked.
