@@ -131,7 +131,7 @@ pub enum Error {
         key: Key,
     },
     /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
-    #[error("cannot use the store {store}: {source}")]
+    #[error("cannot use {store}: {source}")]
     #[non_exhaustive]
     Connect {
         /// Which store.

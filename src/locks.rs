@@ -414,7 +414,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The store is not to be had. The text names the server, without its password.
-    #[error("cannot use the store {store}: {source}")]
+    #[error("cannot use {store}: {source}")]
     #[non_exhaustive]
     Store {
         /// Which store.
@@ -630,12 +630,12 @@ impl Builder {
         if !self.options.lazy {
             let is_behind = store.is_behind(&pool).await;
             let failed = |source| ConnectError::Store {
-                store: format!("{store:?}"),
+                store: store.to_string(),
                 source,
             };
             if !is_behind.map_err(failed)? {
                 return Err(ConnectError::Options(OptionsError(format!(
-                    "the pool leads to another server or database than {store:?}: give it a client of the same"
+                    "the pool leads to another server or database than {store}: give it a client of the same"
                 ))));
             }
         }
@@ -649,7 +649,7 @@ impl Builder {
             .with_prefix(&self.options.prefix)?
             .with_node_name(self.options.node_name.as_deref())?
             .with_connect_timeout(timeout);
-        let (lazy, shown) = (self.options.lazy, format!("{store:?}"));
+        let (lazy, shown) = (self.options.lazy, store.to_string());
         let locks = self.on(Arc::new(store))?;
         if !lazy {
             locks

@@ -180,6 +180,13 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+/// For messages, without a password.
+impl fmt::Display for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the Redis at {}", self.inner.address())
+    }
+}
+
 fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }

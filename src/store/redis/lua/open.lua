@@ -39,7 +39,7 @@ local last = ARGV[1] + 0
 if stored > last then last = stored end
 -- Above 2^53 a Lua number plus one is the same number; a clock that is no number must not restart the fences.
 if not (stored >= 0 and stored % 1 == 0 and last + n < 9007199254740991) then
-  return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' does not hold a grant number')
+  return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' is no grant number: delete it')
 end
 local last_text
 
