@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
 use crate::driver::pending_writes::Unwritten;
-use crate::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::primitives::held::Held;
 use crate::protocol::write::WriteBody;
 
@@ -104,7 +104,14 @@ impl Commands {
     /// may be done.
     pub async fn query<T: FromRedisValue>(self) -> Result<T, Error> {
         let Commands { held, keys, commands } = self;
-        query(&held, WriteBody::Commands { keys, commands }).await
+        let replies = query(&held, WriteBody::Commands { keys, commands }).await;
+        replies.map_err(|error| match error {
+            Error::Reply { key, why } => Error::Reply {
+                key,
+                why: format!("{why} The replies are a list: that of one command is read as `(T,)`."),
+            },
+            error => error,
+        })
     }
 }
 
@@ -135,6 +142,12 @@ impl Script {
             keys,
             args,
         } = self;
+        if text.trim_start().starts_with("#!") {
+            return Err(Error::Options(OptionsError(format!(
+                "a script under `{}` begins with `#!`, which only a whole script can: leave the line out",
+                held.name.key
+            ))));
+        }
         query(&held, WriteBody::Script { text, keys, args }).await
     }
 }

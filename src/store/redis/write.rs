@@ -5,7 +5,7 @@ use redis::{Cmd, Value};
 use crate::protocol::message::{Failure, Mode, Permits};
 use crate::protocol::write::{GuardedWrite, WriteBody};
 use crate::store::WriteAnswer;
-use crate::store::redis::codec::{self, malformed};
+use crate::store::redis::codec::malformed;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::{Script, code_of};
 
@@ -18,11 +18,25 @@ pub(super) struct WriteCall {
     pub(super) call: Cmd,
 }
 
-/// The caller's code stands first, so that it sees nothing of ours, and on the first line, so that an error names the line of
-/// the caller's text.
+/// The code of ours that does commands.
 fn wrap(body: &str) -> Script {
     Script::new(format!(
-        "local body=function(KEYS,ARGV) {body}\nend\n{}",
+        "local why,body=nil,function(KEYS,ARGV) {body}\nend\n{}",
+        code_of(CHECK)
+    ))
+}
+
+/// The caller's code is a text in the script, so that nothing in it ends the function that it is, and what is wrong with it is an
+/// answer like others: an error of the server's that quotes it may be no text, which would end the connection. It stands first, so
+/// that it sees nothing of ours, and on the first line, so that an error names the line of the caller's text.
+fn wrap_text(text: &str) -> Script {
+    let escape = |byte: u8| match byte {
+        b'"' | b'\\' | ..b' ' | 0x7f.. => format!("\\{byte:03}"),
+        _ => char::from(byte).to_string(),
+    };
+    let quoted: String = text.bytes().map(escape).collect();
+    Script::new(format!(
+        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}",
         code_of(CHECK)
     ))
 }
@@ -30,7 +44,7 @@ fn wrap(body: &str) -> Script {
 pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
     let GuardedWrite { precondition, body } = write;
     let (script, keys, args) = match body {
-        WriteBody::Script { text, keys, args } => (wrap(&text), keys, args),
+        WriteBody::Script { text, keys, args } => (wrap_text(&text), keys, args),
         WriteBody::Commands { keys, commands } => {
             let words = commands.into_iter().flat_map(|command| {
                 let count = command.len().to_string().into_bytes();
@@ -68,12 +82,13 @@ pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
     let mut parts = parts.into_iter();
     match (parts.next(), parts.next()) {
         (Some(Value::Int(0)), None) => Ok(WriteAnswer::NotCurrent),
-        // A script may return an error as a value.
-        (Some(Value::Int(1)), Some(Value::ServerError(error))) => Ok(WriteAnswer::Failed(
-            codec::said(&error.into()).unwrap_or_default(),
-        )),
         (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(reply.unwrap_or(Value::Nil))),
-        (Some(Value::Int(2)), Some(said)) => Ok(WriteAnswer::Failed(codec::text(said).unwrap_or_default())),
+        (Some(Value::Int(2)), Some(Value::BulkString(said))) if said.is_empty() => {
+            Ok(WriteAnswer::Failed("an error without words".to_owned()))
+        }
+        (Some(Value::Int(2)), Some(Value::BulkString(said))) => {
+            Ok(WriteAnswer::Failed(String::from_utf8_lossy(&said).into_owned()))
+        }
         _ => Err(malformed("the answer to a write is unknown")),
     }
 }

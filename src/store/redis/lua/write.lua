@@ -1,5 +1,5 @@
 -- write: what the caller wants done, if its lease is current; else nothing. The caller's code stands before it, as a function
--- `body` with KEYS and ARGV of its own. It reads and writes nothing of ours but the record.
+-- `body` with KEYS and ARGV of its own, or `why` it is none. It reads and writes nothing of ours but the record.
 -- KEYS[1]        the record
 -- KEYS[2]        the queue
 -- KEYS[i+2]      the caller's
@@ -24,9 +24,22 @@ if not is_current() then
   if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
   return { 0 }
 end
+if not body then return { 2, why } end
+-- What no client can read would end the connection of all: an error or a status that is no ASCII, lists in lists without end.
+local function is_readable(reply, depth)
+  if type(reply) ~= 'table' then return true end
+  local said = reply.err or reply.ok
+  if said then return type(said) == 'string' and not string.find(said, '[\128-\255]') end
+  for _, part in ipairs(depth > 0 and reply or {}) do
+    if not is_readable(part, depth - 1) then return false end
+  end
+  return depth > 0
+end
 local keys, args = {}, {}
 for i = 1, #KEYS - 2 do keys[i] = KEYS[i + 2] end
 for i = 1, #ARGV - 3 do args[i] = ARGV[i + 3] end
 local well, reply = pcall(body, keys, args)
-if well then return { 1, reply } end
-return { 2, type(reply) == 'table' and reply.err or tostring(reply) }
+if type(reply) == 'table' and reply.err then return { 2, tostring(reply.err) } end
+if not well then return { 2, tostring(reply) } end
+if is_readable(reply, 32) then return { 1, reply } end
+return { 2, 'it returned what no client can read: an error or a status that is no ASCII, or more than 32 lists in one another' }
