@@ -76,6 +76,7 @@ pub(crate) enum Event {
         conn: usize,
         id: BatchId,
         write: WriteId,
+        is_current: bool,
     },
     Reply {
         conn: usize,
@@ -375,7 +376,12 @@ impl World {
                 write,
                 content,
             } => self.write_arrives(conn, id, write, content),
-            Event::Wrote { conn, id, write } => self.wrote(conn, id, write),
+            Event::Wrote {
+                conn,
+                id,
+                write,
+                is_current,
+            } => self.wrote(conn, id, write, is_current),
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
             Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),

@@ -5,7 +5,7 @@
 
 use tenure::protocol::message::{BatchReply, Fence, Mode, Unanswered};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
-use tenure::protocol::step::Ticket;
+use tenure::protocol::step::{Input, Ticket};
 use tenure::protocol::write::{Precondition, WriteId};
 
 use crate::Wrong;
@@ -154,7 +154,13 @@ impl World {
             let (low, high) = self.profile.delay;
             let back = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].down);
             self.conns[conn].down = back;
-            self.at(back, Event::Wrote { conn, id, write });
+            let wrote = Event::Wrote {
+                conn,
+                id,
+                write,
+                is_current,
+            };
+            self.at(back, wrote);
         }
     }
 
@@ -179,7 +185,7 @@ impl World {
     }
 
     /// Back at the node.
-    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId) {
+    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId, is_current: bool) {
         let Conn {
             slot,
             client,
@@ -191,14 +197,23 @@ impl World {
             return;
         }
         if stall > self.now {
-            return self.at(stall, Event::Wrote { conn, id, write });
+            let wrote = Event::Wrote {
+                conn,
+                id,
+                write,
+                is_current,
+            };
+            return self.at(stall, wrote);
         }
         let flights = &mut self.conns[conn].flights;
         let Some(at) = flights.iter().position(|(waiting, _)| *waiting == id) else {
             return;
         };
         flights.remove(at);
-        self.end_write(slot, write);
+        let ended = self.end_write(slot, write);
+        if let Some((key, ticket)) = ended.filter(|_| !is_current) {
+            self.feed(slot, key, Input::Doubted(ticket));
+        }
         let reply = Ok(BatchReply {
             time: 0,
             replies: Vec::new(),
@@ -226,10 +241,10 @@ impl World {
     }
 
     /// Nothing of it is under way any more. A late answer ends nothing.
-    fn end_write(&mut self, slot: usize, write: WriteId) {
+    fn end_write(&mut self, slot: usize, write: WriteId) -> Option<(usize, Ticket)> {
         let node = &mut self.nodes[slot];
-        if let Some(Write { key, ticket, .. }) = node.writes.remove(&write) {
-            node.shard.end_write(&self.keys[key], ticket);
-        }
+        let Write { key, ticket, .. } = node.writes.remove(&write)?;
+        node.shard.end_write(&self.keys[key], ticket);
+        Some((key, ticket))
     }
 }

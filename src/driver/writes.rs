@@ -21,7 +21,7 @@ use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{BatchReply, Executed, Failure, Name, Unanswered};
 use crate::protocol::session_step::{Attempt, BatchId, SessionInput};
-use crate::protocol::step::Ticket;
+use crate::protocol::step::{Input, Ticket};
 use crate::protocol::write::{GuardedWrite, Precondition, WriteBody, WriteId};
 
 impl Node {
@@ -118,7 +118,13 @@ impl Node {
     }
 
     /// It came to nothing, or nobody knows what became of it.
-    pub(crate) fn write_failed(&self, server: &Server, write: WriteId, why: Unanswered, error: StoreError) {
+    pub(crate) fn write_failed(
+        self: &Arc<Self>,
+        server: &Server,
+        write: WriteId,
+        why: Unanswered,
+        error: StoreError,
+    ) {
         match why {
             Unanswered::No | Unanswered::Down => {
                 self.end_write(server, write, Err(Unwritten::NotDone(error.clone())));
@@ -135,10 +141,13 @@ impl Node {
     }
 
     /// Nothing of it is under way any more. What comes after its caller was told that there is no answer tells nobody.
-    fn end_write(&self, server: &Server, write: WriteId, written: Written) {
+    fn end_write(self: &Arc<Self>, server: &Server, write: WriteId, written: Written) {
         let pending = lock(&server.writes).pending.remove(&write);
         if let Some(pending) = pending {
             self.end_write_of(&pending.name, pending.ticket);
+            if matches!(written, Err(Unwritten::NotCurrent)) {
+                self.drive(&pending.name, Input::Doubted(pending.ticket));
+            }
             pending.tell(written);
         }
     }

@@ -128,6 +128,8 @@ pub enum Input {
     Adopt(Ticket, AcquireOptions, Holder),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
+    /// The store refused what a holder wrote, as its lease is not current: it is asked at once.
+    Doubted(Ticket),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
     /// The same, and the tick was run to its end, and whether it went well.

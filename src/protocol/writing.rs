@@ -72,7 +72,7 @@ impl<P: Plant> Session<P> {
         if self.writes.iter().all(|queued| now < queued.deadline) {
             return;
         }
-        let error = self.error(StoreErrorKind::Unreachable, "no connection in time to");
+        let error = self.error(StoreErrorKind::Unreachable, "not sent in time to");
         self.writes.retain(|queued| {
             let waits = now < queued.deadline;
             if !waits {

@@ -267,8 +267,7 @@ async fn an_error_is_told_in_the_servers_words_and_what_was_written_stands() {
         ),
         (format!("{set} return redis.call('NO_SUCH')"), "Unknown", 3),
         (format!("{set} return unknown()"), "unknown", 4),
-        ("this is no Lua".to_owned(), "ompil", 4),
-        ("#!lua\nreturn 1".to_owned(), "ompil", 4),
+        ("this is no Lua".to_owned(), "user_script:1: '=' expected", 4),
     ] {
         let run = guard.atomically().script(&*text).key("written");
         let said = failed(soon(run.query()).await);
@@ -622,4 +621,70 @@ async fn increments_of_a_task(
         let _ = guard.release().await;
     }
     outcomes
+}
+
+/// What no client can read would end the connection that everybody shares.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    add(&guard, "first").await.unwrap();
+    let before = eyes.text::<String>("INFO stats");
+    let connections = |info: &str| {
+        let line = info
+            .lines()
+            .find(|line| line.starts_with("total_connections_received"));
+        line.expect("the server tells it").to_owned()
+    };
+    let words = [
+        ("return “1”", "near"),
+        ("return \u{a0}1", "near"),
+        ("error('\\255\\254')", "\u{fffd}"),
+        ("error({ err = {} })", "table"),
+        ("error({ err = '' })", "without words"),
+        ("return redis.error_reply('ü')", "ü"),
+        ("return { redis.error_reply('\\255') }", "no client can read"),
+        ("return { ok = '\\255' }", "no client can read"),
+        (
+            "local deep = {} for _ = 1, 150 do deep = { deep } end return deep",
+            "no client can read",
+        ),
+        ("local loop = {} loop[1] = loop return loop", "no client can read"),
+        // Nothing in the text ends the function that it is.
+        (
+            "local x end end\nredis.call('INCR', KEYS[1]) do",
+            "expected near 'end'",
+        ),
+    ];
+    for (script, said) in words {
+        let written = soon(guard.atomically().script(script).key("count").query::<Value>()).await;
+        let told = failed(written);
+        assert!(told.contains(said), "{script}: {told}");
+    }
+    let list = soon(
+        guard
+            .atomically()
+            .script("return { 1, { 'a', 'ü', '\\255' } }")
+            .query::<(i64, Vec<Vec<u8>>)>(),
+    );
+    assert_eq!(list.await.unwrap().1[1..], ["ü".as_bytes().to_vec(), vec![255]]);
+    let shebang = soon(guard.atomically().script("#!lua\nreturn 1").query::<Value>()).await;
+    assert!(matches!(shebang, Err(Error::Options(_))), "{shebang:?}");
+    assert_eq!(count(&mut eyes), 1);
+    let after = eyes.text::<String>("INFO stats");
+    assert_eq!(connections(&before), connections(&after));
+    soon(guard.release()).await.unwrap();
+}
+
+/// Whoever is refused asks at once, and does not go on with a lease that is another's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whose_write_is_refused_soon_knows_that_the_lease_is_lost() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let mutex = locks.mutex("a").lease(ms(600_000));
+    let guard = soon(mutex.lock()).await.unwrap();
+    eyes.text::<()>("DEL lock:a");
+    let written = add(&guard, "late").await;
+    assert!(matches!(written, Err(Error::Lost { .. })), "{written:?}");
+    assert_eq!(soon(guard.lost()).await, LostCause::Gone);
+    assert!(!guard.is_held());
 }
