@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use siphasher::sip::SipHasher24;
 
 use crate::driver::handle::Handle;
 use crate::error::{ClosedCause, Error, LostCause, OptionsError};
@@ -44,6 +45,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 /// # Ok(()) }
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[must_use = "the lease is nobody's until it is adopted, given back, or at its end"]
 pub struct Transfer {
     prefix: Box<[u8]>,
     name: Name,
@@ -202,7 +204,10 @@ impl Guard {
             Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
                 "others of this process read by it, give them time or take a fixed lease",
             )),
-            Ok(_) if !self.take() => Err(refused("there are other guards of it, give them back first")),
+            Ok(_) if !self.take() => Err(refused(
+                "there are other guards of it, give them back first; that of a `LockLayer` lasts as long as its handler, so lock \
+                 a mutex in the handler instead",
+            )),
             Ok(term) => Ok(term),
         };
         let term = match term {
@@ -241,22 +246,28 @@ impl Guard {
 /// short has no end.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{FORMAT}.{}.", self.name.kind.word())?;
-        match self.mode {
-            Mode::Exclusive => f.write_str("w")?,
-            Mode::Read => f.write_str("r")?,
-            Mode::Permits(Permits { weight, capacity }) => write!(f, "p{weight}/{capacity}")?,
-        }
-        write!(
-            f,
-            ".{}.{}.{}.{}.{}.",
+        let mode = match self.mode {
+            Mode::Exclusive => "w".to_owned(),
+            Mode::Read => "r".to_owned(),
+            Mode::Permits(Permits { weight, capacity }) => format!("p{weight}/{capacity}"),
+        };
+        let text = format!(
+            "{FORMAT}.{}.{mode}.{}.{}.{}.{}.{}",
+            self.name.kind.word(),
             self.lease.as_millis(),
             self.holder,
             self.number,
             percent_encode(&self.prefix, PLAIN),
             percent_encode(self.name.key.as_bytes(), PLAIN),
-        )
+        );
+        write!(f, "{text}.{:016x}", checksum(&text))
     }
+}
+
+/// A text that was changed on its way is none: with another number its fence would lock out others. No secret, SipHash-2-4 of
+/// the text before it.
+fn checksum(text: &str) -> u64 {
+    SipHasher24::new().hash(text.as_bytes())
 }
 
 impl FromStr for Transfer {
@@ -271,9 +282,13 @@ impl FromStr for Transfer {
         if is_newer(parts[0]) {
             return Err(ParseTransferError::Newer);
         }
-        let [FORMAT, kind, mode, lease, holder, number, prefix, key, ""] = *parts else {
+        let [FORMAT, kind, mode, lease, holder, number, prefix, key, sum] = *parts else {
             return Err(ParseTransferError::Malformed);
         };
+        let before = &text[..text.len() - sum.len() - 1];
+        if sum != format!("{:016x}", checksum(before)) {
+            return Err(ParseTransferError::Malformed);
+        }
         let parsed = || {
             let kind = Kind::ALL.into_iter().find(|known| known.word() == kind)?;
             let mode = mode_of(mode)?;
@@ -384,12 +399,27 @@ mod tests {
             }
             let longer = format!("{text}.");
             prop_assert!(longer.parse::<Transfer>().is_err());
+            // So is one of which a byte was changed.
+            for (at, was) in text.char_indices() {
+                let other = if was == '1' { "2" } else { "1" };
+                let mut changed = text.clone();
+                changed.replace_range(at..=at, other);
+                prop_assert!(changed.parse::<Transfer>().is_err(), "{changed}");
+            }
         }
 
         #[test]
         fn no_text_is_too_bad_to_be_refused(text in ".{0,200}", bytes in "tenure1\\.[a-z.0-9:/%-]{0,120}\\.") {
             let _ = (text.parse::<Transfer>(), bytes.parse::<Transfer>());
         }
+    }
+
+    /// With one part of it exchanged, and whole otherwise.
+    fn exchanged(text: &str, from: &str, to: &str) -> String {
+        let (before, _) = text.rsplit_once('.').expect("it has a checksum");
+        let bad = before.replacen(from, to, 1);
+        assert_ne!(bad, before, "{from}");
+        format!("{bad}.{:016x}", checksum(&bad))
     }
 
     #[test]
@@ -410,8 +440,7 @@ mod tests {
             ),
             ("order%3A7", "", ParseTransferError::Malformed),
         ] {
-            let bad = good.replacen(from, to, 1);
-            assert_ne!(bad, good, "{from}");
+            let bad = exchanged(&good, from, to);
             assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
         }
         let permits = transfer(
@@ -425,7 +454,7 @@ mod tests {
         )
         .to_string();
         for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
-            let text = permits.replacen("p2/3", bad, 1);
+            let text = exchanged(&permits, "p2/3", bad);
             assert_eq!(
                 text.parse::<Transfer>(),
                 Err(ParseTransferError::Malformed),

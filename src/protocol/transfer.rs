@@ -78,9 +78,14 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions, pass: Pass) {
+        // Whoever gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
+        let term = match pass.ours {
+            Some((ours, _)) if ours.lease_ms < options.term.lease_ms => ours,
+            _ => options.term,
+        };
         let caller = Caller {
             ticket,
-            options,
+            options: AcquireOptions { term, ..options },
             entered: cx.now,
             failed_claims: 0,
             was_writer: false,

@@ -1,8 +1,11 @@
 //! Leases that go from one process to another, on the memory store.
 
+use tenure::protocol::message::{LeaseTimes, Reply, Unanswered};
+use tenure::protocol::step::{Input, Rules};
 use tenure::{Error, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
+use crate::machine::Machine;
 
 async fn nodes() -> (Locks, Locks, MemoryStore) {
     let store = MemoryStore::new();
@@ -35,4 +38,42 @@ async fn one_of_another_prefix_is_refused() {
         assert!(why.contains("`other:`") && why.contains("`lock:`"), "{why}");
     }
     transfer.release(&others).await.unwrap();
+}
+
+/// Whoever gives a lease up and gets no answer waits for it as long as the lease lasts, however long it is to be kept.
+#[test]
+fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
+    let mut machine = Machine::new(Rules::default());
+    let (holder, to) = (machine.holder(1_000), machine.shard.issue());
+    let began = machine.now;
+    let day = LeaseTimes {
+        lease_ms: 86_400_000,
+        margin_ms: 250,
+    };
+    machine.tell(Input::Transfer(holder, to, day));
+    let heard = Some(machine.now);
+    while machine.denial(to).is_none() {
+        let sends = machine.sends();
+        machine.later(ms(300));
+        machine.fail(Unanswered::Unknown, heard);
+        // Asked again at once, or after a pause.
+        if machine.denial(to).is_none() && machine.sends() == sends {
+            machine.passes();
+        }
+        assert!(machine.now < began + ms(5_000), "it still waits");
+    }
+}
+
+/// The holder is doubted, and the answer to what is asked says that it holds no more.
+#[test]
+fn whose_write_was_refused_asks_at_once() {
+    let mut machine = Machine::new(Rules::default());
+    let holder = machine.holder(1_000);
+    let sends = machine.sends();
+    machine.tell(Input::Doubted(holder));
+    machine.tell(Input::Doubted(holder));
+    assert_eq!(machine.sends(), sends + 1, "asked once");
+    assert!(machine.holds(holder), "not for want of an answer");
+    machine.answer(Reply::Gone);
+    assert!(!machine.holds(holder));
 }

@@ -206,3 +206,22 @@ async fn foreign_values_are_refused_and_left_alone() {
         }
     }
 }
+
+/// What a lease needs is there already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_memory_a_lease_travels_all_the_same() {
+    let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(60_000)).await;
+    let guards = [
+        held(&locks, "order").await,
+        soon(locks.rw_lock("prices").read()).await.unwrap(),
+        soon(locks.semaphore("calls", 3).acquire()).await.unwrap(),
+    ];
+    let _: String = eyes.text("CONFIG SET maxmemory 1");
+    for guard in guards {
+        let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
+        let adopted = soon(locks.adopt(&transfer)).await.unwrap();
+        soon(adopted.release()).await.unwrap();
+    }
+}

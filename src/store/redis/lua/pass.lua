@@ -16,11 +16,10 @@ if passes then
       join(i, to, hold, nil, tick)
       return old
     end
-    if not number or not record and not ends(i, holder, tick) then
-      -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY.
-      call('ZREM', queue, 'b')
-      return 'X'
-    end
+    -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY. And what follows a
+    -- write is not refused for want of memory.
+    call('ZREM', queue, 'b')
+    if not number or not record and not ends(i, holder, tick) then return 'X' end
     if not record then part(i, holder, tick) end
     number = grant(i, nil, to, hold, tick, true)
     if record and tick ~= '0' then hand_over(i, queue) end
