@@ -52,13 +52,19 @@ impl<P: Plant> Transaction<'_, P> {
                 self.branches.push(Branch::LatchSetBefore);
                 return LatchReport::Set;
             }
-            if latch.left > 0 {
-                return LatchReport::Left(latch.left);
-            }
+            let (left, generation) = (latch.left, latch.generation);
             first = Some(latch.first);
-            let generation = latch.generation;
-            if let Some(refused) = self.refuses(generation, called) {
-                return refused;
+            // It may have been done, have come to zero, and have been set again by another.
+            if left > 0 && !called.repeats {
+                return LatchReport::Left(left);
+            }
+            match self.refuses(generation, called) {
+                Some(_) if called.repeats => return LatchReport::Uncertain,
+                Some(refused) => return refused,
+                None => {}
+            }
+            if left > 0 {
+                return LatchReport::Left(left);
             }
             self.branches.push(Branch::LatchSetAgain);
         }

@@ -207,6 +207,23 @@ async fn a_value_of_another_type_under_its_name_is_refused_and_left_alone() {
         &["RPUSH", "x"],
         &["ZADD", "1", "x"],
         &["HSET", "f", "x"],
+        // Edited by hand.
+        &["HSET", "gen", "1e30", "first", "1", "by", "x", "left", "2"],
+        &["HSET", "gen", "x", "first", "1", "by", "x", "left", "2"],
+        &[
+            "HSET",
+            "gen",
+            "9999999999999999",
+            "first",
+            "1",
+            "by",
+            "x",
+            "left",
+            "2",
+        ],
+        &["HSET", "gen", "7", "first", "?", "by", "x", "left", "2"],
+        &["HSET", "gen", "7", "first", "7", "by", "x", "left", "-1"],
+        &["HSET", "gen", "7", "first", "7", "by", "x", "left", "1e9"],
     ] {
         let _: u64 = eyes.ask(&[b"DEL", &record]);
         let mut put = vec![words[0].as_bytes(), &record];

@@ -20,7 +20,10 @@ local function latch(i, queue, verb, holder, lease, tick, to)
   if records[i] then error({ err = 'WRONGTYPE the record is no latch' }) end
   local known = call('HMGET', key, 'gen', 'first', 'by', 'left')
   local gen, left = known[1], tonumber(known[4] or nil)
-  if not (gen and left) and call('EXISTS', key) == 1 then error({ err = 'WRONGTYPE the record is no latch' }) end
+  -- What no node can read would spoil the whole batch.
+  local is_whole = left and find(known[4], '^%d%d?%d?%d?%d?$') and find(gen or '', '^[1-9]%d*$') and find(known[2] or '', '^[1-9]%d*$')
+  if is_whole and gen + 0 >= 9007199254740992 then is_whole = false end
+  if not is_whole and call('EXISTS', key) == 1 then error({ err = 'WRONGTYPE the record is no latch' }) end
   if verb ~= 't' then
     -- A write that changes nothing. A replica refuses it, whose answers would mean nothing; and what follows a write is not
     -- refused for want of memory.
@@ -42,7 +45,9 @@ local function latch(i, queue, verb, holder, lease, tick, to)
   if verb == 't' then
     local count, life, id = string.match(to, '^(%d+):(%d+):(.*)$')
     if gen then
-      local why = known[3] == id and 'Y' or left > 0 and 'D' .. left or refused()
+      -- It may have been done, have come to zero, and have been set again by another.
+      local done = string.sub(tick, -1) == '1' and refused()
+      local why = known[3] == id and 'Y' or done and 'C' or left > 0 and 'D' .. left or refused()
       if why then
         call('ZREM', queue, 'b')
         return why
