@@ -155,8 +155,11 @@ impl Election {
                 guard.run(work).await.ok()
             };
             if let Some(done) = done {
-                guard.release().await?;
-                return Ok(done);
+                return match guard.release().await {
+                    // It led until then. Who cannot be told learns it when the lease ends.
+                    Ok(()) | Err(Error::Store { .. }) => Ok(done),
+                    Err(error) => Err(error),
+                };
             }
             rests = true;
         }

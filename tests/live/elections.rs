@@ -1,5 +1,6 @@
 //! Elections, on a real server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::error::LostCause;
@@ -253,4 +254,22 @@ async fn a_store_that_is_away_ends_no_election() {
     locks.shutdown().await;
     let closed = soon(observer.next()).await;
     assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");
+}
+
+/// Who led until its work was done has done it, whether or not the store can be told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_is_done_is_not_lost_with_the_store() {
+    let server = RedisServer::start();
+    let proxy = Arc::new(Proxy::start(addr(&server)));
+    let locks = locks(&url(proxy.addr()), ms(10_000)).await;
+    let election = locks.election("relay");
+    let led = soon(election.lead(|_| {
+        let proxy = proxy.clone();
+        async move {
+            proxy.refuse(true);
+            proxy.reset();
+            42
+        }
+    }));
+    assert_eq!(led.await.unwrap(), 42);
 }
