@@ -75,7 +75,9 @@ pub enum Error {
     },
     /// Whether the call counted, or set the latch, is not known: its answer was lost, and the latch was set again at about the
     /// time of the call. [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again.
-    #[error("latch `{key}` was set again and an answer was lost: the call may have counted or not")]
+    #[error(
+        "whether a call about latch `{key}` was done is not known: an answer was lost, and it was set at about the same time"
+    )]
     #[non_exhaustive]
     Uncertain {
         /// Which latch.
@@ -164,7 +166,7 @@ pub enum Error {
         key: Key,
     },
     /// `shutdown` was called, or the process was forked: this handle takes no more locks.
-    #[error("cannot lock `{key}`: {why}")]
+    #[error("cannot go on with `{key}`: {why}")]
     #[non_exhaustive]
     Closed {
         /// What was wanted.
@@ -344,7 +346,7 @@ impl fmt::Display for StoreRefusal {
             StoreRefusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
             StoreRefusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
             StoreRefusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
-            StoreRefusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README",
+            StoreRefusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README, and what writes of your own need",
             StoreRefusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
             StoreRefusal::Other(text) => text,
         })
