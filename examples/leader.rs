@@ -1,7 +1,7 @@
 //! Three processes could relay the outbox, and one of them does. It is killed in the middle of it, and another goes on when its
 //! lease has ended; that one is told to end, and hands over at once. Who leads is seen by somebody who never stands.
 //!
-//! Without a server, three relays in this one process, for a few seconds:
+//! Without a server, three relays in this one process, for a few seconds. None is killed there: each is told to end.
 //!
 //!     cargo run --example leader
 //!
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-/// Short, so that a takeover can be watched. The default of thirty seconds is right for most.
+/// Short, so that a takeover can be watched. The default of ten seconds is right for most.
 const LEASE: Duration = Duration::from_secs(2);
 /// So many messages are relayed until the next thing happens.
 const MESSAGES: usize = 5;

@@ -65,7 +65,12 @@ async fn main() -> Result<(), Trouble> {
     let replicas = Replicas::start("nightly_import", "the latch").await?;
     let place = replicas.place();
     println!("{PARTS} parts of an import by the workers of two replicas, the latch {place}.\n");
-    let latches = [0, 1].map(|n: usize| replicas.locks[n].latch("import").life(Duration::from_secs(60)));
+    // A name for each night: one that fails spoils no other.
+    let night = |date: &str| {
+        let of = |n: usize| replicas.locks[n].latch(format!("import:{date}"));
+        [0, 1].map(|n| of(n).life(Duration::from_secs(60)))
+    };
+    let latches = night("2026-11-22");
     let [here, there] = &latches;
 
     assert!(here.try_set_count(PARTS).await?);
@@ -88,7 +93,7 @@ async fn main() -> Result<(), Trouble> {
         worker??;
     }
 
-    // The next night begins when this one is over.
+    let [here, there] = &night("2026-11-23");
     assert!(there.try_set_count(PARTS).await?);
     let late = here.wait_timeout(Duration::from_millis(20)).await?;
     println!(

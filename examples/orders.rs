@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 const ORDERS: usize = 40;
-/// What a message may take, and the work: nobody has to give the order back if the worker dies before.
+/// What a message may take until it is adopted; a worker renews it from then on.
 const KEEP: Duration = Duration::from_secs(30);
 
 /// What has become of an order. It knows no locks.
@@ -89,7 +89,8 @@ impl Shop {
             Message::ShipUnder(order, text) => {
                 let transfer: Transfer = text.parse()?;
                 let guard = match self.replicas[1].adopt(&transfer).await {
-                    // It came twice.
+                    // Here it came twice. A service looks at the order under its mutex: the message may also have waited for
+                    // longer than KEEP, or the worker that adopted it may have died.
                     Err(Error::Gone { .. }) => return Ok(()),
                     adopted => adopted?,
                 };

@@ -73,8 +73,10 @@ pub enum Error {
         /// Which latch.
         key: Key,
     },
-    /// Whether the call counted, or set the latch, is not known: its answer was lost, and the latch was set again at about the
-    /// time of the call. [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again.
+    /// Whether the call counted, or set the latch, is not known: its answer was lost, and the latch was set at about the time
+    /// of the call. A further call would count in the latch that is set now, which may be a later round. Look how many are left
+    /// ([`count`](crate::CountDownLatch::count)), or give each round a name of its own: then
+    /// [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again with the same id.
     #[error(
         "whether a call about latch `{key}` was done is not known: an answer was lost, and it was set at about the same time"
     )]
@@ -156,7 +158,8 @@ pub enum Error {
     #[error("{0}")]
     Options(#[from] OptionsError),
     /// The lease that was given up to whoever is told of it ([`Transfer`](crate::Transfer)) is not to be had: its time is over,
-    /// somebody adopted it, or gave it back. Whoever did has the work to do; a message that was delivered twice is done.
+    /// somebody adopted it, or gave it back. This does not say that the work was done: the message may have waited for too
+    /// long, or whoever adopted it may have died. Take the lock of the key, and look at the state of what it protects.
     #[error(
         "the lease on `{key}` that was handed on is gone: it ended, was given back, or somebody adopted it before"
     )]
@@ -165,7 +168,8 @@ pub enum Error {
         /// What was locked.
         key: Key,
     },
-    /// `shutdown` was called, or the process was forked: this handle takes no more locks.
+    /// `shutdown` was called, or the process was forked: this handle takes no more locks. Where `shutdown` was called while the
+    /// call was under way, what it asked for may have been done: a count-down, a proclamation, the release of a transfer.
     #[error("cannot go on with `{key}`: {why}")]
     #[non_exhaustive]
     Closed {

@@ -100,7 +100,8 @@ impl Locks {
     }
 
     /// Locks on a Redis with defaults: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
-    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, a master, not set to evict keys.
+    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, and a master. An event of level WARN tells where it
+    /// is set to evict keys (`maxmemory-policy`).
     ///
     /// # Errors
     /// [`ConnectError`] when the URL is wrong, nobody answers or the server refuses. `?` also converts it into
@@ -169,8 +170,10 @@ impl Locks {
     ///
     /// # Errors
     /// [`Error::Gone`] when somebody adopted it before, its time is over or it was given back: a message that comes twice is
-    /// adopted once. [`Error::Options`] when it was given up under another prefix. Else as [`Mutex::try_lock`]; where the store
-    /// did not answer it may have been done, and the lease then ends by itself.
+    /// adopted once. That does not say that the work was done: take the [`mutex`](Self::mutex) of the key and look.
+    /// [`Error::Options`] when it was given up under another prefix. Else as [`Mutex::try_lock`]. When the store did not
+    /// answer, the lease may have been adopted all the same. It is not renewed then: it is given back in the background, or
+    /// ends by itself.
     ///
     /// # Cancel safety
     /// Dropping the future gives back what it adopts.
@@ -372,11 +375,12 @@ impl Locks {
 }
 
 impl Transfer {
-    /// Lets it last for `lease` from now on, if it would end before; it never ends sooner for that. For whoever finds that it
-    /// will not be adopted in time, in any process. A trip to the store.
+    /// Lets it last for `lease` and the [margin](Builder::margin) from now on, if it would end before. It never makes it
+    /// shorter. For whoever finds that it will not be adopted in time, in any process. A trip to the store.
     ///
     /// # Errors
-    /// [`Error::Gone`], [`Error::Options`] and others as [`Locks::adopt`].
+    /// [`Error::Gone`], [`Error::Options`] and others as [`Locks::adopt`]. When the store did not answer, it may have been
+    /// done.
     ///
     /// # Cancel safety
     /// Dropping the future does not undo it.
@@ -384,10 +388,12 @@ impl Transfer {
         self.lengthen(&locks.handle, lease).await
     }
 
-    /// Gives it back without adopting it, from any process. A trip to the store.
+    /// Gives it back without adopting it, from any process. A trip to the store. `Ok` says that the transfer is good for
+    /// nothing any more. When an answer was lost and asked for again, it may have been somebody else who ended it.
     ///
     /// # Errors
-    /// As [`extend`](Self::extend): the second of two calls is [`Error::Gone`].
+    /// As [`extend`](Self::extend): the second of two calls is [`Error::Gone`]. [`Error::Closed`] as of a lock; when
+    /// [`shutdown`](Locks::shutdown) is called meanwhile it may have been done.
     ///
     /// # Cancel safety
     /// Dropping the future does not undo it.

@@ -25,9 +25,9 @@ const LONGEST_VALUE: usize = 64 * 1024;
 /// [`Locks::election`](crate::Locks::election); cheap to make and to clone.
 ///
 /// [`lead`](Self::lead) does all of it: it waits until this process leads, works as long as it does, and waits again when that
-/// was lost. Who stands by waits in the order in which it came, and is told by a push when it is its turn. What the guards of
-/// locks promise holds for leaders, too: a leader learns that it does not lead any more before somebody else can, and what it
-/// writes can carry its [fence](Lease::fence).
+/// was lost. It ends when the work ends: a service that must go on calls it in a loop. Who stands by waits in the order in
+/// which it came, and is told by a push when it is its turn. What the guards of locks promise holds for leaders, too: a leader
+/// learns that it does not lead any more before somebody else can, and what it writes can carry its [fence](Lease::fence).
 ///
 /// Anybody may ask who leads ([`leader`](Self::leader)) and follow that ([`observe`](Self::observe)), also a process that never
 /// stands. A leader may [proclaim](Self::proclaim) something, as the address by which it is reached.
@@ -121,7 +121,41 @@ impl Election {
 
     /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
     /// is [told](Self::told_of_loss), and this begins again, with a pause of about a third of a lease: a leader that loses its
-    /// lease again and again leaves others time. When the work is done, it resigns.
+    /// lease again and again leaves others time.
+    ///
+    /// When the work ends it resigns and returns what the work returned, also when that is an `Err`, and does not stand again.
+    /// The work is made again each time that this process leads, so it clones what it needs. A service that must go on has a
+    /// loop:
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tenure::{Error, Lease, Locks};
+    ///
+    /// async fn relay(lease: Lease, outbox: String) -> Result<(), std::io::Error> {
+    ///     println!("{outbox}, fence {}", lease.fence());
+    ///     Ok(())
+    /// }
+    ///
+    /// async fn relays(locks: Locks, outbox: String) {
+    ///     let election = locks.election("outbox-relay");
+    ///     loop {
+    ///         let work = |lease: Lease| {
+    ///             let outbox = outbox.clone();
+    ///             async move { relay(lease, outbox).await }
+    ///         };
+    ///         match election.lead(work).await {
+    ///             Ok(Ok(())) => {}
+    ///             Ok(Err(error)) => eprintln!("{error}"),
+    ///             Err(Error::Closed { .. }) => return,
+    ///             Err(error) => eprintln!("{error}"),
+    ///         }
+    ///         tokio::time::sleep(Duration::from_secs(1)).await;
+    ///     }
+    /// }
+    /// # fn spawns(locks: Locks) { tokio::spawn(relays(locks, String::new())); }
+    /// ```
+    ///
+    /// It borrows the election. To spawn it without such a function: `tokio::spawn(async move { election.lead(work).await })`.
     ///
     /// A store that is away is no reason to end: it goes on as soon as it is back. The
     /// [events](crate#what-it-tells-you) tell of that.
@@ -171,7 +205,8 @@ impl Election {
     ///
     /// # Errors
     /// [`Error::Lost`] when this node does not lead. [`Error::Options`] for a longer value. [`Error::Store`] when the store did
-    /// not answer: it may have been done. [`Error::Key`] and [`Error::Closed`] as of a lock.
+    /// not answer: it may have been done. [`Error::Closed`] as of a lock; when [`shutdown`](crate::Locks::shutdown) is called
+    /// meanwhile it may have been done. [`Error::Key`] as of a lock.
     ///
     /// # Cancel safety
     /// When the future is dropped, it may be done or not.
@@ -198,7 +233,8 @@ impl Election {
         }
     }
 
-    /// Who leads, as the store knows: `None` for nobody. It is old when it is told; a trip to the store.
+    /// Who leads, as the store knows: `None` for nobody. Another may lead by the time that the answer arrives. A trip to the
+    /// store.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
@@ -359,7 +395,7 @@ impl Leader {
         self.fence
     }
 
-    /// What it [proclaimed](Election::proclaim).
+    /// What it [proclaimed](Election::proclaim), as bytes.
     pub fn value(&self) -> Option<&[u8]> {
         self.value.as_deref()
     }

@@ -175,7 +175,12 @@ impl Lease {
     ///     .await?;
     /// let sold: bool = guard
     ///     .atomically()
-    ///     .script("return redis.call('DECRBY', KEYS[1], ARGV[1]) >= 0")
+    ///     .script(
+    ///         "local left = tonumber(redis.call('GET', KEYS[1]) or 0)
+    ///          if left < tonumber(ARGV[1]) then return 0 end
+    ///          redis.call('DECRBY', KEYS[1], ARGV[1])
+    ///          return 1",
+    ///     )
     ///     .key("stock:42")
     ///     .arg(3)
     ///     .query()
@@ -183,15 +188,20 @@ impl Lease {
     /// # let _ = (left, sold); Ok(()) }
     /// ```
     ///
-    /// It takes one round trip, and one more where the server does not know the script yet. It is sent once. The keys are yours, as they are called in Redis: our prefix is not put
-    /// before them. The user of the connection needs the rights to them.
+    /// It takes one round trip, and one more where the server does not know the script yet. It is sent once. The keys are
+    /// yours, as they are called in Redis: our prefix is not put before them. The user of the connection needs the rights to
+    /// them.
+    ///
+    /// Commands give a list of replies, so that of a single command is read as `let (n,): (i64,)`. `let () = ….query().await?`
+    /// reads none of them.
     ///
     /// Writes of holders that exclude each other are done in the order of their fences: none is done after the next holder
     /// has the lock. Readers may write, and holders of permits, and several guards of one lease ([`again`](Self::again)): nothing
     /// orders theirs among themselves.
     ///
     /// *Redis does not roll back.* A command that fails ends the rest, and what was written before it stands. And nothing
-    /// else is done while a script runs: one that takes long delays every lease on that server, one that loops ends them.
+    /// else is done while a script runs: one that takes long delays every lease on that server, one that loops ends them. A
+    /// large value delays them, too: some tens of MB are too much beside leases of 1 s.
     ///
     /// # Errors
     ///

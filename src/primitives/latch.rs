@@ -83,7 +83,8 @@ impl CountDownLatch {
     ///
     /// # Errors
     /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Uncertain`] when an answer was lost, and
-    /// somebody has set it meanwhile. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
+    /// somebody has set it meanwhile. [`Error::Key`] and [`Error::Store`] as of a lock. [`Error::Closed`] as of a lock; when
+    /// [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been set.
     ///
     /// # Cancel safety
     /// Nothing is held. Whether it was set is not known when the future is dropped; [`count`](Self::count) tells.
@@ -114,10 +115,11 @@ impl CountDownLatch {
     /// that is over, as it came to zero and was set again meanwhile, the answer is zero.
     ///
     /// # Errors
-    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and it was set again at about the time
-    /// of the call: it may have been counted. [`Error::Key`] and [`Error::Closed`] as of a lock. [`Error::Store`]
-    /// when the store did not answer: it may have been counted. Whoever has to call again after such an error
-    /// counts by [`count_down_once`](Self::count_down_once).
+    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and it was set at about the time
+    /// of the call: it may have been counted. [`Error::Store`] when the store did not answer: it may have been counted.
+    /// [`Error::Closed`] as of a lock; when [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been counted.
+    /// [`Error::Key`] as of a lock. Whoever has to call again after such an error counts by
+    /// [`count_down_once`](Self::count_down_once), in a latch that has a name of its own for each round.
     ///
     /// # Cancel safety
     /// When the future is dropped it may have been counted, or may still be; never twice.
@@ -130,8 +132,12 @@ impl CountDownLatch {
     /// it was counted.
     ///
     /// # Errors
-    /// As [`count_down`](Self::count_down); it may be called again after each of them. [`Error::Options`] for an id that is empty
-    /// or too long.
+    /// As [`count_down`](Self::count_down). [`Error::Options`] for an id that is empty or too long.
+    ///
+    /// A call after an error is another call, and counts in the latch that is set then: when the first one was counted and the
+    /// latch was set again since, both count, each in a round of its own. So give each round a name of its own,
+    /// `import:2026-11-23`: then it may be called again with the same id until it is answered. Else look at
+    /// [`count`](Self::count) whether it was counted.
     ///
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).
@@ -158,7 +164,7 @@ impl CountDownLatch {
         }
     }
 
-    /// Asks the store how many count-downs are left. It is old when it is told.
+    /// Asks the store how many count-downs are left. Others may have counted down by the time that the answer arrives.
     ///
     /// # Errors
     /// [`Error::Unset`] when it is not set. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
@@ -172,7 +178,8 @@ impl CountDownLatch {
 
     /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
     /// ([`Builder::lease`](crate::Builder::lease)), should that be lost. All tasks of a process that wait share one such look. It
-    /// waits for the latch that is set when it begins: when that came to zero and was set again at once, it is over, too.
+    /// waits for the latch that is set when the store first hears of it: when that comes to zero and is set again at once, the
+    /// wait is over, too.
     ///
     /// # Errors
     /// [`Error::Unset`] when it is not set, or its life ends. [`Error::Store`] when the store is away for longer than a lease, or
@@ -180,7 +187,7 @@ impl CountDownLatch {
     /// [`Error::Closed`] as of a lock.
     ///
     /// # Cancel safety
-    /// Nothing is held. That this process is told of zero is forgotten by the store within a lease.
+    /// Nothing is held. The store keeps for at most a lease that this process waits.
     pub async fn wait(&self) -> Result<(), Error> {
         self.waited_for(self.waits().await)
     }

@@ -17,7 +17,7 @@ use crate::protocol::message::{Mode, Permits, Question};
 /// Each holder has a lease of its own, which is renewed while its guard lives. The permits of a process that dies are free
 /// again when its leases have ended; nobody has to give them back.
 ///
-/// Waiting is in order, within a process and across processes: a request for many is not passed by requests for few, which
+/// Waiting is in order, within a process and across processes: a request for many is not overtaken by requests for few, which
 /// wait behind it even where there are permits for them. Of one process and key one request waits in the store, for whoever
 /// is first here; a permit that is given back goes to who is first here, if it wants as many, for a burst
 /// ([`Builder::burst`](crate::Builder::burst)).
@@ -165,7 +165,8 @@ impl Semaphore {
     }
 
     /// Waits for its turn and a permit that is not renewed: whoever has the [`Transfer`] gives it back
-    /// ([`Transfer::release`]), or it is free again when `lease` is over, without anybody's help. Two trips to the store.
+    /// ([`Transfer::release`]), or it is free again when `lease` and the margin are over, without anybody's help. They count
+    /// from the second of two trips to the store.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire). [`Error::Options`] for a lease that the [`Builder`](crate::Builder) would not take.
@@ -177,7 +178,8 @@ impl Semaphore {
         Ok(guard.into_transfer(lease).await?)
     }
 
-    /// Asks the store how many permits nobody holds. It is old when it is told; somebody may wait for them.
+    /// Asks the store how many permits nobody holds. That may have changed when the answer arrives, and somebody may wait for
+    /// them.
     ///
     /// # Errors
     /// As [`Mutex::try_lock`].

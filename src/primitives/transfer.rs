@@ -61,7 +61,7 @@ pub enum TransferError {
     /// It cannot be. The guard goes on as before.
     #[error("{1}")]
     Refused(Guard, #[source] Error),
-    /// It was lost, or the store did not answer: nothing is held any more.
+    /// It was lost, or the store refused or did not answer: nothing is held here any more.
     #[error("{0}")]
     Failed(#[source] Error),
 }
@@ -101,7 +101,7 @@ impl Transfer {
         Fence::new(self.number, 0)
     }
 
-    /// For how long it was to be kept, counted from when it was made.
+    /// For how long it was to be kept, counted from when it was made; the store adds the margin.
     pub fn lease(&self) -> Duration {
         self.lease
     }
@@ -177,17 +177,24 @@ impl Transfer {
 }
 
 impl Guard {
-    /// Gives the lease up to whoever is told of it: from now on it is the [`Transfer`]'s, for `keep` and no longer, whoever
-    /// waits for the key. In one step: nobody has it in between. A trip to the store.
+    /// Gives the lease up to whoever is told of it: from now on it is the [`Transfer`]'s, for `keep` and the
+    /// [margin](crate::Builder::margin), whoever waits for the key. Then the lock is free, and who adopts it is told
+    /// [`Error::Gone`]. In one step: nobody has it in between. A trip to the store.
+    ///
+    /// `keep` is 400 ms to 30 days. It counts from this call, so a queue's delay is part of it.
     ///
     /// # Errors
     /// [`TransferError::Refused`] with the guard, which goes on: there are other guards of the lease
     /// ([`again`](Self::again)), others of this process read by it, it is that of a job's tick, or `keep` is no lease that the
-    /// [`Builder`](crate::Builder) would take. [`TransferError::Failed`] when the lease was lost, or the store did not answer for
-    /// the length of a lease: then nothing is held any more.
+    /// [`Builder`](crate::Builder) would take. [`TransferError::Failed`] when the lease was lost, or the store refused, or did
+    /// not answer. A refusal is told at once. An answer is waited for twice at most, each time for a quarter of `keep`, 100 ms
+    /// at least and the [request timeout](crate::Builder::request_timeout) at most. Then nothing is held here any more: the
+    /// lease is given back in the background, or ends by itself.
     ///
     /// # Cancel safety
-    /// The lease counts as given up from the first poll. Dropping the future gives it back.
+    /// The lease counts as given up from the first poll. Dropping the future gives it back. A caller that is dropped later,
+    /// before it has sent the message, leaves the key locked for `keep`: where that may happen do both in a task of its own,
+    /// and [release](Transfer::release) the transfer if it cannot be sent.
     pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());
