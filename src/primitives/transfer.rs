@@ -407,7 +407,7 @@ mod tests {
             let longer = format!("{text}.");
             prop_assert!(longer.parse::<Transfer>().is_err());
             // So is one of which a byte was changed.
-            for (at, was) in text.char_indices() {
+            for (at, was) in text.char_indices().skip(nonce as usize % 8).step_by(8) {
                 let other = if was == '1' { "2" } else { "1" };
                 let mut changed = text.clone();
                 changed.replace_range(at..=at, other);
