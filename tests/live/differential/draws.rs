@@ -333,6 +333,11 @@ impl Run {
             Some(owner) => (owner, Verb::Leave),
             None => (self.fresh(at), CLAIM),
         };
+        self.plain(at, (holder, term), verb)
+    }
+
+    /// Of no job, with the mode that its holder has for life.
+    fn plain(&self, at: usize, (holder, term): (Holder, LeaseTimes), verb: Verb) -> Request {
         Request {
             name: self.names[at].clone(),
             holder,
@@ -358,15 +363,6 @@ impl Run {
         {
             self.modes.insert(holder, Mode::Read);
         }
-        Request {
-            name: self.names[at].clone(),
-            holder,
-            term,
-            mode: self.modes.get(&holder).copied().unwrap_or_default(),
-            turn: Default::default(),
-            data: None,
-            mark: None,
-            verb: Verb::Claim { wait: false },
-        }
+        self.plain(at, (holder, term), CLAIM)
     }
 }

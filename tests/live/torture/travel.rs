@@ -21,17 +21,19 @@ impl Orders {
 impl Worker {
     /// Gives its lease up to whoever has the text of it.
     pub async fn send(&self, id: u64, guard: Guard, key: usize, reads: bool, rng: &mut fastrand::Rng) {
-        self.journal.write(now(), format_args!("ending {id} transfer"));
+        let sent = now();
+        self.journal.write(sent, format_args!("ending {id} transfer"));
         let transfer = match guard.into_transfer(self.orders.lease).await {
             Ok(transfer) => transfer,
             // Others read by it, or it is fixed and would last longer.
             Err(TransferError::Refused(guard, _)) => return drop(guard),
             Err(TransferError::Failed(error)) => return self.failed(key, &error),
         };
-        let text = format!("{key} {reads} {transfer}");
+        let copies = if rng.u32(..4) == 0 { 2 } else { 1 };
+        let text = format!("{sent} {copies} {key} {reads} {transfer}");
         let travels = self.orders.travels();
         std::fs::create_dir_all(&travels).expect("a directory for what travels");
-        for copy in 0..if rng.u32(..4) == 0 { 2 } else { 1 } {
+        for copy in 0..copies {
             let name = format!("{}-{id}-{copy}", self.node.node());
             // It is there as a whole, or not at all.
             let written = travels.with_file_name(&name);
@@ -60,9 +62,10 @@ impl Worker {
     }
 
     async fn adopt(&self, text: &str, rng: &mut fastrand::Rng) {
-        let [key, reads, transfer] = text.splitn(3, ' ').collect::<Vec<_>>()[..] else {
-            panic!("a key, a mode and a transfer: {text}");
+        let [sent, copies, key, reads, transfer] = text.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+            panic!("when, how often, a key, a mode and a transfer: {text}");
         };
+        let sent: u64 = sent.parse().expect("a time");
         let (key, reads) = (key.parse().expect("a key"), reads == "true");
         let transfer: Transfer = transfer.parse().expect("its own text");
         match self.node.adopt(&transfer).await {
@@ -73,7 +76,15 @@ impl Worker {
                 self.end(id, held, rng).await;
             }
             // The other of the two was there before, or it was over.
-            Err(Error::Gone { .. }) => self.journal.write(now(), format_args!("event gone")),
+            Err(Error::Gone { .. })
+                if copies == "2" || Duration::from_nanos(now() - sent) >= self.orders.lease =>
+            {
+                self.journal.write(now(), format_args!("event gone"));
+            }
+            Err(Error::Gone { .. }) => {
+                let line = format_args!("broken a lease that was sent once is gone in its time");
+                self.journal.write(now(), line);
+            }
             Err(error) => self.failed(key, &error),
         }
     }
