@@ -246,7 +246,8 @@ pub enum LostCause {
     Overdue,
     /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
     Shutdown,
-    /// It was granted, and for a whole lease nobody polled the future that waits for it.
+    /// It was granted and not taken up in time: the future that waits for it was not polled before the lease ended, or for a
+    /// whole lease. There was never a guard.
     Unfetched,
     /// It was released before.
     Released,
@@ -260,7 +261,9 @@ impl fmt::Display for LostCause {
             LostCause::Ended => "its fixed length came to an end",
             LostCause::Overdue => "it was held for longer than its `max_hold`",
             LostCause::Shutdown => "this process gave it up in shutdown",
-            LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
+            LostCause::Unfetched => {
+                "it was not taken up in time: the future that waits for it was not polled"
+            }
             LostCause::Released => "it was released",
         })
     }

@@ -400,9 +400,22 @@ impl World {
             self.saw(Seen::FetchedLost);
         }
         let ticket = Ticket(caller as u64 + 1);
-        self.feed(slot, key, Input::Fetched(ticket));
-        if self.nodes[slot].callers[caller].state != State::Holding {
-            return;
+        let local = self.local(slot);
+        let is_taken = self.nodes[slot]
+            .shard
+            .take_up(local, &self.keys[key], ticket)
+            .is_some();
+        let is_held = self.look(slot, caller);
+        if is_taken != is_held {
+            self.wrong(Wrong::Outcome, Some(key), || {
+                format!(
+                    "ticket {} of node {slot} took up its grant: {is_taken}, held: {is_held}",
+                    ticket.0
+                )
+            });
+        }
+        if !is_taken {
+            return self.act(slot, caller, Act::Drop);
         }
         if want.mark.is_some() {
             let local = self.local(slot);

@@ -180,9 +180,8 @@ impl World {
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
-        self.nodes[slot]
-            .shard
-            .handle(local, &self.keys[key], input, &mut effects);
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.nodes[slot].shard.handle(local, &self.keys[key], input, keep);
         self.effects(slot, effects);
         self.check_key(key);
     }
@@ -193,7 +192,8 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let mut woken = 0;
-        while let Some(name) = self.nodes[slot].shard.wake_next(local, &mut effects) {
+        let mut keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        while let Some(name) = self.nodes[slot].shard.wake_next(local, &mut keep) {
             woken += 1;
             // A planted mistake keeps a lease whose timer is over; only a sound engine must come to an end.
             if woken > 4 * self.keys.len() {
@@ -213,9 +213,8 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || format!("<- inbox {state:?}"));
-        self.nodes[slot]
-            .shard
-            .inbox(local, state, &mut effects, |_, _| {});
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.nodes[slot].shard.inbox(local, state, keep);
         self.effects(slot, effects);
         self.check_all();
     }
@@ -224,7 +223,8 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
-        self.nodes[slot].shard.reachable(local, &mut effects, |_, _| {});
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.nodes[slot].shard.reachable(local, keep);
         self.effects(slot, effects);
         self.check_all();
     }
@@ -233,7 +233,8 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- close".into());
-        self.nodes[slot].shard.close(local, &mut effects, |_, _| {});
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.nodes[slot].shard.close(local, keep);
         self.effects(slot, effects);
         self.check_all();
     }
@@ -282,7 +283,8 @@ impl World {
             let mut effects = Vec::new();
             let name = self.keys[*key].clone();
             let shard = &mut self.nodes[slot].shard;
-            shard.handle(local, &name, input.clone(), &mut effects);
+            let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+            shard.handle(local, &name, input.clone(), keep);
             match effects.pop() {
                 Some(Effect::Send(outgoing)) if effects.is_empty() => claims.push(outgoing),
                 other => self.wrong(Wrong::Outcome, Some(*key), || {

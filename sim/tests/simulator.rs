@@ -416,6 +416,16 @@ fn finds_who_lost_and_claims_again_at_once() {
     finds(with(Flaw::NeverRests), Wrong::Restless, 1);
 }
 
+#[test]
+fn finds_effects_that_a_step_left_for_the_next() {
+    finds(with(Flaw::EffectsLeft), Wrong::Outcome, 1);
+}
+
+#[test]
+fn finds_a_guard_of_a_lease_that_was_lost_before_it_was_taken_up() {
+    finds(with(Flaw::LostGrantReturned), Wrong::Outcome, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]

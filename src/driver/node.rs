@@ -34,7 +34,7 @@ use crate::store::Store;
 
 /// More than there are cores that would contend for one.
 const SHARDS: u64 = 16;
-/// For so many effects a thread keeps room.
+/// A thread keeps room for so many effects that are told later, and for so many wakers.
 const KEPT: usize = 64;
 
 #[derive(Debug)]
@@ -123,14 +123,15 @@ impl Alarm {
     }
 }
 
-/// What a step leads to. A thread keeps one for its next step, so that steps need not allocate.
+/// What steps lead to that is done when nothing is locked. A thread keeps one for its next step, so that steps need not
+/// allocate.
 #[derive(Debug, Default)]
-pub(super) struct Step {
-    pub(super) effects: Vec<Effect>,
-    /// What is told when nothing is locked.
-    told: Vec<Effect>,
-    /// Who is woken when nothing is locked, as that may run foreign code.
-    pub(super) wakes: Vec<Wake>,
+pub(super) struct Aftermath {
+    told: Vec<(Name, Effect)>,
+    /// Wakers may run foreign code.
+    wakes: Vec<Wake>,
+    /// Something waits to be sent.
+    sends: bool,
 }
 
 /// What is to be seen to after a step, or after several.
@@ -145,19 +146,31 @@ pub(super) struct Followup {
 }
 
 thread_local! {
-    static STEP: RefCell<Option<Box<Step>>> = const { RefCell::new(None) };
+    static AFTERMATH: RefCell<Option<Box<Aftermath>>> = const { RefCell::new(None) };
 }
 
-impl Step {
+impl Aftermath {
     /// One that is empty. Foreign code may step again while this one is in use, and a thread may be ending.
-    pub(super) fn take() -> Box<Step> {
-        STEP.try_with(RefCell::take).ok().flatten().unwrap_or_default()
+    pub(super) fn take() -> Box<Aftermath> {
+        let kept = AFTERMATH.try_with(RefCell::take).ok().flatten();
+        kept.unwrap_or_default()
     }
 
-    pub(super) fn put_back(self: Box<Self>) {
-        if self.effects.capacity() <= KEPT && self.told.capacity() <= KEPT {
-            let _ = STEP.try_with(|step| step.replace(Some(self)));
+    /// Tells and wakes when nothing is locked, and keeps the room for the next step. Returns whether something waits to be sent.
+    pub(super) fn finish(mut self: Box<Self>, node: &Node) -> bool {
+        if !self.told.is_empty() {
+            self.told
+                .drain(..)
+                .for_each(|(name, effect)| node.tell(&name, &effect));
         }
+        if !self.wakes.is_empty() {
+            self.wakes.drain(..).for_each(Wake::wake);
+        }
+        let sends = std::mem::take(&mut self.sends);
+        if self.told.capacity() <= KEPT && self.wakes.capacity() <= KEPT {
+            let _ = AFTERMATH.try_with(|kept| kept.replace(Some(self)));
+        }
+        sends
     }
 }
 
@@ -296,10 +309,30 @@ impl Node {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A caller took up what it was granted. Its waiter is told until when it is held at least.
-    pub(crate) fn fetched(&self, name: &Name, ticket: Ticket, waiter: &Waiter) {
-        let deadline = lock(&self.cell(name).keys).shard.fetched(name, ticket);
-        deadline.inspect(|deadline| waiter.note_deadline(*deadline));
+    /// A caller takes up what it was granted, and its waiter is told until when it is held at least.
+    ///
+    /// # Errors
+    /// Why there is no guard: the lease ended before it was taken up.
+    pub(crate) fn take_up(
+        self: &Arc<Self>,
+        name: &Name,
+        ticket: Ticket,
+        waiter: &Waiter,
+    ) -> Result<(), LostCause> {
+        let mut keys = lock(&self.cell(name).keys);
+        let now = keys.now(&self.clock);
+        if let Some(deadline) = keys.shard.take_up(now, name, ticket) {
+            waiter.note_deadline(deadline);
+            return Ok(());
+        }
+        drop(keys);
+        let is_closed = waiter.over() == Some(LostCause::Shutdown);
+        self.cancel(name, ticket);
+        Err(if is_closed {
+            LostCause::Shutdown
+        } else {
+            LostCause::Unfetched
+        })
     }
 
     /// Nobody is interested in this ticket any more, waiting or holding.
@@ -402,13 +435,29 @@ impl Node {
         input: Input,
     ) -> (Instant, Followup) {
         let now = keys.not_before(now);
-        let mut step = Step::take();
         let cancelled = match input {
             Input::Cancel(ticket) => Some(ticket),
             _ => None,
         };
-        keys.shard.handle(now, name, input, &mut step.effects);
-        (now, self.carry_out(cell, keys, step, name, cancelled))
+        let mut after = Aftermath::take();
+        let Keys { shard, waiters, .. } = &mut *keys;
+        shard.handle(now, name, input, |name, effect| {
+            self.carry_out(waiters, name, effect, &mut after);
+        });
+        // After the step, which may find that the lease was lost: that comes first, and is the cause.
+        if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
+            waiter.end(LostCause::Released, &mut after.wakes);
+        }
+        (now, self.finish(cell, keys, after))
+    }
+
+    /// Ends steps of a shard: unlocks it, then does what may run foreign code.
+    fn finish(&self, cell: &Cell, keys: MutexGuard<'_, Keys>, after: Box<Aftermath>) -> Followup {
+        let due = cell.note_due(&keys.shard);
+        let is_empty = keys.shard.is_empty();
+        drop(keys);
+        let sends = after.finish(self);
+        Followup { sends, due, is_empty }
     }
 
     /// Has what waits sent, and is there when something is due.
@@ -425,61 +474,27 @@ impl Node {
         }
     }
 
-    /// Carries effects out. What may run foreign code is done when nothing is locked.
-    fn carry_out(
-        self: &Arc<Self>,
-        cell: &Cell,
-        mut keys: MutexGuard<'_, Keys>,
-        mut step: Box<Step>,
-        name: &Name,
-        cancelled: Option<Ticket>,
-    ) -> Followup {
-        let Step { effects, told, wakes } = &mut *step;
-        let mut sends = false;
-        // In place: they are large.
-        for effect in &*effects {
-            if let Effect::Send(outgoing) = effect {
-                sends = true;
-                self.queue(outgoing);
-            } else if self.settle(&mut keys.waiters, effect, name, wakes) {
-                told.push(effect.clone());
-            }
-        }
-        effects.clear();
-        // After the step, which may find that the lease was lost: that comes first, and is the cause.
-        if let Some(waiter) = cancelled.and_then(|ticket| keys.waiters.remove(&ticket)) {
-            waiter.end(LostCause::Released, wakes);
-        }
-        let due = cell.note_due(&keys.shard);
-        let is_empty = keys.shard.is_empty();
-        drop(keys);
-        if !told.is_empty() {
-            told.drain(..).for_each(|effect| self.tell(name, &effect));
-        }
-        if !wakes.is_empty() {
-            wakes.drain(..).for_each(Wake::wake);
-        }
-        step.put_back();
-        Followup { sends, due, is_empty }
-    }
-
     /// Leaves a request with the session of its server.
     fn queue(&self, outgoing: &Outgoing) {
         let server = self.servers.of(&outgoing.request.name);
         lock(&server.session).queue(outgoing);
     }
 
-    /// Does what is to be done with an effect while its shard is locked, where nothing is to be sent. True when something
-    /// is to be told afterwards.
-    pub(super) fn settle(
+    /// Carries one effect out while its shard is locked. What may run foreign code is left in `after`.
+    pub(super) fn carry_out(
         &self,
         waiters: &mut HashMap<Ticket, Arc<Waiter>, RandomState>,
-        effect: &Effect,
         name: &Name,
-        wakes: &mut Vec<Wake>,
-    ) -> bool {
-        match effect {
-            Effect::Send(_) => {}
+        effect: &Effect,
+        after: &mut Aftermath,
+    ) {
+        let wakes = &mut after.wakes;
+        let is_told = match effect {
+            Effect::Send(outgoing) => {
+                after.sends = true;
+                self.queue(outgoing);
+                false
+            }
             Effect::Granted(ticket, fence) => {
                 // A number that is handed on was heard of with its first holder.
                 if fence.is_first() {
@@ -489,36 +504,41 @@ impl Node {
                 if let Some(waiter) = waiters.get(ticket) {
                     waiter.decide(Ok(*fence), wakes);
                 }
+                false
             }
             Effect::Denied(ticket, error) => {
                 if let Some(waiter) = waiters.remove(ticket) {
                     waiter.decide(Err(error.clone()), wakes);
                 }
-                return matches!(error, AcquireError::Store(_));
+                matches!(error, AcquireError::Store(_))
             }
             Effect::Overdue(ticket) => {
                 if let Some(waiter) = waiters.get(ticket) {
                     waiter.overdue(wakes);
                 }
+                false
             }
             Effect::Lost(ticket, cause) => {
                 if let Some(waiter) = waiters.get(ticket) {
                     waiter.end(*cause, wakes);
                 }
-                return true;
+                true
             }
             Effect::Released(ticket, outcome) => {
                 if let Some(waiter) = waiters.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
                 }
+                false
             }
-            Effect::Event(_) => return true,
+            Effect::Event(_) => true,
+        };
+        if is_told {
+            after.told.push((name.clone(), effect.clone()));
         }
-        false
     }
 
     /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    pub(super) fn tell(&self, name: &Name, effect: &Effect) {
+    fn tell(&self, name: &Name, effect: &Effect) {
         match effect {
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {
@@ -539,19 +559,17 @@ impl Node {
         for cell in &self.shards {
             while cell.due.load(Ordering::SeqCst) <= now.as_nanos() {
                 let mut keys = lock(&cell.keys);
-                let mut step = Step::take();
                 let now = keys.not_before(now);
-                match keys.shard.wake_next(now, &mut step.effects) {
-                    Some(name) => {
-                        let followup = self.carry_out(cell, keys, step, &name, None);
-                        self.follow_up(now, followup);
-                    }
-                    None => {
-                        step.put_back();
-                        cell.note_due(&keys.shard);
-                        break;
-                    }
+                let mut after = Aftermath::take();
+                let Keys { shard, waiters, .. } = &mut *keys;
+                let woken = shard.wake_next(now, |name, effect| {
+                    self.carry_out(waiters, name, effect, &mut after);
+                });
+                let followup = self.finish(cell, keys, after);
+                if woken.is_none() {
+                    break;
                 }
+                self.follow_up(now, followup);
             }
         }
     }
@@ -567,37 +585,18 @@ impl Node {
         sessions.chain(shards).min()
     }
 
-    /// Takes a step of every key, shard by shard, so that nobody waits for all of them.
-    fn each(
-        self: &Arc<Self>,
-        change: impl Fn(&mut Shard, Instant, &mut Vec<Effect>, &mut dyn FnMut(&Name, &[Effect])),
-    ) {
+    /// Takes a step of every key, shard by shard: no caller waits for all of them.
+    fn each(self: &Arc<Self>, step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect))) {
         for cell in &self.shards {
             let mut keys = lock(&cell.keys);
             let now = keys.now(&self.clock);
+            let mut after = Aftermath::take();
             let Keys { shard, waiters, .. } = &mut *keys;
-            let mut step = Step::take();
-            let Step { effects, wakes, .. } = &mut *step;
-            let mut told: Vec<(Name, Effect)> = Vec::new();
-            let mut sends = false;
-            change(shard, now, effects, &mut |name, effects| {
-                for effect in effects {
-                    if let Effect::Send(outgoing) = effect {
-                        sends = true;
-                        self.queue(outgoing);
-                    } else if self.settle(waiters, effect, name, wakes) {
-                        told.push((name.clone(), effect.clone()));
-                    }
-                }
+            step(shard, now, &mut |name, effect| {
+                self.carry_out(waiters, name, effect, &mut after);
             });
-            cell.note_due(&keys.shard);
-            drop(keys);
-            for (name, effect) in told {
-                self.tell(&name, &effect);
-            }
-            wakes.drain(..).for_each(Wake::wake);
-            step.put_back();
-            if sends && self.servers.at_once().is_some() {
+            let followup = self.finish(cell, keys, after);
+            if followup.sends && self.servers.at_once().is_some() {
                 self.exchange(now);
             }
         }
@@ -607,13 +606,13 @@ impl Node {
 
     /// Whether grants are pushed has changed.
     pub(crate) fn inbox_state(self: &Arc<Self>, state: InboxState) {
-        self.each(|shard, now, effects, told| shard.inbox(now, state, effects, told));
+        self.each(|shard, now, perform| shard.inbox(now, state, perform));
         self.inbox.send_replace(state);
     }
 
     /// A connection opened: whatever waits to be told can be told.
     pub(crate) fn reachable(self: &Arc<Self>) {
-        self.each(|shard, now, effects, told| shard.reachable(now, effects, told));
+        self.each(|shard, now, perform| shard.reachable(now, perform));
     }
 
     /// Tells whether grants are pushed to this node.
@@ -626,7 +625,7 @@ impl Node {
 
     /// Gives up everything that is held and waited for.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.each(|shard, now, effects, told| shard.close(now, effects, told));
+        self.each(|shard, now, perform| shard.close(now, perform));
     }
 
     /// No handle is left: the driver finishes what is under way and ends.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard};
 
-use crate::driver::node::{Followup, Keys, Node, Step};
-use crate::driver::waiter::{Waiter, Wake, lock};
+use crate::driver::node::{Aftermath, Followup, Keys, Node};
+use crate::driver::waiter::{Waiter, lock};
 use crate::protocol::message::Name;
 use crate::protocol::step::{AcquireOptions, Effect, Input, Ticket};
 use crate::protocol::time::Instant;
@@ -35,23 +35,23 @@ impl Node {
         let latest = |now, keys: &mut MutexGuard<'_, Keys>| keys.not_before(now);
         let now = locked.values_mut().fold(self.clock.now(), latest);
         let now = locked.values_mut().fold(now, latest);
-        let mut step = Step::take();
-        let (mut entered, mut claims, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let mut after = Aftermath::take();
+        let (mut entered, mut claims) = (Vec::new(), Vec::new());
         for (name, options) in wanted {
-            let keys = locked.get_mut(&self.shard_of(name)).expect("locked above");
-            let Step { effects, wakes, .. } = &mut *step;
+            let Keys { shard, waiters, .. } =
+                &mut **locked.get_mut(&self.shard_of(name)).expect("locked above");
             self.note_entry(*options);
-            let (ticket, waiter) = (keys.shard.issue(), Arc::new(Waiter::default()));
-            keys.waiters.insert(ticket, waiter.clone());
-            let input = Input::Lock(ticket, *options);
-            keys.shard.handle(now, name, input, effects);
-            for effect in effects.drain(..) {
-                match effect {
-                    Effect::Send(claim) => claims.push(claim),
-                    other if self.settle(&mut keys.waiters, &other, name, wakes) => told.push((name, other)),
-                    _ => {}
-                }
-            }
+            let (ticket, waiter) = (shard.issue(), Arc::new(Waiter::default()));
+            waiters.insert(ticket, waiter.clone());
+            shard.handle(
+                now,
+                name,
+                Input::Lock(ticket, *options),
+                |name, effect| match effect {
+                    Effect::Send(claim) => claims.push(claim.clone()),
+                    other => self.carry_out(waiters, name, other, &mut after),
+                },
+            );
             entered.push((ticket, waiter, now));
         }
         lock(&server.session).queue_together(claims);
@@ -64,9 +64,7 @@ impl Node {
             is_empty: false,
         };
         drop(locked);
-        told.iter().for_each(|(name, effect)| self.tell(name, effect));
-        step.wakes.drain(..).for_each(Wake::wake);
-        step.put_back();
+        after.finish(self);
         self.follow_up(now, followup);
         Some(entered)
     }

@@ -10,7 +10,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
-use crate::error::Error;
+use crate::error::{Error, LostCause};
 use crate::middleware::body::{RefusalBody, boxed};
 use crate::observe;
 
@@ -200,6 +200,10 @@ impl From<&Error> for Refused {
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
+            Error::Lost {
+                cause: LostCause::Unfetched,
+                ..
+            } => Refused::Lost,
             // Whoever held it may have begun, and what it wrote may have been done in part.
             Error::Lost { .. }
             | Error::Gone { .. }

@@ -376,9 +376,13 @@ impl Acquire {
     fn decided(&self, waiting: Waiting, decision: Result<Fence, AcquireError>) -> Result<Guard, Unacquired> {
         let name = &self.wanted.name;
         let since = waiting.waits.then_some(waiting.since);
+        // Nothing that takes time comes after this: what is taken up here is held when its caller gets the guard.
+        let decision = decision.and_then(|fence| {
+            let taken = self.handle.node().take_up(name, waiting.ticket, &waiting.waiter);
+            taken.map(|()| fence).map_err(AcquireError::Lost)
+        });
         let answer = match decision {
             Ok(fence) => {
-                self.handle.node().fetched(name, waiting.ticket, &waiting.waiter);
                 let handle = self.handle.clone();
                 // First the guard: a subscriber that panics does not keep the lock.
                 let held = Held::new(

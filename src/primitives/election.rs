@@ -174,7 +174,8 @@ impl Election {
         let mut rests = false;
         loop {
             let guard = match self.stand(rests).await {
-                Err(error) if error.is_unreachable() => {
+                // It never led, or it cannot be known who leads.
+                Err(error) if error.is_unreachable() || error.is_lost() => {
                     rests = true;
                     continue;
                 }

@@ -56,6 +56,10 @@ pub enum Flaw {
     OldLookBelieved,
     /// Who lost a lease claims it again at once.
     NeverRests,
+    /// The effects of a step are carried out again in the next step.
+    EffectsLeft,
+    /// A lease that was given back because its caller did not take it up is returned as a guard all the same.
+    LostGrantReturned,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -156,7 +160,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 61] = [
+    pub const ALL: [Flaw; 63] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -172,6 +176,8 @@ impl Flaw {
         Flaw::WatchedByPushAlone,
         Flaw::OldLookBelieved,
         Flaw::NeverRests,
+        Flaw::EffectsLeft,
+        Flaw::LostGrantReturned,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

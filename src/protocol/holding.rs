@@ -100,11 +100,14 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Tells until when it is held at least.
-    pub(crate) fn fetched(&mut self, ticket: Ticket) -> Option<Instant> {
+    /// Returns until when a grant that is taken up is held at least, or `None` if it is over.
+    pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
         let (number, deadline) = (claim.holder.claim, held.deadline);
-        if !self.readers.fetched(ticket)
+        if now >= deadline {
+            return None;
+        }
+        if !self.readers.take_up(ticket)
             && let Phase::Held(held) = &mut self.claims[number].phase
             && let Holders::One(local) = &mut held.holders
         {

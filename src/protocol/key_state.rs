@@ -71,9 +71,6 @@ impl<P: Plant> KeyState<P> {
                 self.saves.insert(ticket, data);
                 self.lock(cx, ticket, options);
             }
-            Input::Fetched(ticket) => {
-                self.fetched(ticket);
-            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),

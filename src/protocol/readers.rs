@@ -71,7 +71,7 @@ impl Readers {
     }
 
     /// It was taken up. False for who is none of them.
-    pub(crate) fn fetched(&mut self, ticket: Ticket) -> bool {
+    pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
         let Some(reader) = self.by_ticket.get_mut(&ticket) else {
             return false;
         };

@@ -7,13 +7,16 @@ use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
 use crate::protocol::context::{Seed, Source, StepContext};
-use crate::protocol::flaw::{Plant, Sound};
+use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::timers::Timers;
 use crate::protocol::write::Precondition;
+
+/// A shard keeps room for so many effects between steps.
+const MAX_KEPT_EFFECTS: usize = 64;
 
 /// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct Shard<P = Sound> {
     numbers: u64,
     source: Source,
     tickets: u64,
+    /// Room for the effects of a step. Empty between steps: [`carry_out`](Self::carry_out) alone puts it back.
+    effects: Vec<Effect>,
 }
 
 impl Shard<Sound> {
@@ -47,6 +52,7 @@ impl<P: Plant> Shard<P> {
             numbers: 0,
             source: Source::new(node, index, of, seed, rules),
             tickets: 0,
+            effects: Vec::new(),
         }
     }
 
@@ -56,17 +62,19 @@ impl<P: Plant> Shard<P> {
         Ticket(self.tickets)
     }
 
-    /// Takes in what happened to `name` at `now`; what is to be done is appended to `effects`.
-    pub fn handle(&mut self, now: Instant, name: &Name, input: Input, effects: &mut Vec<Effect>) {
+    /// Takes in what happened to `name` at `now`. `perform` receives each effect of this step, once, in order.
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        input: Input,
+        mut perform: impl FnMut(&Name, &Effect),
+    ) {
         let key = match input {
             Input::Lock(ticket, _) | Input::Save(ticket, ..) | Input::Adopt(ticket, ..)
                 if self.source.is_closed =>
             {
-                return effects.push(Effect::Denied(ticket, AcquireError::Closed));
-            }
-            Input::Fetched(ticket) => {
-                self.fetched(name, ticket);
-                return;
+                return perform(name, &Effect::Denied(ticket, AcquireError::Closed));
             }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Save(..) | Input::Adopt(..) | Input::Pushed(_) => {
@@ -79,33 +87,49 @@ impl<P: Plant> Shard<P> {
             }
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.push(KeyState::<P>::released_too_late(ticket)),
+                None => return perform(name, &KeyState::<P>::released_too_late(ticket)),
             },
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
+                None => {
+                    let effects = KeyState::<P>::passed_too_late(ticket, to);
+                    return effects.iter().for_each(|effect| perform(name, effect));
+                }
             },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return,
             },
         };
+        let mut effects = std::mem::take(&mut self.effects);
         let mut cx = StepContext {
             now,
             name,
             source: &mut self.source,
-            effects,
+            effects: &mut effects,
         };
         key.handle(&mut cx, input);
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
         }
+        self.carry_out(name, effects, perform);
     }
 
-    /// The same for [`Input::Fetched`]. No step, and at no time: it happens for every grant, and leads to nothing. Tells
-    /// until when it is held at least.
-    pub fn fetched(&mut self, name: &Name, ticket: Ticket) -> Option<Instant> {
-        self.keys.get_mut(name)?.fetched(ticket)
+    /// A caller takes up what it was granted: from here on there is a guard. Returns until when it is held at least, or
+    /// `None` if the lease is over, and then there must be no guard. A lease that is not taken up is renewed for one lease,
+    /// and then given back.
+    ///
+    /// No step: it happens for every grant, and has no effects.
+    pub fn take_up(&mut self, now: Instant, name: &Name, ticket: Ticket) -> Option<Instant> {
+        let deadline = self.keys.get_mut(name).and_then(|key| key.take_up(now, ticket));
+        if self.plant.planted(Flaw::LostGrantReturned) {
+            return deadline.or(Some(now));
+        }
+        debug_assert!(
+            deadline.is_none() || self.claim(name, ticket).is_some(),
+            "a guard belongs to a claim that is held"
+        );
+        deadline
     }
 
     /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
@@ -122,37 +146,30 @@ impl<P: Plant> Shard<P> {
     }
 
     /// Does what is due: tells losses, renews, asks again.
-    pub fn wake(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        while self.wake_next(now, effects).is_some() {}
+    pub fn wake(&mut self, now: Instant, mut perform: impl FnMut(&Name, &Effect)) {
+        while self.wake_next(now, &mut perform).is_some() {}
     }
 
     /// Does what is due for one key, and names it.
-    pub fn wake_next(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Option<Name> {
+    pub fn wake_next(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) -> Option<Name> {
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
         let name = name.clone();
-        self.step(now, &name, effects, KeyState::wake);
+        self.step(now, &name, KeyState::wake, perform);
         Some(name)
     }
 
     /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed; while
-    /// nobody knows, every waiting claim looks often. `told` hears of the effects name by name.
-    pub fn inbox(
-        &mut self,
-        now: Instant,
-        state: InboxState,
-        effects: &mut Vec<Effect>,
-        told: impl FnMut(&Name, &[Effect]),
-    ) {
+    /// nobody knows, every waiting claim looks often.
+    pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
         let before = std::mem::replace(&mut self.source.inbox, state);
         if before != state || state == InboxState::Confirmed {
-            self.each(|key, cx| key.inbox(cx), now, effects, told);
+            self.each(now, |key, cx| key.inbox(cx), perform);
         }
     }
 
-    /// A connection opened: whatever failed and waits to be tried again is tried now. `told` hears of the effects name
-    /// by name.
-    pub fn reachable(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
-        self.each(|key, cx| key.reachable(cx), now, effects, told);
+    /// A connection opened: whatever failed and waits to be tried again is tried now.
+    pub fn reachable(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+        self.each(now, |key, cx| key.reachable(cx), perform);
     }
 
     /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
@@ -171,11 +188,10 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name)?.error.clone()
     }
 
-    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on. `told`
-    /// hears of the effects name by name.
-    pub fn close(&mut self, now: Instant, effects: &mut Vec<Effect>, told: impl FnMut(&Name, &[Effect])) {
+    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
+    pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
         self.source.is_closed = true;
-        self.each(|key, cx| key.close(cx), now, effects, told);
+        self.each(now, |key, cx| key.close(cx), perform);
     }
 
     /// What is left of a holder's lease, if it still holds.
@@ -259,41 +275,54 @@ impl<P: Plant> Shard<P> {
 
     fn each(
         &mut self,
-        f: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
         now: Instant,
-        effects: &mut Vec<Effect>,
-        mut told: impl FnMut(&Name, &[Effect]),
+        step: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
+        mut perform: impl FnMut(&Name, &Effect),
     ) {
         // In order of names: a simulation must not depend on how a map is laid out.
         let mut names: Vec<Name> = self.keys.keys().cloned().collect();
         names.sort_unstable();
         for name in names {
-            let before = effects.len();
-            self.step(now, &name, effects, &f);
-            told(&name, &effects[before..]);
+            self.step(now, &name, &step, &mut perform);
         }
     }
 
-    /// One step of a key, if there is anything of it.
+    /// Takes one step of a key, if the key has any state.
     fn step(
         &mut self,
         now: Instant,
         name: &Name,
-        effects: &mut Vec<Effect>,
         step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>),
+        perform: impl FnMut(&Name, &Effect),
     ) {
         let Some(key) = self.keys.get_mut(name) else {
             return;
         };
+        let mut effects = std::mem::take(&mut self.effects);
         let mut cx = StepContext {
             now,
             name,
             source: &mut self.source,
-            effects,
+            effects: &mut effects,
         };
         step(key, &mut cx);
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
+        }
+        self.carry_out(name, effects, perform);
+    }
+
+    /// Hands the effects of one step over and empties their buffer: no step sees those of another. A panic in between
+    /// drops the buffer.
+    #[inline]
+    fn carry_out(&mut self, name: &Name, mut effects: Vec<Effect>, mut perform: impl FnMut(&Name, &Effect)) {
+        // In place: they are large.
+        effects.iter().for_each(|effect| perform(name, effect));
+        if !self.plant.planted(Flaw::EffectsLeft) {
+            effects.clear();
+        }
+        if effects.capacity() <= MAX_KEPT_EFFECTS {
+            self.effects = effects;
         }
     }
 

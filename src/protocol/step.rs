@@ -113,9 +113,6 @@ pub enum Input {
     Lock(Ticket, AcquireOptions),
     /// The same, where the question is [`Question::Save`]: what is to be kept.
     Save(Ticket, AcquireOptions, Checkpoint),
-    /// A caller took up what it was granted: from here on there is a guard. A lease that nobody takes up is renewed
-    /// for one lease, then it is given back.
-    Fetched(Ticket),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and

@@ -382,6 +382,11 @@ impl Gate {
                         continue;
                     }
                 },
+                // Won and not taken up in time: nothing was begun.
+                Err(Unacquired::Error(Error::Lost { .. })) => {
+                    how.is_first = false;
+                    continue;
+                }
                 Err(refused) => match self.refused(mark, how, refused)? {
                     Refused::Over(outcome) => return Ok(outcome),
                     Refused::Early(left) => left,

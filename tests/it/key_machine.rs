@@ -7,7 +7,9 @@ use tenure::error::LostCause;
 use tenure::protocol::message::{
     Grant, GrantNumber, JobReport, Name, Question, Reply, TickTime, Unanswered, Verb,
 };
-use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::step::{
+    AcquireError, AcquireOptions, Effect, InboxState, Input, Outcome, Outgoing, Rules, Ticket,
+};
 use tenure::testing::timed_out;
 
 use crate::help::ms;
@@ -177,7 +179,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     };
     let first = engine.enter(bounded(ms(1_000)));
     engine.answer(Reply::Granted(GrantNumber(7)));
-    engine.tell(Input::Fetched(first));
+    assert!(engine.take_up(first));
     for _ in 0..3 {
         assert_eq!(engine.passes(), ms(300));
         assert_eq!(engine.sent().request.verb, Verb::Renew);
@@ -194,7 +196,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     // Whoever is next holds for as long as it may itself, and its lease is renewed again.
     let second = engine.enter(bounded(ms(5_000)));
     engine.tell(Input::Release(first));
-    engine.tell(Input::Fetched(second));
+    assert!(engine.take_up(second));
     assert!(engine.is_granted(second));
     engine.passes();
     assert_eq!(
@@ -229,7 +231,7 @@ fn a_renewal_that_is_answered_too_late_tells_that_it_is_overdue() {
         ..options(900)
     });
     engine.answer(Reply::Granted(GrantNumber(7)));
-    engine.tell(Input::Fetched(ticket));
+    assert!(engine.take_up(ticket));
     engine.passes();
     let (renewal, sent) = (engine.sent(), engine.now);
     engine.later(ms(100));
@@ -428,7 +430,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
     }
     // Each looks once, is answered, and goes, from the middle outwards.
     engine.later(ms(400));
-    engine.shard.wake(engine.now, &mut engine.effects);
+    engine.wake();
     let looks: Vec<_> = engine.effects.drain(..).collect();
     assert_eq!(looks.len(), tickets.len());
     for look in &looks {
@@ -448,7 +450,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
 /// The keys that are due at `now`, renewed and answered at once.
 fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
     let mut renewed = Vec::new();
-    while let Some(name) = engine.shard.wake_next(engine.now, &mut engine.effects) {
+    while let Some(name) = engine.wake_next() {
         assert_eq!(engine.sent().request.verb, Verb::Renew);
         engine.name = name.clone();
         engine.answer(Reply::Granted(GrantNumber(7)));
@@ -651,7 +653,7 @@ fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
             break;
         }
     }
-    engine.tell(Input::Fetched(holder));
+    assert!(engine.take_up(holder));
     engine.passes();
     let renewal = engine.sent();
     assert_eq!(renewal.request.verb, Verb::Renew);
@@ -665,4 +667,57 @@ fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
         leave.tag,
         renewal.tag
     );
+}
+
+/// What a step of one key asks is asked once, under the name of that key, and not again in the next step.
+#[test]
+fn a_step_of_every_key_leaves_no_effects_behind() {
+    const WAITERS: u64 = 30;
+    let mut engine = Engine::new(Rules::default());
+    for n in 0..WAITERS {
+        engine.name = Name::lock(Key::from(n));
+        engine.lock(false);
+        engine.answer(Reply::Queued(Some(60_000)));
+    }
+    let asked = |engine: &mut Engine, step: &str| {
+        let mut asked = Vec::new();
+        let now = engine.now;
+        let mut keep = |name: &Name, effect: &Effect| match effect {
+            Effect::Send(outgoing) => {
+                assert_eq!(*name, outgoing.request.name, "{step}");
+                asked.push((outgoing.tag, outgoing.request.verb));
+            }
+            other => panic!("{step}: {other:?}"),
+        };
+        match step {
+            "inbox" => engine.shard.inbox(now, InboxState::Confirmed, &mut keep),
+            "reachable" => engine.shard.reachable(now, &mut keep),
+            _ => {
+                let ticket = engine.shard.issue();
+                let name = Name::lock(Key::from("another"));
+                engine
+                    .shard
+                    .handle(now, &name, Input::Lock(ticket, options(1000)), &mut keep);
+            }
+        }
+        asked
+    };
+    let renewals = asked(&mut engine, "inbox");
+    assert_eq!(renewals.len() as u64, WAITERS);
+    assert!(renewals.iter().all(|(_, verb)| *verb == Verb::Renew));
+    assert!(asked(&mut engine, "reachable").is_empty(), "nothing failed");
+    let claims = asked(&mut engine, "another");
+    assert!(
+        matches!(claims[..], [(_, Verb::Claim { wait: true })]),
+        "{claims:?}"
+    );
+    // What is given up is told under its own name, too.
+    let mut told = Vec::new();
+    let now = engine.now;
+    engine.shard.close(now, |name, effect| {
+        if let Effect::Denied(ticket, AcquireError::Closed) = effect {
+            told.push((name.clone(), *ticket));
+        }
+    });
+    assert_eq!(told.len() as u64, WAITERS + 1);
 }

@@ -7,8 +7,47 @@ use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::{Clock, Error, Locks, MemoryStore};
 
-use crate::help::{ms, soon, two};
+use crate::help::{ms, poll_once, soon, two};
 use crate::support::events::Watch;
+use crate::support::slow_callers;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
+    let (one, other) = two(&MemoryStore::new());
+    slow_callers::a_grant_that_is_not_taken_up_in_time_is_no_guard(&one, &other).await;
+}
+
+/// The deadline alone counts: no timer had to fire.
+#[tokio::test]
+async fn a_grant_whose_deadline_passed_before_it_was_taken_up_is_no_guard() {
+    let store = MemoryStore::new();
+    let clock = Clock::new();
+    let builder = Locks::builder().lease(ms(60_000)).clock(clock.clone());
+    let locks = builder.memory_shared(&store).unwrap();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let mutex = locks.mutex("a");
+    let mut next = Box::pin(mutex.lock());
+    assert!(poll_once(&mut next).await.is_none());
+    drop(guard);
+    clock.jump(ms(60_001));
+    let late = soon(next).await.map(|guard| guard.is_held());
+    assert!(
+        matches!(
+            late,
+            Err(Error::Lost {
+                cause: LostCause::Unfetched,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
+    soon(locks.mutex("a").lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
 
 #[tokio::test]
 async fn a_process_that_slept_is_told_before_anything_else() {

@@ -59,15 +59,45 @@ impl Machine {
     }
 
     pub(crate) fn tell(&mut self, input: Input) {
-        self.shard.handle(self.now, &self.name, input, &mut self.effects);
+        let effects = &mut self.effects;
+        self.shard.handle(self.now, &self.name, input, |_, effect| {
+            effects.push(effect.clone())
+        });
     }
 
     pub(crate) fn inbox(&mut self, state: InboxState) {
-        self.shard.inbox(self.now, state, &mut self.effects, |_, _| {});
+        let effects = &mut self.effects;
+        self.shard
+            .inbox(self.now, state, |_, effect| effects.push(effect.clone()));
     }
 
     pub(crate) fn reachable(&mut self) {
-        self.shard.reachable(self.now, &mut self.effects, |_, _| {});
+        let effects = &mut self.effects;
+        self.shard
+            .reachable(self.now, |_, effect| effects.push(effect.clone()));
+    }
+
+    pub(crate) fn close(&mut self) {
+        let effects = &mut self.effects;
+        self.shard
+            .close(self.now, |_, effect| effects.push(effect.clone()));
+    }
+
+    /// Does what is due.
+    pub(crate) fn wake(&mut self) {
+        while self.wake_next().is_some() {}
+    }
+
+    /// Does what is due for one key, and names it.
+    pub(crate) fn wake_next(&mut self) -> Option<Name> {
+        let effects = &mut self.effects;
+        self.shard
+            .wake_next(self.now, |_, effect| effects.push(effect.clone()))
+    }
+
+    /// A caller takes up what it was granted. Returns whether it has a guard.
+    pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
+        self.shard.take_up(self.now, &self.name, ticket).is_some()
     }
 
     pub(crate) fn enter(&mut self, options: AcquireOptions) -> Ticket {
@@ -94,7 +124,7 @@ impl Machine {
     pub(crate) fn holder(&mut self, lease_ms: u64) -> Ticket {
         let ticket = self.enter(options(lease_ms));
         self.answer(Reply::Granted(GrantNumber(7)));
-        self.tell(Input::Fetched(ticket));
+        self.take_up(ticket);
         ticket
     }
 
@@ -162,7 +192,7 @@ impl Machine {
         let due = self.shard.next_due().expect("something is due");
         let passed = due.since(self.now);
         self.now = due.max(self.now);
-        self.shard.wake(self.now, &mut self.effects);
+        self.wake();
         passed
     }
 

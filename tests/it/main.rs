@@ -78,6 +78,7 @@ mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
 mod transfers;
+mod two_locks;
 mod waiters;
 mod watching;
 mod writes;

@@ -314,7 +314,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
     let tick = machine.tick(100);
     machine.answer(Reply::Won(GrantNumber(7), 1));
-    machine.tell(Input::Fetched(tick));
+    assert!(machine.take_up(tick));
     machine.tell(Input::Finish(tick, true));
     let begin = machine.now;
     // For eight leases, if the program stays.
@@ -323,7 +323,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
         machine.passes();
     }
     assert!(!machine.shard.is_empty());
-    machine.shard.close(machine.now, &mut machine.effects, |_, _| {});
+    machine.close();
     machine.fail(Unanswered::Down, Some(begin));
     assert!(machine.shard.is_empty(), "told for longer than its lease");
 
@@ -332,7 +332,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     let holder = machine.lock(true);
     machine.answer(Reply::Granted(GrantNumber(7)));
     machine.later(ms(900));
-    machine.shard.close(machine.now, &mut machine.effects, |_, _| {});
+    machine.close();
     let lost =
         |effect: &Effect| matches!(effect, Effect::Lost(ticket, LostCause::Shutdown) if *ticket == holder);
     assert!(machine.effects.iter().any(lost));

@@ -111,7 +111,8 @@ impl Stage {
 
     fn feed(&mut self, at: usize, input: Input) {
         let (now, mut effects) = (self.now(), Vec::new());
-        self.actors[at].shard.handle(now, &self.name, input, &mut effects);
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.actors[at].shard.handle(now, &self.name, input, keep);
         self.keep(at, effects);
     }
 
@@ -123,7 +124,8 @@ impl Stage {
 
     fn wake(&mut self, at: usize) {
         let (now, mut effects) = (self.now(), Vec::new());
-        self.actors[at].shard.wake(now, &mut effects);
+        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        self.actors[at].shard.wake(now, keep);
         self.keep(at, effects);
     }
 
@@ -446,9 +448,7 @@ fn a_claim_keeps_one_length_for_life() {
     stage.feed(N, Input::Cancel(short));
     stage.pass(400);
     let t0 = stage.now();
-    stage.actors[N]
-        .shard
-        .inbox(t0, InboxState::Confirmed, &mut Vec::new(), |_, _| {});
+    stage.actors[N].shard.inbox(t0, InboxState::Confirmed, |_, _| {});
     stage.feed(M, Input::Release(m));
     stage.settle(M);
     let lease_ms = stage.pushes.front().expect("a push").lease_ms;

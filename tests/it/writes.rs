@@ -74,7 +74,7 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
     };
     let holder = machine.enter(wanted);
     machine.answer(Reply::Granted(GrantNumber(7)));
-    machine.tell(Input::Fetched(holder));
+    assert!(machine.take_up(holder));
     let next = machine.enter(options(1_000));
     (machine, holder, next)
 }

@@ -67,6 +67,7 @@ mod tls;
 mod tools;
 mod torture;
 mod transfers;
+mod two_locks;
 mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;

@@ -14,4 +14,6 @@ pub mod mutexes;
 pub mod meter;
 pub mod permits;
 pub mod proxy;
+pub mod slow_callers;
 pub mod transfers;
+pub mod two_locks;

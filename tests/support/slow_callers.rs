@@ -1,0 +1,131 @@
+//! What every store must show when a future is not polled in time: no call returns a guard that is not held.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::{Error, Guard, Locks, MultiGuard};
+use tokio::time::{sleep, timeout};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of each call. Behind a slow machine a store still answers within a quarter of it.
+const LEASE: Duration = Duration::from_secs(1);
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.expect("did not happen in time")
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// What each call returns, as far as this looks at it.
+trait Answer {
+    fn is_held(&self) -> bool;
+}
+
+macro_rules! answers {
+    ($($guard:ty),+) => {
+        $(impl Answer for $guard {
+            fn is_held(&self) -> bool {
+                <$guard>::is_held(self)
+            }
+        })+
+    };
+}
+
+answers!(Guard, MultiGuard);
+
+impl Answer for () {
+    fn is_held(&self) -> bool {
+        true
+    }
+}
+
+/// Polls the future once; releases `holder`, so that the future is granted what it waits for; and polls it again when
+/// another node has held the same since.
+async fn is_lost<T: Answer>(
+    what: &str,
+    holder: impl Future<Output = Result<(), Error>>,
+    future: impl Future<Output = Result<T, Error>>,
+    next: impl Future<Output = Result<(), Error>>,
+) {
+    let mut future = Box::pin(future);
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut poll = || Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
+    assert!(poll().is_pending(), "{what} waits for the holder");
+    soon(holder).await.unwrap();
+    soon(async {
+        while !woken.0.load(Ordering::Acquire) {
+            sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    // It is granted, and its caller is busy with something else for longer than a lease.
+    soon(next).await.unwrap();
+    let late = match poll() {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => soon(poll_fn(|cx| future.as_mut().poll(cx))).await,
+    };
+    match late {
+        Err(Error::Lost { cause, .. }) => assert_eq!(cause, LostCause::Unfetched, "{what}"),
+        Ok(guard) => panic!("{what} returned a guard that says held: {}", guard.is_held()),
+        Err(other) => panic!("{what}: {other:?}"),
+    }
+}
+
+pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other: &Locks) {
+    let next = |key: &'static str| async move { other.mutex(key).lease(LEASE).lock().await?.release().await };
+    let mutex = one.mutex("mutex").lease(LEASE);
+    let holder = async || mutex.lock().await.unwrap().release();
+    is_lost("lock", holder().await, mutex.lock(), next("mutex")).await;
+    let waits = mutex.lock_timeout(2 * PATIENCE);
+    is_lost("lock_timeout", holder().await, waits, next("mutex")).await;
+    let worked = AtomicBool::new(false);
+    let with = mutex.with(async |_| worked.store(true, Ordering::Release));
+    is_lost("with", holder().await, with, next("mutex")).await;
+    assert!(!worked.load(Ordering::Acquire), "its work must not begin");
+
+    let rw_lock = one.rw_lock("rw lock").lease(LEASE);
+    let holder = async || rw_lock.write().await.unwrap().release();
+    is_lost("read", holder().await, rw_lock.read(), next("rw lock")).await;
+    is_lost("write", holder().await, rw_lock.write(), next("rw lock")).await;
+
+    let semaphore = one.semaphore("permits", 1).lease(LEASE);
+    let holder = soon(semaphore.acquire()).await.unwrap().release();
+    let next = async { other.semaphore("permits", 1).acquire().await?.release().await };
+    is_lost("acquire", holder, semaphore.acquire(), next).await;
+
+    let election = one.election("leader").lease(LEASE);
+    let holder = soon(election.campaign()).await.unwrap().release();
+    let next = async { other.election("leader").campaign().await?.release().await };
+    is_lost("campaign", holder, election.campaign(), next).await;
+
+    let multi = one.multi(["multi"]).lease(LEASE);
+    let holder = soon(multi.lock()).await.unwrap().release();
+    let next = async { other.mutex("multi").lock().await?.release().await };
+    is_lost("multi", holder, multi.lock(), next).await;
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+}
+
+/// A store that answers at once grants with the first poll; another needs a trip.
+pub async fn a_lease_that_is_adopted_too_late_is_no_guard(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("order").lease(LEASE).lock()).await.unwrap();
+    let transfer = soon(guard.into_transfer(LEASE)).await.unwrap();
+    let nothing = async { Ok(()) };
+    let next = async { other.mutex("order").lock().await?.release().await };
+    is_lost("adopt", nothing, one.adopt(&transfer), next).await;
+    soon(one.idle()).await;
+    soon(other.idle()).await;
+}
