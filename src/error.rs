@@ -253,6 +253,17 @@ pub enum LostCause {
     Released,
 }
 
+impl LostCause {
+    /// Returns the cause as the caller is told: a grant that was not taken up had no guard to lose.
+    pub(crate) fn seen_by(self, is_taken_up: bool) -> LostCause {
+        if is_taken_up || self == LostCause::Shutdown {
+            self
+        } else {
+            LostCause::Unfetched
+        }
+    }
+}
+
 impl fmt::Display for LostCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

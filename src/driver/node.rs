@@ -326,13 +326,9 @@ impl Node {
             return Ok(());
         }
         drop(keys);
-        let is_closed = waiter.over() == Some(LostCause::Shutdown);
+        let cause = waiter.over().unwrap_or(LostCause::Unfetched);
         self.cancel(name, ticket);
-        Err(if is_closed {
-            LostCause::Shutdown
-        } else {
-            LostCause::Unfetched
-        })
+        Err(cause)
     }
 
     /// Nobody is interested in this ticket any more, waiting or holding.

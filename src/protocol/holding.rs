@@ -215,7 +215,10 @@ impl<P: Plant> KeyState<P> {
     /// extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         match self.claims[number].held().map(Held::local) {
-            Some(Some(local)) => cx.effects.push(Effect::Lost(local.ticket, cause)),
+            Some(Some(local)) => {
+                let cause = cause.seen_by(local.unfetched.is_none());
+                cx.effects.push(Effect::Lost(local.ticket, cause));
+            }
             Some(None) => self.lose_readers(cx, number, cause),
             None => {}
         }

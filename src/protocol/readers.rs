@@ -20,6 +20,13 @@ pub(crate) struct Reader {
     pub(crate) is_told: bool,
 }
 
+impl Reader {
+    /// There is a guard.
+    pub(crate) fn is_taken_up(&self) -> bool {
+        self.unfetched.is_none()
+    }
+}
+
 /// All of a key.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {

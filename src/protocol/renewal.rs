@@ -129,8 +129,6 @@ impl<P: Plant> KeyState<P> {
                     LostCause::Ended
                 } else if held.local().is_some_and(|local| local.hold.is_overdue) {
                     LostCause::Overdue
-                } else if held.local().is_some_and(|local| local.unfetched.is_some()) {
-                    LostCause::Unfetched
                 } else {
                     LostCause::Deadline
                 };

@@ -135,10 +135,13 @@ impl<P: Plant> KeyState<P> {
     /// All readers of a claim have lost it.
     pub(crate) fn lose_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         self.close_to_readers(number);
-        let tickets: Vec<Ticket> = self.readers.of(number).map(|(ticket, _)| ticket).collect();
-        for ticket in tickets {
+        let readers = self.readers.of(number);
+        let readers: Vec<_> = readers
+            .map(|(ticket, reader)| (ticket, reader.is_taken_up()))
+            .collect();
+        for (ticket, is_taken_up) in readers {
             self.readers.remove(ticket);
-            cx.effects.push(Effect::Lost(ticket, cause));
+            cx.effects.push(Effect::Lost(ticket, cause.seen_by(is_taken_up)));
         }
     }
 

@@ -15,6 +15,7 @@ mod events;
 mod faults;
 mod journal;
 mod latches;
+mod neighbours;
 mod notes;
 mod orders;
 mod permits;

@@ -35,6 +35,8 @@ pub enum Fault {
     PauseWrites,
     /// The server is stopped, and goes on.
     StopServer,
+    /// The server becomes a replica, which refuses to write, and a master again.
+    Demote,
     /// A node's connections are reset.
     Reset,
     /// A request of a node is executed and its answer lost.
@@ -58,8 +60,8 @@ pub enum Fault {
 }
 
 use Fault::{
-    CutCommands, CutInboxes, Delay, ForgetScripts, HoldOneWay, HoldThenDeliver, HoldThenDiscard, Kill,
-    LongDelay, LoseReplies, LoseReply, PauseAll, PauseWrites, Quiet, Refuse, Reset, Stop, StopServer,
+    CutCommands, CutInboxes, Delay, Demote, ForgetScripts, HoldOneWay, HoldThenDeliver, HoldThenDiscard,
+    Kill, LongDelay, LoseReplies, LoseReply, PauseAll, PauseWrites, Quiet, Refuse, Reset, Stop, StopServer,
 };
 
 /// Those in which no holder can lose its lease, unless it dies.
@@ -84,6 +86,7 @@ pub const WITH_PAUSES: &[Fault] = &[
     PauseAll,
     PauseWrites,
     StopServer,
+    Demote,
     Reset,
     LoseReply,
     LoseReplies,
@@ -250,6 +253,7 @@ enum Cure {
     Continue(usize),
     Heal(usize, Fault, Counts),
     Thaw,
+    Promote,
     /// It ends by itself.
     Wait(Fault),
 }
@@ -355,14 +359,14 @@ impl<'a> Faults<'a> {
             fault,
             CutCommands | CutInboxes | ForgetScripts | PauseAll | PauseWrites
         );
-        let to_node = !speaks && !matches!(fault, StopServer | Quiet);
+        let to_node = !speaks && !matches!(fault, StopServer | Demote | Quiet);
         if to_node && at_holder && Instant::now() >= self.blocked_until {
             let record = self.record();
             victim = record.and_then(|record| nodes.owner(&record)).unwrap_or(victim);
         }
         let troubled = nodes.nodes.iter().filter(|node| node.in_trouble).count();
         // Half of the nodes are always well, so that somebody wants every key.
-        let later = (speaks || fault == StopServer) && Instant::now() < self.blocked_until
+        let later = (speaks || matches!(fault, StopServer | Demote)) && Instant::now() < self.blocked_until
             || to_node && (nodes.nodes[victim].in_trouble || 2 * troubled >= nodes.nodes.len());
         if later {
             self.deck.push_back(fault);
@@ -456,11 +460,23 @@ impl<'a> Faults<'a> {
                 self.server.freeze();
                 between(lease / 4, lease * 3 / 2)
             }
+            Demote => {
+                // What was executed meanwhile and has no answer is repeated to a server that refuses.
+                nodes
+                    .nodes
+                    .iter()
+                    .filter(|node| !node.in_trouble)
+                    .for_each(|node| node.proxy.cut_reply_to("EVALSHA"));
+                sleep(ms(20));
+                self.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+                between(ms(50), ms(600))
+            }
             _ => self.bound,
         };
         match fault {
             PauseAll | PauseWrites => self.begin(span, began, Scope::Everybody, Cure::Wait(fault)),
             StopServer => self.begin(span, began, Scope::Everybody, Cure::Thaw),
+            Demote => self.begin(span, began, Scope::Everybody, Cure::Promote),
             Quiet => {
                 self.begin(span, began, Scope::Passing, Cure::Wait(fault));
                 return span;
@@ -520,6 +536,10 @@ impl<'a> Faults<'a> {
                 Cure::Thaw => {
                     self.server.thaw();
                     self.count(StopServer, true);
+                }
+                Cure::Promote => {
+                    self.tell(&["REPLICAOF", "NO", "ONE"]);
+                    self.count(Demote, true);
                 }
                 Cure::Wait(fault) => self.count(fault, true),
             }

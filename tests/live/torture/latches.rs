@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tenure::Error;
+use tenure::error::{StoreError, StoreErrorKind};
 use tokio::time::{sleep, timeout};
 
 use crate::torture::journal::now;
@@ -76,9 +77,23 @@ impl Worker {
             Err(_) => {}
             Ok(Ok(answer)) => says(&answer.to_string()),
             Ok(Err(Error::Unset { .. })) => says("unset"),
-            Ok(Err(error)) => self.failed(self.orders.latches_key(), &error),
+            // Of some errors it is promised that nothing was executed.
+            Ok(Err(error)) => {
+                if matches!(&error, Error::Store { source, .. } if is_not_executed(source)) {
+                    says("not");
+                }
+                self.failed(self.orders.latches_key(), &error);
+            }
         }
     }
+}
+
+/// The error says that nothing was executed.
+fn is_not_executed(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::Unreachable | StoreErrorKind::Refused(_)
+    )
 }
 
 /// What is known of the latches of one name.
@@ -114,6 +129,7 @@ impl Latches {
                 lived.first = Some(lived.first.map_or(at, |first| first.min(at)));
                 lived.sets_unknown += 1;
             }
+            ("set", "not") => lived.sets_unknown -= 1,
             ("set", set) => {
                 lived.sets_unknown -= 1;
                 lived.set += set.parse::<u64>().ok()?;
@@ -122,7 +138,7 @@ impl Latches {
                 lived.began.push(at);
                 lived.downs_unknown += 1;
             }
-            ("down", "unset") => lived.downs_unknown -= 1,
+            ("down", "unset" | "not") => lived.downs_unknown -= 1,
             ("down", left) => {
                 lived.downs_unknown -= 1;
                 *lived.left.get_mut(left.parse::<usize>().ok()?)? += 1;

@@ -5,6 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tenure::Locks;
+
 /// What a worker is told.
 #[derive(Debug, Clone)]
 pub struct Orders {
@@ -100,6 +102,21 @@ impl Locked {
 /// The name of a lock.
 pub fn name(key: usize) -> String {
     format!("torture:{key}")
+}
+
+/// Locks of a node as they are built for the torture.
+///
+/// # Panics
+/// If they cannot be built.
+pub async fn build(orders: &Orders) -> Locks {
+    let built = match orders.locked {
+        Locked::Nobody => Ok(Locks::memory()),
+        Locked::Everybody | Locked::Writers => {
+            let builder = Locks::builder().lease(orders.lease).lazy();
+            builder.redis(&orders.url).await
+        }
+    };
+    built.expect("locks")
 }
 
 /// How many permits there are.

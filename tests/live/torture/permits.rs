@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::torture::journal::now;
 use crate::torture::orders::Locked;
-use crate::torture::worker::{Held, How, Worker};
+use crate::torture::worker::{Held, How, Worker, late};
 
 impl Worker {
     /// Wants permits of the semaphore, which is the key after the last lock, again and again.
@@ -67,6 +67,12 @@ impl Worker {
                 let wait = Duration::from_millis(rng.u64(1..300));
                 match semaphore.acquire_many_timeout(many, wait).await {
                     Err(tenure::Error::Busy { .. }) => Ok(None),
+                    other => other.map(real),
+                }
+            }
+            How::Late => {
+                match late(semaphore.clone().lease(lease / 2).acquire_many(many), lease, rng).await {
+                    Err(tenure::Error::Lost { .. }) => Ok(None),
                     other => other.map(real),
                 }
             }

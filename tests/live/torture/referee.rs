@@ -241,7 +241,8 @@ fn read(
             }
             "error" => {
                 *tally.errors.entry(rest.into()).or_default() += 1;
-                if rest.starts_with("unexpected") || rest.starts_with("refused") {
+                let is_demoted = rest == "refused ReadOnly" && case.losses;
+                if rest.starts_with("unexpected") || rest.starts_with("refused") && !is_demoted {
                     findings.add("an error that nothing explains", format!("{label}: {line}"));
                 }
                 continue;
@@ -335,7 +336,12 @@ fn read(
                         "is not held, but lost() does not fire",
                         format!("{label}: {line}"),
                     );
-                } else if !case.losses && cause != "Ended" {
+                } else if cause == "Unfetched" {
+                    findings.add(
+                        "a guard that was lost before it was returned",
+                        format!("{label}: {line}"),
+                    );
+                } else if !case.losses && !matches!(cause, "Ended" | "Shutdown") {
                     findings.add("lost, but nothing stood still", format!("{label}: {line}"));
                 }
             }

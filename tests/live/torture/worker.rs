@@ -7,24 +7,26 @@
 //! | `check id 0` | after | it answered false |
 //! | `ending id how` | before anything was done | it is about to be given up |
 //! | `released id kept/told/lost…` | after | what `release` answered; `told`: held to the call, but the store cannot be told |
-//! | `lost id cause` | after | what `lost()` answered once `is_held` was false |
+//! | `lost id cause` | after | what `lost()` answered once `is_held` was false; `Unfetched`: the guard should not exist |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
 //! | `saw id first last` | after | what a reader read of one of the two, first and at last; a check stands behind it |
 //! | `event adopted`, `event gone` | after | a lease that was given up to others is this node's now; it was not to be had |
 //! | `downgraded id to` | after | the writer `id` goes on as the reader `to`, whose grant stands before it |
 //! | `note id asked` / `note id done/not` | before / after | the list of fences, written only while the lease is current |
-//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch of that name; no answer: it may have been done |
+//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch of that name; no answer: it may have been done; `not`: it was not |
 //! | `leader fence value` | after | who leads, as an observer is told |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
 use std::fmt;
 use std::fs::File;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
+use std::task::Poll;
 use std::time::Duration;
 
 use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
@@ -34,7 +36,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::torture::events::{Events, kind};
 use crate::torture::journal::{Journal, now};
 use crate::torture::notes::Plain;
-use crate::torture::orders::{LONG, Locked, Orders, PERMITS, SEMAPHORE, count, counter, name};
+use crate::torture::orders::{LONG, Locked, Orders, PERMITS, SEMAPHORE, build, count, counter, name};
 use crate::torture::register::Register;
 
 /// Tells a process that it is a worker, and its [`Orders`].
@@ -96,17 +98,7 @@ fn pending_for_ever(stop: Sender<bool>) {
 
 impl Worker {
     async fn run(orders: Orders, journal: Arc<Journal>, stop: Receiver<bool>) {
-        let locks = match orders.locked {
-            Locked::Nobody => Ok(Locks::memory()),
-            Locked::Everybody | Locked::Writers => {
-                Locks::builder()
-                    .lease(orders.lease)
-                    .lazy()
-                    .redis(&orders.url)
-                    .await
-            }
-        };
-        let locks = locks.expect("locks");
+        let locks = build(&orders).await;
         let register = match &orders.register {
             Some(url) => Some(Register::connect(url).await),
             None => None,
@@ -149,7 +141,7 @@ impl Worker {
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (1_000 + task));
             tokio::spawn(async move { worker.wants_permits(&mut rng).await })
         }));
-        tasks.extend((0..5).map(|task| {
+        tasks.extend((0..6).map(|task| {
             let worker = worker.clone();
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (2_000 + task));
             tokio::spawn(async move {
@@ -158,6 +150,7 @@ impl Worker {
                     1 => worker.observes(&mut rng).await,
                     2 => worker.counts_down(&mut rng).await,
                     3 => worker.adopts(&mut rng).await,
+                    4 => worker.builds_and_shuts_down(&mut rng).await,
                     _ => worker.waits_for_zero(&mut rng).await,
                 }
             })
@@ -248,6 +241,11 @@ impl Worker {
                     other => other.map(real),
                 }
             }
+            // With a short lease, as several of these in a row keep the key from all others.
+            How::Late => match late(enter(&lock.clone().lease(lease / 2)), lease, rng).await {
+                Err(Error::Lost { .. }) => Ok(None),
+                other => other.map(real),
+            },
             // Dropped anywhere between its first poll and its grant.
             How::Cancelled => {
                 let patience = Duration::from_micros(1 << rng.u32(4..16));
@@ -517,6 +515,17 @@ impl Worker {
     }
 }
 
+/// Polls once, and then not for up to a lease: the caller is busy with something else.
+pub async fn late<T>(future: impl Future<Output = T>, lease: Duration, rng: &mut fastrand::Rng) -> T {
+    let mut future = pin!(future);
+    let first = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+    if let Poll::Ready(answer) = first {
+        return answer;
+    }
+    sleep(lease.mul_f64(rng.f64())).await;
+    future.await
+}
+
 pub fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool {
     let before = now();
     let answer = is_held();
@@ -572,12 +581,14 @@ pub enum How {
     Fixed,
     Try,
     Timeout,
+    Late,
     Cancelled,
 }
 
 impl How {
     pub fn any(rng: &mut fastrand::Rng) -> Self {
-        match rng.u32(..12) {
+        match rng.u32(..13) {
+            12 => How::Late,
             0..3 => How::Lock,
             3 => How::Shorter,
             4 => How::Fixed,
