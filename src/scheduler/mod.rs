@@ -7,7 +7,7 @@
 //! ```
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use tenure::{Locks, Tick};
-//! use tokio_cron_scheduler::{Job, JobScheduler};
+//! use tokio_cron_scheduler::JobScheduler;
 //!
 //! async fn reconcile(tick: Tick) {
 //!     println!("{} attempt {} fence {}", tick.nominal_unix(), tick.attempt(), tick.fence());
@@ -15,7 +15,7 @@
 //!
 //! let locks = Locks::memory(); // or Locks::redis("redis://127.0.0.1/").await?
 //! let scheduler = JobScheduler::new().await?;
-//! scheduler.add(Job::new_async("0 0 0 * * *", locks.job("reconcile", reconcile)?)?).await?;
+//! locks.add_job(&scheduler, locks.cron("reconcile", "0 0 0 * * *").run(reconcile)?).await?;
 //! scheduler.start().await?;
 //! # Ok(()) }
 //! ```
@@ -43,19 +43,22 @@
 //! A run that lost its lease is told, and its future dropped. A job must bear being run again from its beginning, and
 //! should [fence](crate::Tick::fence) what it writes.
 //!
-//! # Three ways in
+//! # Which way to make a job
+//!
+//! Take the first of these that fits. A job's lock is of its own kind: `locks.mutex(name)` does not exclude it.
 //!
 //! | | |
 //! |---|---|
-//! | `Job::new_async(expression, locks.job(name, work)?)` | one line on a job that is there. The expression is read in UTC, and known from the first fire on; `locks.job_builder(name)` sets its lease, its timeout, its policies |
-//! | `JobBuilder` with [`.leased(&locks, name, work)`](Leased::leased) | the builder's zone is known, and asked at each tick; [`.leased_with(locks.job_builder(name), work)`](Leased::leased_with) takes policies |
-//! | [`locks.cron(name, expression)`](Locks::cron)`.timezone(zone).run(work)`, [`locks.every(name, period)`](Locks::every) | makes a job that a scheduler takes; the zone may be a text from a configuration |
+//! | [`locks.cron(name, expression)`](Locks::cron)`.run(work)` | for a new job. It knows its schedule from the beginning; `.timezone(zone)` also takes a text from a configuration |
+//! | [`locks.every(name, period)`](Locks::every)`.run(work)` | the same for a period |
+//! | `JobBuilder` with [`.leased(&locks, name, work)`](Leased::leased) | for a builder that is there already. Its zone is known, and asked at each tick; [`.leased_with(locks.job_builder(name), work)`](Leased::leased_with) takes policies, [`.leased_blocking`](Leased::leased_blocking) work that blocks its thread |
+//! | `Job::new_async(expression, locks.job(name, work)?)` | for a `Job::new_async` that is there already, one line. The expression is read in UTC, and known from the first fire on; [`locks.job_with`](Locks::job_with) sets its lease, `locks.job_builder(name)` its timeout and policies |
 //!
-//! tokio-cron-scheduler freezes the offset of a zone when the job is made, so a job of the first form with an offset is
+//! tokio-cron-scheduler freezes the offset of a zone when the job is made, so a job of the last form with an offset is
 //! refused: with an error by [`add_job`](Locks::add_job), and with an event when it fires; a zone whose offset happens to be
 //! zero when the job is made cannot be told from UTC. Jobs of the other forms are fired by the scheduler an hour off for
 //! half of the year, which does nothing: this node's own clock starts each tick that was not fired within a second.
-//! [`add_job`](Locks::add_job) or [`attach`](Locks::attach) says which scheduler that is. A job of the first form learns its
+//! [`add_job`](Locks::add_job) or [`attach`](Locks::attach) says which scheduler that is. A job of the last form learns its
 //! expression when it fires for the first time. Neither `add_job` nor `attach` can tell it sooner: the scheduler keeps
 //! expressions and closures by its own ids, and whose closure one is only a call of it would say, which may be a foreign job's.
 //! It costs this: in each process, up to that fire, no tick is made up for, whatever [`misfire`](LeasedJob::misfire) says, and
@@ -80,7 +83,7 @@
 //! | [`misfire`](LeasedJob::misfire) | ticks that could not be begun when they were due are not made up for, or the newest is, or all are, in their order: [`Misfire`] |
 //! | [`on_crash`](LeasedJob::on_crash) | a tick whose run was cut short is run again, so often at most, or not: [`OnCrash`] |
 //! | [`retry`](LeasedJob::retry) | a run that failed is tried again under its lease, after pauses: [`Retry`] |
-//! | [`timeout`](LeasedJob::timeout) | a run may last so long |
+//! | [`timeout`](LeasedJob::timeout) | each try may last so long: with [`retry`](LeasedJob::retry) a tick may take a timeout for each try, and the pauses |
 //! | [`run_blocking`](LeasedJob::run_blocking) | work that blocks its thread has one of its own, and the lease until that has ended |
 //!
 //! | what happens | what becomes of it |

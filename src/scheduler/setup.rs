@@ -82,8 +82,9 @@ impl<S> LeasedJob<S> {
         self
     }
 
-    /// So long one run may last; then it is cancelled, and its tick is over (`timed_out`). By default a run may last as long
-    /// as it likes: a limit would end long nightly jobs.
+    /// Limits each try of a run, not the tick: a try that lasts longer is cancelled, and its tick is over (`timed_out`). With
+    /// [`retry`](Self::retry) a tick may take this long for each try, and the pauses between them. By default a try has no
+    /// limit, which would end long nightly jobs.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = Some(timeout);
         self
