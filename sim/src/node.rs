@@ -9,7 +9,7 @@ use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
 };
-use tenure::protocol::shard::Shard;
+use tenure::protocol::shard::{Effects, Shard};
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;
@@ -180,8 +180,7 @@ impl World {
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
-        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.nodes[slot].shard.handle(local, &self.keys[key], input, keep);
+        effects.extend_from_slice(&self.nodes[slot].shard.handle(local, &self.keys[key], input));
         self.effects(slot, effects);
         self.check_key(key);
     }
@@ -192,8 +191,11 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let mut woken = 0;
-        let mut keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        while let Some(name) = self.nodes[slot].shard.wake_next(local, &mut keep) {
+        let mut keep = |(name, woke): (Name, Effects<'_, Planted>)| {
+            effects.extend_from_slice(&woke);
+            name
+        };
+        while let Some(name) = self.nodes[slot].shard.wake_next(local).map(&mut keep) {
             woken += 1;
             // A planted mistake keeps a lease whose timer is over; only a sound engine must come to an end.
             if woken > 4 * self.keys.len() {
@@ -283,8 +285,7 @@ impl World {
             let mut effects = Vec::new();
             let name = self.keys[*key].clone();
             let shard = &mut self.nodes[slot].shard;
-            let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-            shard.handle(local, &name, input.clone(), keep);
+            effects.extend_from_slice(&shard.handle(local, &name, input.clone()));
             match effects.pop() {
                 Some(Effect::Send(outgoing)) if effects.is_empty() => claims.push(outgoing),
                 other => self.wrong(Wrong::Outcome, Some(*key), || {

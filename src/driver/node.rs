@@ -309,7 +309,8 @@ impl Node {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A caller takes up what it was granted, and its waiter is told until when it is held at least.
+    /// A caller takes up what it was granted, at `now` or when its shard took a step after that. Its waiter is told until
+    /// when it is held at least.
     ///
     /// # Errors
     /// Why there is no guard: the lease ended before it was taken up.
@@ -318,9 +319,10 @@ impl Node {
         name: &Name,
         ticket: Ticket,
         waiter: &Waiter,
+        now: Instant,
     ) -> Result<(), LostCause> {
         let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
+        let now = keys.not_before(now);
         if let Some(deadline) = keys.shard.take_up(now, name, ticket) {
             waiter.note_deadline(deadline);
             return Ok(());
@@ -437,9 +439,9 @@ impl Node {
         };
         let mut after = Aftermath::take();
         let Keys { shard, waiters, .. } = &mut *keys;
-        shard.handle(now, name, input, |name, effect| {
+        for effect in shard.handle(now, name, input).iter() {
             self.carry_out(waiters, name, effect, &mut after);
-        });
+        }
         // After the step, which may find that the lease was lost: that comes first, and is the cause.
         if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
             waiter.end(LostCause::Released, &mut after.wakes);
@@ -558,11 +560,17 @@ impl Node {
                 let now = keys.not_before(now);
                 let mut after = Aftermath::take();
                 let Keys { shard, waiters, .. } = &mut *keys;
-                let woken = shard.wake_next(now, |name, effect| {
-                    self.carry_out(waiters, name, effect, &mut after);
-                });
+                let is_woken = match shard.wake_next(now) {
+                    Some((name, effects)) => {
+                        for effect in effects.iter() {
+                            self.carry_out(waiters, &name, effect, &mut after);
+                        }
+                        true
+                    }
+                    None => false,
+                };
                 let followup = self.finish(cell, keys, after);
-                if woken.is_none() {
+                if !is_woken {
                     break;
                 }
                 self.follow_up(now, followup);

@@ -43,15 +43,12 @@ impl Node {
             self.note_entry(*options);
             let (ticket, waiter) = (shard.issue(), Arc::new(Waiter::default()));
             waiters.insert(ticket, waiter.clone());
-            shard.handle(
-                now,
-                name,
-                Input::Lock(ticket, *options),
-                |name, effect| match effect {
+            for effect in shard.handle(now, name, Input::Lock(ticket, *options)).iter() {
+                match effect {
                     Effect::Send(claim) => claims.push(claim.clone()),
                     other => self.carry_out(waiters, name, other, &mut after),
-                },
-            );
+                }
+            }
             entered.push((ticket, waiter, now));
         }
         lock(&server.session).queue_together(claims);

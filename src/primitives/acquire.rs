@@ -376,26 +376,11 @@ impl Acquire {
     fn decided(&self, waiting: Waiting, decision: Result<Fence, AcquireError>) -> Result<Guard, Unacquired> {
         let name = &self.wanted.name;
         let since = waiting.waits.then_some(waiting.since);
-        // Nothing that takes time comes after this: what is taken up here is held when its caller gets the guard.
-        let decision = decision.and_then(|fence| {
-            let taken = self.handle.node().take_up(name, waiting.ticket, &waiting.waiter);
-            taken.map(|()| fence).map_err(AcquireError::Lost)
-        });
         let answer = match decision {
-            Ok(fence) => {
-                let handle = self.handle.clone();
-                // First the guard: a subscriber that panics does not keep the lock.
-                let held = Held::new(
-                    handle,
-                    (name.clone(), self.wanted.mode, self.wanted.fixed),
-                    waiting.ticket,
-                    waiting.waiter,
-                    fence,
-                );
-                let guard = Guard::new(held);
-                observe::granted(self.label(), name, fence);
-                Ok(guard)
-            }
+            Ok(fence) => match self.take_up(&waiting, since) {
+                Ok(()) => Ok(self.guard(waiting, fence)),
+                Err(lost) => Err(self.denied(lost, since)),
+            },
             Err(AcquireError::Over) => Err(Unacquired::Over),
             Err(AcquireError::Skipped) => Err(Unacquired::Skipped),
             Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),
@@ -415,10 +400,7 @@ impl Acquire {
                     self.error(AcquireError::Busy, self.waited(since)),
                 ));
             }
-            Err(why) => {
-                observe::denied(self.label(), name, &why);
-                Err(Unacquired::Error(self.error(why, self.waited(since))))
-            }
+            Err(why) => Err(self.denied(why, since)),
         };
         let told = match &answer {
             Ok(_) => Ok(()),
@@ -430,6 +412,35 @@ impl Acquire {
             observe::answered(name, || self.waited(since), told);
         }
         answer
+    }
+
+    /// Takes up what was granted. Little is done after this, so that the guard is held when its caller gets it.
+    fn take_up(&self, waiting: &Waiting, since: Option<Instant>) -> Result<(), AcquireError> {
+        let node = self.handle.node();
+        // Answered in the poll in which it entered: that moment is as good as now, and it costs no look at the clock.
+        let now = since.map_or(waiting.since, |_| node.clock.now());
+        let taken = node.take_up(&self.wanted.name, waiting.ticket, &waiting.waiter, now);
+        taken.map_err(AcquireError::Lost)
+    }
+
+    fn guard(&self, waiting: Waiting, fence: Fence) -> Guard {
+        let name = &self.wanted.name;
+        // First the guard: a subscriber that panics does not keep the lock.
+        let held = Held::new(
+            self.handle.clone(),
+            (name.clone(), self.wanted.mode, self.wanted.fixed),
+            waiting.ticket,
+            waiting.waiter,
+            fence,
+        );
+        let guard = Guard::new(held);
+        observe::granted(self.label(), name, fence);
+        guard
+    }
+
+    fn denied(&self, why: AcquireError, since: Option<Instant>) -> Unacquired {
+        observe::denied(self.label(), &self.wanted.name, &why);
+        Unacquired::Error(self.error(why, self.waited(since)))
     }
 
     fn error(&self, why: AcquireError, waited: Duration) -> Error {

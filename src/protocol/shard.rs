@@ -1,6 +1,7 @@
 //! A share of the keys: finds the key of a key, and keeps the timers.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -29,8 +30,38 @@ pub struct Shard<P = Sound> {
     numbers: u64,
     source: Source,
     tickets: u64,
-    /// Room for the effects of a step. Empty between steps: [`carry_out`](Self::carry_out) alone puts it back.
+    /// Those of the step that is taken. Empty between steps: see [`Effects`].
     effects: Vec<Effect>,
+}
+
+/// The effects of one step, to be carried out in order. Dropping it empties their buffer, so that no step sees those of
+/// another.
+#[derive(Debug)]
+#[must_use = "effects are to be carried out"]
+pub struct Effects<'a, P: Plant = Sound> {
+    effects: &'a mut Vec<Effect>,
+    plant: P,
+}
+
+impl<P: Plant> Deref for Effects<'_, P> {
+    type Target = [Effect];
+
+    #[inline]
+    fn deref(&self) -> &[Effect] {
+        self.effects
+    }
+}
+
+impl<P: Plant> Drop for Effects<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.plant.planted(Flaw::EffectsLeft) {
+            self.effects.clear();
+        }
+        if self.effects.capacity() > MAX_KEPT_EFFECTS {
+            self.effects.shrink_to(MAX_KEPT_EFFECTS);
+        }
+    }
 }
 
 impl Shard<Sound> {
@@ -62,19 +93,20 @@ impl<P: Plant> Shard<P> {
         Ticket(self.tickets)
     }
 
-    /// Takes in what happened to `name` at `now`. `perform` receives each effect of this step, once, in order.
-    pub fn handle(
-        &mut self,
-        now: Instant,
-        name: &Name,
-        input: Input,
-        mut perform: impl FnMut(&Name, &Effect),
-    ) {
+    /// Takes in what happened to `name` at `now`, and returns what is to be done.
+    pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
+        self.begin();
+        self.take_in(now, name, input);
+        self.effects()
+    }
+
+    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
+        let effects = &mut self.effects;
         let key = match input {
             Input::Lock(ticket, _) | Input::Save(ticket, ..) | Input::Adopt(ticket, ..)
                 if self.source.is_closed =>
             {
-                return perform(name, &Effect::Denied(ticket, AcquireError::Closed));
+                return effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
             // Only these begin anything. All else is about what is over.
             Input::Lock(..) | Input::Save(..) | Input::Adopt(..) | Input::Pushed(_) => {
@@ -87,32 +119,27 @@ impl<P: Plant> Shard<P> {
             }
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return perform(name, &KeyState::<P>::released_too_late(ticket)),
+                None => return effects.push(KeyState::<P>::released_too_late(ticket)),
             },
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => {
-                    let effects = KeyState::<P>::passed_too_late(ticket, to);
-                    return effects.iter().for_each(|effect| perform(name, effect));
-                }
+                None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
             },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return,
             },
         };
-        let mut effects = std::mem::take(&mut self.effects);
         let mut cx = StepContext {
             now,
             name,
             source: &mut self.source,
-            effects: &mut effects,
+            effects,
         };
         key.handle(&mut cx, input);
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
         }
-        self.carry_out(name, effects, perform);
     }
 
     /// A caller takes up what it was granted: from here on there is a guard. Returns until when it is held at least, or
@@ -145,17 +172,13 @@ impl<P: Plant> Shard<P> {
         Some(due)
     }
 
-    /// Does what is due: tells losses, renews, asks again.
-    pub fn wake(&mut self, now: Instant, mut perform: impl FnMut(&Name, &Effect)) {
-        while self.wake_next(now, &mut perform).is_some() {}
-    }
-
-    /// Does what is due for one key, and names it.
-    pub fn wake_next(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) -> Option<Name> {
+    /// Does what is due for one key: tells losses, renews, asks again. Returns the key, and what is to be done; `None` when
+    /// nothing is due.
+    pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
         let name = name.clone();
-        self.step(now, &name, KeyState::wake, perform);
-        Some(name)
+        self.step(now, &name, KeyState::wake);
+        Some((name, self.effects()))
     }
 
     /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed; while
@@ -283,46 +306,42 @@ impl<P: Plant> Shard<P> {
         let mut names: Vec<Name> = self.keys.keys().cloned().collect();
         names.sort_unstable();
         for name in names {
-            self.step(now, &name, &step, &mut perform);
+            self.step(now, &name, &step);
+            self.effects().iter().for_each(|effect| perform(&name, effect));
         }
     }
 
     /// Takes one step of a key, if the key has any state.
-    fn step(
-        &mut self,
-        now: Instant,
-        name: &Name,
-        step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>),
-        perform: impl FnMut(&Name, &Effect),
-    ) {
+    fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>)) {
+        self.begin();
         let Some(key) = self.keys.get_mut(name) else {
             return;
         };
-        let mut effects = std::mem::take(&mut self.effects);
         let mut cx = StepContext {
             now,
             name,
             source: &mut self.source,
-            effects: &mut effects,
+            effects: &mut self.effects,
         };
         step(key, &mut cx);
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
         }
-        self.carry_out(name, effects, perform);
     }
 
-    /// Hands the effects of one step over and empties their buffer: no step sees those of another. A panic in between
-    /// drops the buffer.
+    /// Begins a step. Drops what a step left that panicked.
     #[inline]
-    fn carry_out(&mut self, name: &Name, mut effects: Vec<Effect>, mut perform: impl FnMut(&Name, &Effect)) {
-        // In place: they are large.
-        effects.iter().for_each(|effect| perform(name, effect));
-        if !self.plant.planted(Flaw::EffectsLeft) {
-            effects.clear();
+    fn begin(&mut self) {
+        if !self.effects.is_empty() && !self.plant.planted(Flaw::EffectsLeft) {
+            self.effects.clear();
         }
-        if effects.capacity() <= MAX_KEPT_EFFECTS {
-            self.effects = effects;
+    }
+
+    #[inline]
+    fn effects(&mut self) -> Effects<'_, P> {
+        Effects {
+            effects: &mut self.effects,
+            plant: self.plant,
         }
     }
 

@@ -695,9 +695,9 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
             _ => {
                 let ticket = engine.shard.issue();
                 let name = Name::lock(Key::from("another"));
-                engine
-                    .shard
-                    .handle(now, &name, Input::Lock(ticket, options(1000)), &mut keep);
+                let input = Input::Lock(ticket, options(1000));
+                let effects = engine.shard.handle(now, &name, input);
+                effects.iter().for_each(|effect| keep(&name, effect));
             }
         }
         asked

@@ -59,10 +59,8 @@ impl Machine {
     }
 
     pub(crate) fn tell(&mut self, input: Input) {
-        let effects = &mut self.effects;
-        self.shard.handle(self.now, &self.name, input, |_, effect| {
-            effects.push(effect.clone())
-        });
+        let effects = self.shard.handle(self.now, &self.name, input);
+        self.effects.extend_from_slice(&effects);
     }
 
     pub(crate) fn inbox(&mut self, state: InboxState) {
@@ -90,9 +88,9 @@ impl Machine {
 
     /// Does what is due for one key, and names it.
     pub(crate) fn wake_next(&mut self) -> Option<Name> {
-        let effects = &mut self.effects;
-        self.shard
-            .wake_next(self.now, |_, effect| effects.push(effect.clone()))
+        let (name, effects) = self.shard.wake_next(self.now)?;
+        self.effects.extend_from_slice(&effects);
+        Some(name)
     }
 
     /// A caller takes up what it was granted. Returns whether it has a guard.

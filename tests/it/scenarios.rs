@@ -110,9 +110,8 @@ impl Stage {
     }
 
     fn feed(&mut self, at: usize, input: Input) {
-        let (now, mut effects) = (self.now(), Vec::new());
-        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.actors[at].shard.handle(now, &self.name, input, keep);
+        let now = self.now();
+        let effects = self.actors[at].shard.handle(now, &self.name, input).to_vec();
         self.keep(at, effects);
     }
 
@@ -123,9 +122,9 @@ impl Stage {
     }
 
     fn wake(&mut self, at: usize) {
-        let (now, mut effects) = (self.now(), Vec::new());
-        let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.actors[at].shard.wake(now, keep);
+        let now = self.now();
+        let mut wake = || Some(self.actors[at].shard.wake_next(now)?.1.to_vec());
+        let effects: Vec<Effect> = std::iter::from_fn(&mut wake).flatten().collect();
         self.keep(at, effects);
     }
 
@@ -554,6 +553,8 @@ fn a_node_that_slept_past_its_lease_holds_nothing() {
     let mut stage = Stage::new(2);
     let n = stage.lock(N, LEASE);
     stage.settle(N);
+    let (now, name) = (stage.now(), stage.name.clone());
+    assert!(stage.actors[N].shard.take_up(now, &name, n).is_some());
     let m = stage.lock(M, LEASE);
     stage.settle(M);
     stage.pass(60_000);
