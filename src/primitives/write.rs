@@ -42,6 +42,9 @@ pub struct Commands {
 ///
 /// Redis keeps each text until it is restarted: give values as arguments, and do not write them into the text. A text that
 /// begins with `#!` is refused, and so are more than 1,000,000 keys and arguments together.
+///
+/// Before Redis 7.0 a script can assign to the server's own functions (`redis.call = nil`), which breaks every later script of
+/// the server. There it runs with copies of them: what it assigns ends with it. It has no `getfenv`, `setfenv` and `newproxy`.
 #[must_use = "nothing is sent before `query`"]
 pub struct Script {
     held: Vec<Arc<Held>>,

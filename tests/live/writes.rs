@@ -765,6 +765,97 @@ async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
     soon(guard.release()).await.unwrap();
 }
 
+/// What a plain script of another client finds in place.
+const GLOBALS: &str = "
+return { redis.call('PING').ok, string.format('%d', math.floor(1.5)), cjson.encode({ 1 }), #cmsgpack.pack(1), bit.band(3, 1),
+  #struct.pack('B', 9), table.concat({ 'a', 'b' }), type(tonumber('1')), ('ax'):find('x'), redis.sha1hex(''),
+  tostring(rawget(_G, 'unheard_of')), coroutine.wrap(function() return 7 end)(), #tostring(getmetatable(_G) ~= nil) }";
+
+/// Redis before 7.0 protects none of its globals. A server from 7.0 on refuses these scripts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_that_breaks_its_globals_disturbs_no_later_script() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    let before: Value = eyes.ask(&[b"EVAL", GLOBALS.as_bytes(), b"0"]);
+    let mut written = 0;
+    for script in [
+        "redis.call = nil",
+        "redis.pcall = nil redis.error_reply = nil",
+        "string.format = nil string.find = nil string.gmatch = nil",
+        "table.concat = nil math.floor = nil cjson.encode = nil",
+        "cmsgpack.pack = nil bit.band = nil struct.pack = nil coroutine.wrap = nil",
+        "redis = nil",
+        "tonumber = nil pcall = nil type = nil",
+        "_G.redis.call = nil",
+        "_G.redis = nil",
+        "rawset(_G, 'type', nil)",
+        "rawset(_G, 'unheard_of', 1)",
+        "rawset(redis, 'call', nil)",
+        "unheard_of = 1",
+        "getfenv(0).redis.call = nil",
+        "setfenv(0, {})",
+        "setfenv(redis.sha1hex, {})",
+        "getmetatable('').__index.find = nil",
+        "getmetatable('').__index = nil",
+        "getmetatable(_G).__index = function() end",
+        "setmetatable(_G, nil)",
+        "setmetatable(_G, {}) unheard_of = 1",
+        "loadstring('redis.call = nil')()",
+        "loadstring('unheard_of = 1')()",
+        "local text = 'redis.call = nil' load(function() local part = text text = nil return part end)()",
+        "coroutine.wrap(function() redis.call = nil end)()",
+        "pcall(function() string.find = nil end)",
+        "table.foreach(redis, function(name) redis[name] = nil end)",
+        "for name in pairs(_G) do _G[name] = nil end",
+    ] {
+        let _ = soon(guard.atomically().script(script).query::<Value>()).await;
+        let after: Value = eyes.ask(&[b"EVAL", GLOBALS.as_bytes(), b"0"]);
+        assert_eq!(after, before, "{script}");
+        written += 1;
+        assert_eq!(add(&guard, script).await.unwrap(), written, "{script}");
+    }
+    let other = held(&locks, "b").await;
+    soon(other.release()).await.unwrap();
+    // What scripts may use is there.
+    for (script, returned) in [
+        ("return cjson.decode(cjson.encode({ a = 1 })).a", 1),
+        ("return cmsgpack.unpack(cmsgpack.pack(2))", 2),
+        ("return bit.bor(1, 2)", 3),
+        ("return (struct.unpack('B', struct.pack('B', 4)))", 4),
+        ("return loadstring('return 5')()", 5),
+        ("return coroutine.wrap(function() coroutine.yield(6) end)()", 6),
+        ("return #('x'):rep(7)", 7),
+        (
+            "return setmetatable({}, { __index = function() return 8 end }).x",
+            8,
+        ),
+        ("return #redis.sha1hex('')", 40),
+        ("redis.log(redis.LOG_DEBUG, 'x') return 1", 1),
+        ("return redis.pcall('NO_SUCH').err and 2", 2),
+        ("return tonumber(redis.status_reply('3').ok)", 3),
+        ("return select('#', unpack({ 1, 2, 3, 4 }))", 4),
+        ("return rawget(_G, 'redis') and _G._G == _G and 5", 5),
+        ("return select(2, xpcall(error, function() return 6 end))", 6),
+        (
+            "local list = { 9, 7, 8 } table.sort(list) return math.min(unpack(list))",
+            7,
+        ),
+        (
+            "local well, said = pcall(error, 'x') return not well and #said + 7",
+            8,
+        ),
+        ("return unheard_of", -1),
+    ] {
+        let said = soon(guard.atomically().script(script).query::<i64>()).await;
+        match said {
+            Ok(said) => assert_eq!(said, returned, "{script}"),
+            Err(Error::Failed { said, .. }) => assert!(returned < 0 && said.contains("unheard_of"), "{said}"),
+            Err(error) => panic!("{script}: {error}"),
+        }
+    }
+    soon(guard.release()).await.unwrap();
+}
+
 /// Moves so much from one account to the other.
 async fn transfer(lease: &MultiLease, [from, to]: [&str; 2], amount: i64) -> Result<(i64, i64), Error> {
     let write = lease.atomically().command("DECRBY").key(from).arg(amount);

@@ -11,6 +11,7 @@ use crate::store::redis::script::{Script, code_of};
 
 const CHECK: &str = include_str!("lua/write.lua");
 const COMMANDS: &str = include_str!("lua/commands.lua");
+const GLOBALS: &str = include_str!("lua/globals.lua");
 
 /// A write on its way: the script, and the call of it.
 pub(super) struct WriteCall {
@@ -36,7 +37,8 @@ fn wrap_text(text: &str) -> Script {
     };
     let quoted: String = text.bytes().map(escape).collect();
     Script::new(format!(
-        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}",
+        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}{}",
+        code_of(GLOBALS),
         code_of(CHECK)
     ))
 }
