@@ -44,7 +44,8 @@ pub struct Commands {
 /// begins with `#!` is refused, and so are more than 1,000,000 keys and arguments together.
 ///
 /// Before Redis 7.0 a script can assign to the server's own functions (`redis.call = nil`), which breaks every later script of
-/// the server. There it runs with copies of them: what it assigns ends with it. It has no `getfenv`, `setfenv` and `newproxy`.
+/// the server. There it runs with globals of its own: what it assigns ends with it. It has no `getfenv`, `setfenv`, `newproxy`
+/// and `print`.
 #[must_use = "nothing is sent before `query`"]
 pub struct Script {
     held: Vec<Arc<Held>>,

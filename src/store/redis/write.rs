@@ -19,18 +19,23 @@ pub(super) struct WriteCall {
     pub(super) call: Cmd,
 }
 
+/// What is checked first, for so many leases.
+fn check(leases: usize) -> String {
+    format!("local n={leases}\n{}", code_of(CHECK))
+}
+
 /// The code of ours that does commands.
-fn wrap(body: &str) -> Script {
+fn wrap(body: &str, leases: usize) -> Script {
     Script::new(format!(
         "local why,body=nil,function(KEYS,ARGV) {body}\nend\n{}",
-        code_of(CHECK)
+        check(leases)
     ))
 }
 
 /// The caller's code is a text in the script, so that nothing in it ends the function that it is, and what is wrong with it is an
 /// answer like others: an error of the server's that quotes it may be no text, which would end the connection. It stands first, so
 /// that it sees nothing of ours, and on the first line, so that an error names the line of the caller's text.
-fn wrap_text(text: &str) -> Script {
+fn wrap_text(text: &str, leases: usize) -> Script {
     let escape = |byte: u8| match byte {
         b'"' | b'\\' | ..b' ' | 0x7f.. => format!("\\{byte:03}"),
         _ => char::from(byte).to_string(),
@@ -39,20 +44,20 @@ fn wrap_text(text: &str) -> Script {
     Script::new(format!(
         "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}{}",
         code_of(GLOBALS),
-        code_of(CHECK)
+        check(leases)
     ))
 }
 
 pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
     let GuardedWrite { leases, body } = write;
     let (script, keys, args) = match body {
-        WriteBody::Script { text, keys, args } => (wrap_text(&text), keys, args),
+        WriteBody::Script { text, keys, args } => (wrap_text(&text, leases.len()), keys, args),
         WriteBody::Commands { keys, commands } => {
             let words = commands.into_iter().flat_map(|command| {
                 let count = command.len().to_string().into_bytes();
                 std::iter::once(count).chain(command)
             });
-            (wrap(&code_of(COMMANDS)), keys, words.collect())
+            (wrap(&code_of(COMMANDS), leases.len()), keys, words.collect())
         }
     };
     let mut call = Cmd::new();
@@ -71,7 +76,6 @@ pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
     for key in keys {
         call.arg(key);
     }
-    call.arg(leases.len());
     for lease in leases.iter() {
         let share = match lease.mode {
             Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
@@ -168,9 +172,9 @@ mod tests {
             words[3].starts_with("tenure1:s:{") && words[5].starts_with("tenure1:q:{"),
             "{words:?}"
         );
-        assert_eq!((words[4], words[6], words[7]), ("lock:b", "stock", "2"));
+        assert_eq!((words[4], words[6]), ("lock:b", "stock"));
         let of_leases = [&*ours, "17", "2/3", &*ours, "18", ""];
-        assert_eq!(words[8..14], of_leases);
-        assert_eq!(words[14..], ["2", "DECR", "stock", "1", "PING"]);
+        assert_eq!(words[7..13], of_leases);
+        assert_eq!(words[13..], ["2", "DECR", "stock", "1", "PING"]);
     }
 }

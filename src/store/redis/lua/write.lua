@@ -1,30 +1,33 @@
 -- write: what the caller wants done, if each of its leases is current; else nothing. The caller's code stands before it, as a
--- function `body` with KEYS and ARGV of its own, or `why` it is none. It reads and writes nothing of ours but the records.
+-- function `body` with KEYS and ARGV of its own, or `why` it is none, and `n`, how many leases there are. It reads and writes
+-- nothing of ours but the records.
 -- KEYS[i]           the record of a lease
 -- KEYS[n+1]         the queue of the first
 -- KEYS[n+1+i]       the caller's
--- ARGV[1]           n, how many leases
--- ARGV[3*i-1]       holder: <node>:<claim>:<nonce>:
--- ARGV[3*i]         the grant number
--- ARGV[3*i+1]       of a semaphore <permits>/<of so many>; else empty
--- ARGV[3*n+1+i]     the caller's
+-- ARGV[3*i-2]       holder: <node>:<claim>:<nonce>:
+-- ARGV[3*i-1]       the grant number
+-- ARGV[3*i]         of a semaphore <permits>/<of so many>; else empty
+-- ARGV[3*n+i]       the caller's
 -- returns           {1, what the body returned}; {2, the error that it ended with}; {0, i, …} = these leases are not current;
 --                   READONLY
 local function is_current(i)
-  local record, holder = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 1]
-  if type(record) ~= 'table' then return record == holder .. ARGV[3 * i] end
+  local record, holder, grant = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 2], ARGV[3 * i - 1]
+  if type(record) ~= 'table' then return record == holder .. grant end
   -- It is no string: somebody shares it.
-  local ends = redis.pcall('ZSCORE', KEYS[i], 'h' .. holder .. ARGV[3 * i + 1])
+  local ends = redis.pcall('ZSCORE', KEYS[i], 'h' .. holder .. ARGV[3 * i])
   if type(ends) ~= 'string' then return false end
   local number, time = redis.call('ZSCORE', KEYS[i], 'n' .. holder), redis.call('TIME')
-  return tonumber(ends) >= time[1] * 1000 + math.floor(time[2] / 1000) and tonumber(number or nil) == tonumber(ARGV[3 * i])
+  return tonumber(ends) >= time[1] * 1000 + math.floor(time[2] / 1000) and tonumber(number or nil) == tonumber(grant)
 end
 
-local n, over = tonumber(ARGV[1]), { 0 }
+local over
 for i = 1, n do
-  if not is_current(i) then over[#over + 1] = i end
+  if not is_current(i) then
+    over = over or { 0 }
+    over[#over + 1] = i
+  end
 end
-if over[2] then
+if over then
   -- A write that changes nothing: what a replica says of a lease would mean nothing, and this makes it say READONLY.
   local wrote = redis.pcall('ZREM', KEYS[n + 1], 'b')
   if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
@@ -43,7 +46,7 @@ local function is_readable(reply, depth)
 end
 local keys, args = {}, {}
 for i = 1, #KEYS - n - 1 do keys[i] = KEYS[n + 1 + i] end
-for i = 1, #ARGV - 3 * n - 1 do args[i] = ARGV[3 * n + 1 + i] end
+for i = 1, #ARGV - 3 * n do args[i] = ARGV[3 * n + i] end
 local well, reply = pcall(body, keys, args)
 if type(reply) == 'table' and reply.err then return { 2, tostring(reply.err) } end
 if not well then return { 2, tostring(reply) } end
