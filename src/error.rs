@@ -126,13 +126,15 @@ pub enum Error {
         /// Why not.
         why: String,
     },
-    /// The store keeps leases and no data of yours, so nothing can be [written under a lease](crate::Lease::atomically) there. A
-    /// fault of the set-up.
-    #[error("the store of `{key}` keeps leases only: what is to be written under a lease needs Redis")]
+    /// Nothing can be [written under the lease](crate::Lease::atomically): the store keeps leases and no data of yours, or the
+    /// leases of a [`MultiGuard`](crate::MultiGuard) are not of one server. A fault of the set-up.
+    #[error("nothing can be written under the lease on `{key}`: {why}")]
     #[non_exhaustive]
     Unsupported {
         /// What is held.
         key: Key,
+        /// Why not.
+        why: String,
     },
     /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
     #[error("cannot use {store}: {source}")]

@@ -13,7 +13,7 @@
 //! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 //! | one goes on when all others are through: parts of an import | [`Locks::latch`] | a trip to set it, to count down and to wait; who waits looks each third of a lease, all tasks of a process together. No lease: nobody holds it |
 //! | one of several processes leads for as long as it lives: a relay, a poller, a cache warmer | [`Locks::election`] | a trip to lead and one to hand over; who stands by or observes looks each third of a lease |
-//! | a write to Redis that must not come after the lease is over | [`Lease::atomically`](crate::Lease::atomically) | a trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
+//! | a write to Redis that must not come after the lease is over | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |

@@ -233,6 +233,8 @@ counters! {
     ForeignType: "foreign client put something that is no lock",
     WriteDone: "write done",
     WriteRefused: "write not done as its lease was not current",
+    WriteOfSeveralDone: "write under several leases done",
+    WriteOfSeveralRefused: "write under several leases not done as one of them was not current",
     WriteTooLate: "write not sent as its lease was over",
     WriteNotSent: "write not sent as there was no connection",
     WriteUnanswered: "write not answered",

@@ -1,7 +1,9 @@
 //! What callers have written under their leases: each write is one message, sent once, and done by the server if the ledger
-//! says that its lease is current.
+//! says that all its leases are current.
 //!
 //! Only in some worlds, and with random numbers of their own: in all others the same seed is the same world as without them.
+
+use std::time::Duration;
 
 use tenure::protocol::message::{BatchReply, Fence, Mode, Unanswered};
 use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
@@ -9,18 +11,24 @@ use tenure::protocol::step::{Input, Ticket};
 use tenure::protocol::write::{Precondition, WriteId};
 
 use crate::Wrong;
-use crate::callers::Act;
+use crate::callers::{Act, Caller, State};
 use crate::coverage::Seen;
 use crate::network::Conn;
 use crate::world::{Event, World};
 
-/// A write that somebody has not heard of.
+/// A write whose answer has not arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Write {
+    holders: Vec<Writer>,
+    leases: Vec<Precondition>,
+}
+
+/// The holder of one of its leases.
+#[derive(Debug, Clone, Copy)]
+struct Writer {
     key: usize,
     ticket: Ticket,
     fence: Fence,
-    precondition: Precondition,
 }
 
 impl World {
@@ -50,34 +58,52 @@ impl World {
         }
     }
 
-    /// A caller has something written, if it holds.
+    /// A caller has something written, if it holds; half of the time under a lease of another caller of its node, too.
     pub(crate) fn begin_write(&mut self, slot: usize, caller: usize) {
+        let mut callers = vec![caller];
+        if self.of_writes.bool() {
+            let node = &self.nodes[slot];
+            let key = node.callers[caller].key;
+            let is_other = |other: &&usize| {
+                let Caller { key: of, state, .. } = node.callers[**other];
+                of != key && state == State::Holding
+            };
+            // In front: the lease of the caller that writes has to be looked at, too.
+            callers.splice(..0, node.live.iter().copied().find(|other| is_other(&other)));
+        }
+        let (mut holders, mut leases, mut shortest) = (Vec::new(), Vec::new(), Duration::MAX);
+        for caller in callers {
+            let Some((writer, precondition, lease)) = self.begin_write_of(slot, caller) else {
+                self.end_write_of(slot, &holders);
+                return self.saw(Seen::WriteTooLate);
+            };
+            holders.push(writer);
+            leases.push(precondition);
+            shortest = shortest.min(lease);
+        }
+        let node = &mut self.nodes[slot];
+        node.written += 1;
+        let id = WriteId(node.written);
+        for Writer { key, ticket, fence } in &holders {
+            self.note(Some(slot), Some(*key), || {
+                format!("ticket {} writes: {id:?}, {fence}", ticket.0)
+            });
+        }
+        let content = Write { holders, leases };
+        self.nodes[slot].writes.insert(id, content);
+        self.tell_session(slot, SessionInput::Write(id, shortest));
+        // As the driver is woken.
+        self.step_soon(slot);
+    }
+
+    /// What the write of one holder is checked against, and the length of the lease.
+    fn begin_write_of(&mut self, slot: usize, caller: usize) -> Option<(Writer, Precondition, Duration)> {
         let key = self.nodes[slot].callers[caller].key;
         let (local, ticket) = (self.local(slot), Ticket(caller as u64 + 1));
         let (node, name) = (&mut self.nodes[slot], &self.keys[key]);
-        let Some((precondition, lease)) = node.shard.begin_write(local, name, ticket) else {
-            return self.saw(Seen::WriteTooLate);
-        };
-        let Some(fence) = node.shard.fence(local, name, ticket) else {
-            return;
-        };
-        node.written += 1;
-        let id = WriteId(node.written);
-        node.writes.insert(
-            id,
-            Write {
-                key,
-                ticket,
-                fence,
-                precondition,
-            },
-        );
-        self.note(Some(slot), Some(key), || {
-            format!("ticket {} writes: {id:?}, {fence}", ticket.0)
-        });
-        self.tell_session(slot, SessionInput::Write(id, lease));
-        // As the driver is woken.
-        self.step_soon(slot);
+        let (precondition, lease) = node.shard.begin_write(local, name, ticket)?;
+        let fence = node.shard.fence(local, name, ticket)?;
+        Some((Writer { key, ticket, fence }, precondition, lease))
     }
 
     /// The session sends it.
@@ -131,13 +157,14 @@ impl World {
         for (_, executed) in flights.iter_mut().filter(|(of, _)| *of == id) {
             *executed = true;
         }
-        let is_current = self
-            .server
-            .ledger
-            .is_current(self.server_us(), &content.precondition);
-        self.note(None, Some(content.key), || {
-            format!("server: {write:?} of {}: current {is_current}", content.fence)
+        let refused = self.server.ledger.not_current(self.server_us(), &content.leases);
+        self.note(None, Some(content.holders[0].key), || {
+            format!(
+                "server: {write:?} of {:?}: not current {refused:?}",
+                content.holders
+            )
         });
+        let is_current = refused.is_empty();
         self.log.mix(u64::from(is_current));
         if !self.conns[conn].client {
             self.saw(Seen::WriteLate);
@@ -147,8 +174,16 @@ impl World {
         } else {
             Seen::WriteRefused
         });
+        if content.leases.len() > 1 {
+            self.saw(if is_current {
+                Seen::WriteOfSeveralDone
+            } else {
+                Seen::WriteOfSeveralRefused
+            });
+        }
         if is_current {
-            self.watch_write(&content);
+            let writers = content.holders.iter().zip(&content.leases);
+            writers.for_each(|(writer, lease)| self.watch_write(*writer, lease.mode));
         }
         if self.conns[conn].client && !self.conns[conn].mute {
             let (low, high) = self.profile.delay;
@@ -158,16 +193,16 @@ impl World {
                 conn,
                 id,
                 write,
-                is_current,
+                refused,
             };
             self.at(back, wrote);
         }
     }
 
     /// None is done when somebody else was granted what it was written under.
-    fn watch_write(&mut self, write: &Write) {
+    fn watch_write(&mut self, write: Writer, mode: Mode) {
         // Readers go together.
-        if write.precondition.mode != Mode::Exclusive || self.is_exempt(write.fence) {
+        if mode != Mode::Exclusive || self.is_exempt(write.fence) {
             return;
         }
         if let Some(later) = self
@@ -185,7 +220,7 @@ impl World {
     }
 
     /// Back at the node.
-    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId, is_current: bool) {
+    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId, refused: Vec<usize>) {
         let Conn {
             slot,
             client,
@@ -201,7 +236,7 @@ impl World {
                 conn,
                 id,
                 write,
-                is_current,
+                refused,
             };
             return self.at(stall, wrote);
         }
@@ -210,10 +245,13 @@ impl World {
             return;
         };
         flights.remove(at);
-        let ended = self.end_write(slot, write);
-        if let Some((key, ticket)) = ended.filter(|_| !is_current) {
-            self.feed(slot, key, Input::Doubted(ticket));
+        let content = self.nodes[slot].writes.get(&write).cloned();
+        for (place, content) in refused.into_iter().zip(content.iter().cycle()) {
+            let lease = &content.leases[place];
+            let input = Input::Refuted(lease.holder, lease.number);
+            self.feed(slot, content.holders[place].key, input);
         }
+        self.end_write(slot, write);
         let reply = Ok(BatchReply {
             time: 0,
             replies: Vec::new(),
@@ -241,10 +279,16 @@ impl World {
     }
 
     /// Nothing of it is under way any more. A late answer ends nothing.
-    fn end_write(&mut self, slot: usize, write: WriteId) -> Option<(usize, Ticket)> {
-        let node = &mut self.nodes[slot];
-        let Write { key, ticket, .. } = node.writes.remove(&write)?;
-        node.shard.end_write(&self.keys[key], ticket);
-        Some((key, ticket))
+    fn end_write(&mut self, slot: usize, write: WriteId) {
+        if let Some(Write { holders, .. }) = self.nodes[slot].writes.remove(&write) {
+            self.end_write_of(slot, &holders);
+        }
+    }
+
+    fn end_write_of(&mut self, slot: usize, holders: &[Writer]) {
+        let shard = &mut self.nodes[slot].shard;
+        for Writer { key, ticket, .. } in holders {
+            shard.end_write(&self.keys[*key], *ticket);
+        }
     }
 }

@@ -368,6 +368,11 @@ fn finds_a_write_under_a_lease_that_is_over() {
 }
 
 #[test]
+fn finds_a_write_under_several_leases_that_checks_the_first() {
+    finds(with(Flaw::FirstLeaseChecked), Wrong::WriteOrder, 1);
+}
+
+#[test]
 fn finds_a_lease_that_is_handed_on_with_a_write_under_way() {
     finds(with(Flaw::HandedOnUnanswered), Wrong::WriteOrder, 1);
 }

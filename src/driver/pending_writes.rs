@@ -7,14 +7,15 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use crate::error::StoreError;
 use crate::protocol::message::Name;
 use crate::protocol::step::Ticket;
-use crate::protocol::write::{GuardedWrite, WriteId};
-use crate::store::{WriteAnswer, WriteReply};
+use crate::protocol::write::{Precondition, WriteBody, WriteId};
+use crate::store::WriteReply;
 
 /// What became of a write.
 pub(crate) type Written = Result<WriteReply, Unwritten>;
@@ -24,8 +25,10 @@ pub(crate) type Written = Result<WriteReply, Unwritten>;
 pub(crate) enum Unwritten {
     /// The lease was over before it was sent.
     NotHeld,
-    /// The store says that the lease is not current. Nothing was done.
-    NotCurrent,
+    /// The leases are not of one server, which could look at all of them in one step. Nothing was sent.
+    Apart,
+    /// The store says that the lease at this place is not current. Nothing was done.
+    NotCurrent(usize),
     /// The store failed it in these words, perhaps half-way.
     Failed(String),
     /// Nothing was done.
@@ -44,13 +47,21 @@ pub(crate) struct Writes {
 #[derive(Debug)]
 pub(crate) struct Pending {
     /// Until it is sent.
-    pub(crate) write: Option<GuardedWrite>,
-    pub(crate) name: Name,
-    pub(crate) ticket: Ticket,
+    pub(crate) body: Option<WriteBody>,
+    /// What it is checked against.
+    pub(crate) leases: Arc<[Precondition]>,
+    /// The holder of each lease.
+    pub(crate) tickets: Vec<Ticket>,
     pub(crate) tell: oneshot::Sender<Written>,
 }
 
 impl Pending {
+    /// Each lease and its holder.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = (&Name, Ticket)> {
+        let names = self.leases.iter().map(|lease| &lease.name);
+        names.zip(self.tickets.iter().copied())
+    }
+
     /// Wakes foreign code, which may panic. Not to be called under a lock.
     pub(crate) fn tell(self, written: Written) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.tell.send(written)));
@@ -63,13 +74,5 @@ impl Writes {
         let id = WriteId(self.last);
         self.pending.insert(id, pending);
         id
-    }
-}
-
-pub(crate) fn written(answer: WriteAnswer) -> Written {
-    match answer {
-        WriteAnswer::Done(reply) => Ok(reply),
-        WriteAnswer::NotCurrent => Err(Unwritten::NotCurrent),
-        WriteAnswer::Failed(text) => Err(Unwritten::Failed(text)),
     }
 }

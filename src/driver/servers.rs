@@ -106,6 +106,14 @@ impl Servers {
         self.get(self.store.server(name))
     }
 
+    /// The server that answers for all of these names, if one server does.
+    pub(crate) fn of_all<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Option<&Arc<Server>> {
+        let mut names = names.into_iter();
+        let server = self.of(names.next()?);
+        let is_same = |name| self.store.server(name) == server.id;
+        names.all(is_same).then_some(server)
+    }
+
     /// A server, to speak to the store as such.
     pub(crate) fn of_any(&self) -> &Arc<Server> {
         self.of(&Name::lock(Key::from("")))

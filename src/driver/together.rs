@@ -16,13 +16,7 @@ impl Node {
     /// Enters a caller for each of these keys, which are of one kind and no two the same. Their claims go together. Nobody
     /// enters, and nothing is asked, where somebody of this process is in the way, or the keys are of several servers.
     pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, AcquireOptions)]) -> Option<Vec<Entered>> {
-        let server = self.servers.of(&wanted.first()?.0);
-        if wanted
-            .iter()
-            .any(|(name, _)| self.servers.of(name).id != server.id)
-        {
-            return None;
-        }
+        let server = self.servers.of_all(wanted.iter().map(|(name, _)| name))?;
         let shards: BTreeSet<usize> = wanted.iter().map(|(name, _)| self.shard_of(name)).collect();
         // All at once, and in order: nobody else has more than one.
         let locked = shards.into_iter().map(|at| (at, lock(&self.shards[at].keys)));

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::driver::node::Node;
 use crate::driver::outage::Failed;
-use crate::driver::pending_writes::{Pending, Unwritten, Written, written};
+use crate::driver::pending_writes::{Pending, Unwritten, Written};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
@@ -23,13 +23,13 @@ use crate::protocol::message::{BatchReply, Executed, Failure, Name, Unanswered};
 use crate::protocol::session_step::{Attempt, BatchId, SessionInput};
 use crate::protocol::step::{Input, Ticket};
 use crate::protocol::write::{GuardedWrite, Precondition, WriteBody, WriteId};
+use crate::store::WriteAnswer;
 
 impl Node {
-    /// Has something written under what this ticket holds, and answers what becomes of it.
+    /// Has something written under the leases of these holders, and answers what becomes of it.
     pub(crate) fn write(
         self: &Arc<Self>,
-        name: &Name,
-        ticket: Ticket,
+        holders: &[(&Name, Ticket)],
         body: WriteBody,
     ) -> oneshot::Receiver<Written> {
         let (tell, answer) = oneshot::channel();
@@ -38,27 +38,43 @@ impl Node {
             let _ = tell.send(Err(Unwritten::NotDone(error)));
             return answer;
         }
-        let Some((precondition, lease)) = self.begin_write(name, ticket) else {
+        let Some(server) = self.servers.of_all(holders.iter().map(|(name, _)| *name)) else {
+            let _ = tell.send(Err(Unwritten::Apart));
+            return answer;
+        };
+        let Some((leases, shortest)) = self.begin_write(holders) else {
             let _ = tell.send(Err(Unwritten::NotHeld));
             return answer;
         };
-        let server = self.servers.of(name);
         let write = lock(&server.writes).add(Pending {
-            write: Some(GuardedWrite { precondition, body }),
-            name: name.clone(),
-            ticket,
+            body: Some(body),
+            leases,
+            tickets: holders.iter().map(|(_, ticket)| *ticket).collect(),
             tell,
         });
-        self.feed(server, SessionInput::Write(write, lease));
+        self.feed(server, SessionInput::Write(write, shortest));
         self.alarm.ring();
         answer
     }
 
-    /// A holder is about to write: what that is checked against, and the length of the lease.
-    fn begin_write(&self, name: &Name, ticket: Ticket) -> Option<(Precondition, Duration)> {
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        keys.shard.begin_write(now, name, ticket)
+    /// Holders are about to write: what that is checked against, and the length of the shortest lease. `None` if a lease is
+    /// over, and then no holding counts the write.
+    fn begin_write(&self, holders: &[(&Name, Ticket)]) -> Option<(Arc<[Precondition]>, Duration)> {
+        let (mut leases, mut shortest) = (Vec::with_capacity(holders.len()), Duration::MAX);
+        for (name, ticket) in holders {
+            let mut keys = lock(&self.cell(name).keys);
+            let now = keys.now(&self.clock);
+            let begun = keys.shard.begin_write(now, name, *ticket);
+            drop(keys);
+            let Some((precondition, lease)) = begun else {
+                let before = holders.iter().take(leases.len());
+                before.for_each(|(name, ticket)| self.end_write_of(name, *ticket));
+                return None;
+            };
+            leases.push(precondition);
+            shortest = shortest.min(lease);
+        }
+        Some((leases.into(), shortest))
     }
 
     /// A write of a holder was answered, or is never sent.
@@ -77,13 +93,16 @@ impl Node {
         let mut writes = lock(&server.writes);
         let pending = writes.pending.get_mut(&write);
         let to_send = pending.and_then(|pending| {
-            let guarded = pending.write.take()?;
-            Some((guarded, pending.name.clone(), pending.ticket))
+            let (body, leases) = (pending.body.take()?, pending.leases.clone());
+            Some((GuardedWrite { leases, body }, pending.tickets.clone()))
         });
         drop(writes);
-        // It may have waited for a connection for longer than its lease.
-        let is_held = |(_, name, ticket): &(_, Name, Ticket)| self.remaining(name, *ticket).is_some();
-        let Some((guarded, ..)) = to_send.filter(is_held) else {
+        // It may have waited for a connection for longer than its shortest lease.
+        let is_held = |(guarded, tickets): &(GuardedWrite, Vec<Ticket>)| {
+            let mut holders = guarded.leases.iter().zip(tickets);
+            holders.all(|(lease, ticket)| self.remaining(&lease.name, *ticket).is_some())
+        };
+        let Some((guarded, _)) = to_send.filter(is_held) else {
             self.end_write(server, write, Err(Unwritten::NotHeld));
             let error = StoreError::refused(StoreRefusal::Other("the lease is over".into()));
             return self.not_sent(server, id, error);
@@ -99,7 +118,7 @@ impl Node {
         let (node, to) = (self.clone(), server.clone());
         open.batches.spawn(async move {
             let reply = answer.await.map(|answer| {
-                node.end_write(&to, write, written(answer));
+                node.write_answered(&to, write, answer);
                 BatchReply {
                     time: 0,
                     replies: Vec::new(),
@@ -140,14 +159,32 @@ impl Node {
         self.failed(server, Failed::Request, &error);
     }
 
+    /// The server says what it did. A lease that is not current there is lost here before its holder hears of the write.
+    fn write_answered(self: &Arc<Self>, server: &Server, write: WriteId, answer: WriteAnswer) {
+        let written = match answer {
+            WriteAnswer::Done(reply) => Ok(reply),
+            WriteAnswer::Failed(text) => Err(Unwritten::Failed(text)),
+            WriteAnswer::NotCurrent(places) => {
+                let writes = lock(&server.writes);
+                let leases = writes.pending.get(&write).map(|pending| pending.leases.clone());
+                drop(writes);
+                let leases = leases.unwrap_or_default();
+                let refuted = places.iter().filter_map(|place| leases.get(*place));
+                self.drive_each(
+                    refuted.map(|lease| (&lease.name, Input::Refuted(lease.holder, lease.number))),
+                );
+                Err(Unwritten::NotCurrent(places.first().copied().unwrap_or(0)))
+            }
+        };
+        self.end_write(server, write, written);
+    }
+
     /// Nothing of it is under way any more. What comes after its caller was told that there is no answer tells nobody.
     fn end_write(self: &Arc<Self>, server: &Server, write: WriteId, written: Written) {
         let pending = lock(&server.writes).pending.remove(&write);
         if let Some(pending) = pending {
-            self.end_write_of(&pending.name, pending.ticket);
-            if matches!(written, Err(Unwritten::NotCurrent)) {
-                self.drive(&pending.name, Input::Doubted(pending.ticket));
-            }
+            let holders = pending.holders();
+            holders.for_each(|(name, ticket)| self.end_write_of(name, ticket));
             pending.tell(written);
         }
     }

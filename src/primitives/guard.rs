@@ -207,11 +207,12 @@ impl Lease {
     ///
     /// | | |
     /// |---|---|
-    /// | [`Error::Lost`] | the lease is not current: nothing was written |
+    /// | [`Error::Lost`] | the lease is not current: nothing was written, and the guard is lost by then |
     /// | [`Error::Failed`] | the server failed it, in its own words, perhaps half-way: what was written before that stands |
     /// | [`Error::Unanswered`] | it was sent, and no answer came: it may have been done, and may be done later, while this lease is current |
     /// | [`Error::Store`] | it was not done: no connection, or the server refused it as a whole |
     /// | [`Error::Reply`] | it was done, and the reply cannot be read as what was asked for |
+    /// | [`Error::Options`] | it has [too many words](crate::Commands), or a script begins with `#!`: nothing was sent |
     /// | [`Error::Unsupported`] | the store keeps no data of yours: that in memory |
     ///
     /// An answer is waited for as long as for that to a renewal: a quarter of the lease, at least 100 ms and at most
@@ -220,7 +221,7 @@ impl Lease {
     /// of such a write, have it write an id of its own.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
-        Atomically::new(&self.held)
+        Atomically::new([&self.held])
     }
 
     /// It is one of that lock, and nobody else has one beside it.

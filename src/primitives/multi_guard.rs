@@ -14,6 +14,8 @@ use crate::key::Key;
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::scope;
+#[cfg(feature = "redis")]
+use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 
 /// All locks of a [`Multi`](crate::Multi) are held while this lives and [`is_held`](Self::is_held).
@@ -92,6 +94,36 @@ impl MultiLease {
                 Poll::Pending
             }
         })
+    }
+
+    /// Begins a write to the locks' own Redis that is done only while *each* of these leases is current: checked and done in
+    /// one step, as [`Lease::atomically`] does it for one lease. Say, a transfer between two accounts:
+    ///
+    /// ```no_run
+    /// # async fn of(locks: tenure::Locks) -> Result<(), tenure::Error> {
+    /// let guard = locks.multi(["account:1", "account:2"]).lock().await?;
+    /// let (from, to): (i64, i64) = guard
+    ///     .atomically()
+    ///     .command("DECRBY")
+    ///     .key("balance:1")
+    ///     .arg(10)
+    ///     .command("INCRBY")
+    ///     .key("balance:2")
+    ///     .arg(10)
+    ///     .query()
+    ///     .await?;
+    /// # let _ = (from, to); Ok(()) }
+    /// ```
+    ///
+    /// Keys that are read and keys that are written may be mixed. One trip does it, whatever the number of keys. An answer is
+    /// waited for by the shortest of the leases.
+    ///
+    /// # Errors
+    /// As [`Lease::atomically`]. [`Error::Lost`] names the first key whose lease is not current; the leases that are, stay.
+    /// [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name the first key.
+    #[cfg(feature = "redis")]
+    pub fn atomically(&self) -> Atomically {
+        Atomically::new(self.leases.iter().map(|lease| &lease.held))
     }
 
     fn end_token(&self) -> &CancellationToken {
@@ -216,6 +248,12 @@ impl MultiGuard {
     /// See [`MultiLease::scope`].
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.lease.scope(work)
+    }
+
+    /// See [`MultiLease::atomically`].
+    #[cfg(feature = "redis")]
+    pub fn atomically(&self) -> Atomically {
+        self.lease.atomically()
     }
 
     /// See [`MultiLease::run`].

@@ -1,4 +1,4 @@
-//! Redis commands, or a script, that are done only while a lease is current, in one atomic step.
+//! Redis commands, or a script, that are done only while a lease, or each of several, is current: in one atomic step.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,23 +7,32 @@ use redis::{FromRedisValue, ToRedisArgs, Value};
 
 use crate::driver::pending_writes::Unwritten;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
+use crate::key::Key;
 use crate::primitives::held::Held;
 use crate::protocol::write::WriteBody;
 
-/// Begins a write that is done only if the lease is current: [`command`](Self::command) or [`script`](Self::script). Made by
-/// [`Lease::atomically`](crate::Lease::atomically), which says what it promises.
+/// The most words of one command: its name, its keys and its arguments. A call in Lua has room for no more.
+const MAX_COMMAND_WORDS: usize = 7_997;
+/// The most words of one write: its keys, its arguments and the commands' names. Redis before 7.0 hangs up on a call of more
+/// than 2^20 words.
+const MAX_WRITE_WORDS: usize = 1_000_000;
+
+/// Begins a write that is done only if the lease is current, or each lease of a [`MultiGuard`](crate::MultiGuard):
+/// [`command`](Self::command) or [`script`](Self::script). Made by [`Lease::atomically`](crate::Lease::atomically), which says
+/// what it promises.
 #[must_use = "nothing is sent before `query`"]
 pub struct Atomically {
-    held: Arc<Held>,
+    held: Vec<Arc<Held>>,
 }
 
 /// Redis commands that are done one after the other, if the lease is current.
 ///
 /// All keys are to be given by [`key`](Self::key), or a Redis Cluster would refuse them; a single server does not notice. A
-/// command has a few thousand words at most.
+/// command has at most 7,997 words, its name and its keys among them. All commands and keys together have at most 1,000,000
+/// words.
 #[must_use = "nothing is sent before `query`"]
 pub struct Commands {
-    held: Arc<Held>,
+    held: Vec<Arc<Held>>,
     keys: Vec<Vec<u8>>,
     commands: Vec<Vec<Vec<u8>>>,
 }
@@ -32,18 +41,24 @@ pub struct Commands {
 /// `ARGV`, from 1, as with `EVAL`.
 ///
 /// Redis keeps each text until it is restarted: give values as arguments, and do not write them into the text. A text that
-/// begins with `#!` is refused.
+/// begins with `#!` is refused, and so are more than 1,000,000 keys and arguments together.
+///
+/// Before Redis 7.0 a script can assign to the server's own functions (`redis.call = nil`), which breaks every later script of
+/// the server. There it runs with globals of its own: what it assigns ends with it. It has no `getfenv`, `setfenv`, `newproxy`
+/// and `print`.
 #[must_use = "nothing is sent before `query`"]
 pub struct Script {
-    held: Arc<Held>,
+    held: Vec<Arc<Held>>,
     text: String,
     keys: Vec<Vec<u8>>,
     args: Vec<Vec<u8>>,
 }
 
 impl Atomically {
-    pub(crate) fn new(held: &Arc<Held>) -> Self {
-        Atomically { held: held.clone() }
+    /// Under at least one lease.
+    pub(crate) fn new<'a>(held: impl IntoIterator<Item = &'a Arc<Held>>) -> Self {
+        let held = held.into_iter().cloned().collect();
+        Atomically { held }
     }
 
     /// The first of several commands. What follows are its words.
@@ -104,6 +119,16 @@ impl Commands {
     /// may be done.
     pub async fn query<T: FromRedisValue>(self) -> Result<T, Error> {
         let Commands { held, keys, commands } = self;
+        for command in &commands {
+            check_words(&held, "a command", command.len(), MAX_COMMAND_WORDS)?;
+        }
+        let words: usize = commands.iter().map(Vec::len).sum();
+        check_words(
+            &held,
+            "a write",
+            keys.len() + commands.len() + words,
+            MAX_WRITE_WORDS,
+        )?;
         let replies = query(&held, WriteBody::Commands { keys, commands }).await;
         replies.map_err(|error| match error {
             Error::Reply { key, why } => Error::Reply {
@@ -145,40 +170,77 @@ impl Script {
         if text.trim_start().starts_with("#!") {
             return Err(Error::Options(OptionsError(format!(
                 "a script under `{}` begins with `#!`, which only a whole script can: leave the line out",
-                held.name.key
+                first(&held)
             ))));
         }
+        check_words(&held, "a script", keys.len() + args.len(), MAX_WRITE_WORDS)?;
         query(&held, WriteBody::Script { text, keys, args }).await
     }
 }
 
-async fn query<T: FromRedisValue>(held: &Held, body: WriteBody) -> Result<T, Error> {
+/// The key of the first lease, which is named where none is meant.
+fn first(held: &[Arc<Held>]) -> &Key {
+    &held[0].name.key
+}
+
+/// A write of too many words would fail half-way, or end the connection that all share: it is not sent.
+fn check_words(held: &[Arc<Held>], what: &str, words: usize, limit: usize) -> Result<(), Error> {
+    if words <= limit {
+        return Ok(());
+    }
+    let key = first(held);
+    let why = format!("{what} under `{key}` has at most {limit} words, not {words}: split it");
+    Err(Error::Options(OptionsError(why)))
+}
+
+async fn query<T: FromRedisValue>(held: &[Arc<Held>], body: WriteBody) -> Result<T, Error> {
     let value = write(held, body).await?;
     redis::from_redis_value(value).map_err(|error| Error::Reply {
-        key: held.name.key.clone(),
+        key: first(held).clone(),
         why: error.to_string(),
     })
 }
 
-async fn write(held: &Held, body: WriteBody) -> Result<Value, Error> {
-    let node = held.handle.node();
+async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
+    let node = held[0].handle.node();
+    let lost = || {
+        held.iter()
+            .find(|held| !held.is_held())
+            .unwrap_or(&held[0])
+            .lost()
+    };
     if node.is_forked() {
-        return Err(held.lost());
+        return Err(lost());
     }
-    let answer = node.write(&held.name, held.ticket, body);
+    let key = || first(held).clone();
+    let unsupported = |why: &str| Error::Unsupported {
+        key: key(),
+        why: why.to_owned(),
+    };
+    if held.iter().any(|held| !held.is_of(node)) {
+        return Err(unsupported("other leases of the guard are of another `Locks`"));
+    }
+    let holders: Vec<_> = held.iter().map(|held| (&held.name, held.ticket)).collect();
+    let answer = node.write(&holders, body);
     let ended = || {
         let error = StoreError::new(StoreErrorKind::Interrupted, "the driver has ended");
         Err(Unwritten::Unanswered(error))
     };
-    let key = || held.name.key.clone();
     answer.await.unwrap_or_else(|_| ended()).map_err(|why| match why {
-        Unwritten::NotHeld => held.lost(),
-        Unwritten::NotCurrent => held.gone(),
+        Unwritten::NotHeld => lost(),
+        Unwritten::NotCurrent(place) => held.get(place).unwrap_or(&held[0]).gone(),
+        Unwritten::Apart => unsupported("other leases of the guard are on another server"),
         Unwritten::Failed(said) => Error::Failed { key: key(), said },
-        Unwritten::NotDone(source) if is_unsupported(&source) => Error::Unsupported { key: key() },
+        Unwritten::NotDone(source) if is_unsupported(&source) => {
+            unsupported("its store keeps leases only, and what is written under a lease needs Redis")
+        }
         Unwritten::NotDone(source) => Error::Store { key: key(), source },
         Unwritten::Unanswered(source) => Error::Unanswered { key: key(), source },
     })
+}
+
+fn keys(held: &[Arc<Held>]) -> Vec<&Key> {
+    held.iter().map(|held| &held.name.key).collect()
 }
 
 fn is_unsupported(error: &StoreError) -> bool {
@@ -188,7 +250,7 @@ fn is_unsupported(error: &StoreError) -> bool {
 impl fmt::Debug for Atomically {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Atomically")
-            .field("under", &self.held.name.key)
+            .field("under", &keys(&self.held))
             .finish()
     }
 }
@@ -196,7 +258,7 @@ impl fmt::Debug for Atomically {
 impl fmt::Debug for Commands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Commands")
-            .field("under", &self.held.name.key)
+            .field("under", &keys(&self.held))
             .field("commands", &self.commands.len())
             .finish_non_exhaustive()
     }
@@ -205,7 +267,7 @@ impl fmt::Debug for Commands {
 impl fmt::Debug for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Script")
-            .field("under", &self.held.name.key)
+            .field("under", &keys(&self.held))
             .field("text", &self.text)
             .finish_non_exhaustive()
     }

@@ -130,6 +130,8 @@ pub enum Flaw {
     LossBelieved,
     /// What is to be written under a lease is written, whether or not that is current.
     WriteUnchecked,
+    /// What is to be written under several leases is written if the first of them is current.
+    FirstLeaseChecked,
     /// A count-down that comes again counts again.
     CountedAgain,
     /// A count-down counts in a generation that was set after it was called for.
@@ -160,7 +162,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 63] = [
+    pub const ALL: [Flaw; 64] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -212,6 +214,7 @@ impl Flaw {
         Flaw::CheckpointOutlivesTick,
         Flaw::LossBelieved,
         Flaw::WriteUnchecked,
+        Flaw::FirstLeaseChecked,
         Flaw::CountedAgain,
         Flaw::CountedLate,
         Flaw::ProclaimedOutlivesLeader,

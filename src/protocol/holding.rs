@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
-use crate::protocol::claim::{Claimant, Held, Holders, Local, Phase};
+use crate::protocol::claim::{Claim, Claimant, Held, Holders, Local, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -208,6 +208,16 @@ impl<P: Plant> KeyState<P> {
             self.leave(cx, number, release);
         } else {
             self.yield_(cx, number, release);
+        }
+    }
+
+    /// The store has no lease of this claim under this grant. A claim whose lease was passed on has another number by now, and
+    /// keeps its lease.
+    pub(crate) fn refuted(&mut self, cx: &mut StepContext<'_>, holder: Holder, grant: GrantNumber) {
+        let claim = self.claims.get(holder.claim);
+        let held = claim.filter(|claim| claim.holder == holder).and_then(Claim::held);
+        if held.is_some_and(|held| held.number == grant) {
+            self.lose(cx, holder.claim, LostCause::Gone);
         }
     }
 

@@ -78,7 +78,7 @@ impl<P: Plant> KeyState<P> {
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
-            Input::Doubted(ticket) => self.doubted(cx, ticket),
+            Input::Refuted(holder, grant) => self.refuted(cx, holder, grant),
             Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
             Input::Failed {
                 tag,

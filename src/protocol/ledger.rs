@@ -211,9 +211,8 @@ impl<P: Plant> Ledger<P> {
             .filter(|record| !is_past(record.expires, now_us / 1000))
     }
 
-    /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant. What is written under it
-    /// is done only then.
-    pub fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
+    /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant.
+    fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
         let alone = RecordOwner::Claim(lease.holder, lease.number);
         let is_shared = |share: &Share| {
             (share.holder, share.mode, share.number) == (lease.holder, lease.mode, lease.number)
@@ -222,6 +221,18 @@ impl<P: Plant> Ledger<P> {
             .is_some_and(|record| record.owner == alone)
             || self.shares(&lease.name, now_us).any(is_shared)
             || self.plant.planted(Flaw::WriteUnchecked)
+    }
+
+    /// Which of these leases are not current at `now_us`, by their places. What is written under them is done only if all are.
+    pub fn not_current(&self, now_us: u64, leases: &[Precondition]) -> Vec<usize> {
+        let looked_at = if self.plant.planted(Flaw::FirstLeaseChecked) {
+            1
+        } else {
+            leases.len()
+        };
+        let places = leases.iter().take(looked_at).enumerate();
+        let stale = places.filter(|(_, lease)| !self.is_current(now_us, lease));
+        stale.map(|(place, _)| place).collect()
     }
 
     /// Who shares a key at `now_us`.

@@ -8,7 +8,7 @@ use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::message::ClaimNumber;
-use crate::protocol::step::{Effect, InboxState, KeyEvent, Ticket, ms};
+use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
@@ -62,17 +62,6 @@ impl<P: Plant> KeyState<P> {
                 self.claims.end(number);
             }
             Phase::Leaving(_) => self.ask(cx, number, RequestKind::Leave),
-        }
-    }
-
-    /// It may be lost: the answer to a renewal says so before that is due.
-    pub(crate) fn doubted(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        let Some(number) = self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) else {
-            return;
-        };
-        let claim = &self.claims[number];
-        if claim.asking.is_none() && !claim.fixed && !self.is_overdue(cx, number) {
-            self.ask(cx, number, RequestKind::Renew);
         }
     }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
-    Name, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
+    Checkpoint, ClaimNumber, Fence, Grant, GrantNumber, Holder, JobReport, LatchReport, LeaderReport,
+    LeaseTimes, Mode, Name, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -125,8 +125,8 @@ pub enum Input {
     Adopt(Ticket, AcquireOptions, Holder),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
-    /// The store refused what a holder wrote, as its lease is not current: it is asked at once.
-    Doubted(Ticket),
+    /// The store did not do a write because this claim has no lease under this grant: the lease is over.
+    Refuted(Holder, GrantNumber),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
     /// The same, and the tick was run to its end, and whether it went well.

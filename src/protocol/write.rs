@@ -1,12 +1,14 @@
 //! Writes of users' data that are done only while a lease is current: what is sent, and what it is checked against.
 
+use std::sync::Arc;
+
 use crate::protocol::message::{GrantNumber, Holder, Mode, Name};
 
 /// A write that was asked for. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteId(pub u64);
 
-/// The lease that must be current when the store does the write.
+/// A lease that must be current when the store does the write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Precondition {
     /// What is leased.
@@ -43,8 +45,8 @@ pub enum WriteBody {
 /// A write with what it is checked against. It is sent once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardedWrite {
-    /// Must be current, or nothing is done.
-    pub precondition: Precondition,
+    /// One lease or several of one server. Each must be current, or nothing is done.
+    pub leases: Arc<[Precondition]>,
     /// What is to be done.
     pub body: WriteBody,
 }

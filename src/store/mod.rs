@@ -131,10 +131,10 @@ pub type WriteReply = std::convert::Infallible;
 /// What a store answers to a write.
 #[derive(Debug)]
 pub enum WriteAnswer {
-    /// It was done while the lease was current.
+    /// It was done while all its leases were current.
     Done(WriteReply),
-    /// The lease is not current. Nothing was done.
-    NotCurrent,
+    /// The leases at these places are not current. Nothing was done.
+    NotCurrent(Vec<usize>),
     /// It failed, in the server's words. What was written before that stands.
     Failed(String),
 }

@@ -1,6 +1,6 @@
 //! Leases that go from one process to another, on the memory store.
 
-use tenure::protocol::message::{LeaseTimes, Reply, Unanswered};
+use tenure::protocol::message::{LeaseTimes, Unanswered};
 use tenure::protocol::step::{Input, Rules};
 use tenure::{Error, Locks, MemoryStore};
 
@@ -62,18 +62,4 @@ fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
         }
         assert!(machine.now < began + ms(5_000), "it still waits");
     }
-}
-
-/// The holder is doubted, and the answer to what is asked says that it holds no more.
-#[test]
-fn whose_write_was_refused_asks_at_once() {
-    let mut machine = Machine::new(Rules::default());
-    let holder = machine.holder(1_000);
-    let sends = machine.sends();
-    machine.tell(Input::Doubted(holder));
-    machine.tell(Input::Doubted(holder));
-    assert_eq!(machine.sends(), sends + 1, "asked once");
-    assert!(machine.holds(holder), "not for want of an answer");
-    machine.answer(Reply::Gone);
-    assert!(!machine.holds(holder));
 }

@@ -1,11 +1,11 @@
 //! Writes under a lease: what a store without data says, and whose lease is not handed on.
 
 use tenure::Fence;
-use tenure::error::StoreErrorKind;
-use tenure::protocol::message::{ClaimNumber, GrantNumber, Mode, Reply, Unanswered, Verb};
+use tenure::error::{LostCause, StoreErrorKind};
+use tenure::protocol::message::{ClaimNumber, GrantNumber, Holder, Mode, Reply, Unanswered, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session_step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
-use tenure::protocol::step::{AcquireOptions, Input, Rules, Ticket};
+use tenure::protocol::step::{AcquireOptions, Effect, Input, Rules, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;
 use tenure::testing::timed_out;
@@ -23,14 +23,17 @@ async fn a_store_that_keeps_leases_only_says_so() {
     let script = guard.atomically().script("return 1").query::<i64>().await;
     let commands = guard.lease().atomically().command("INCR").key("n");
     let commands = commands.query::<(i64,)>().await.map(|(n,)| n);
-    for written in [script, commands] {
+    let several = locks.multi(["b", "c"]).lock().await.unwrap();
+    let of_several = several.atomically().script("return 1").query::<i64>().await;
+    for (written, of) in [(script, "a"), (commands, "a"), (of_several, "b")] {
         let Err(Error::Unsupported { key, .. }) = &written else {
             panic!("{written:?}")
         };
-        assert_eq!(*key, "a".into());
+        assert_eq!(*key, of.into());
         assert!(written.unwrap_err().to_string().contains("Redis"));
     }
     guard.release().await.unwrap();
+    several.release().await.unwrap();
 }
 
 /// SQL has integers of 64 bits with a sign.
@@ -156,6 +159,86 @@ fn whose_lease_is_over_writes_nothing() {
     assert!(!begin_write(&mut machine, holder));
     let claim = machine.shard.claim(&machine.name, holder).map(|of| of.claim);
     assert_eq!(claim, Some(ClaimNumber(1)), "it is still to be told");
+}
+
+fn is_lost(machine: &Machine, holder: Ticket) -> bool {
+    let is_told = |effect: &Effect| matches!(effect, Effect::Lost(of, LostCause::Gone) if *of == holder);
+    machine.effects.iter().any(is_told) && !machine.holds(holder)
+}
+
+#[test]
+fn a_refused_write_ends_the_holding_at_once() {
+    for fixed in [false, true] {
+        let mut machine = Machine::new(Rules::default());
+        let wanted = AcquireOptions {
+            fixed,
+            ..options(1_000)
+        };
+        let holder = machine.enter(wanted);
+        machine.answer(Reply::Granted(GrantNumber(7)));
+        assert!(machine.take_up(holder));
+        assert!(begin_write(&mut machine, holder));
+        // A renewal is under way, and its answer comes late.
+        let sends = machine.sends() + usize::from(!fixed);
+        if !fixed {
+            machine.passes();
+        }
+        let (asked, renewal) = (machine.now, machine.sent());
+        let of = machine.shard.claim(&machine.name, holder).unwrap();
+        machine.tell(Input::Refuted(of, GrantNumber(7)));
+        assert!(is_lost(&machine, holder));
+        end_write(&mut machine, holder);
+        if !fixed {
+            machine.answer_to(&renewal, asked, Reply::Granted(GrantNumber(7)));
+        }
+        assert!(!machine.holds(holder));
+        assert_eq!(machine.sends(), sends, "nothing more is asked");
+        assert!(machine.shard.is_empty(), "nothing is left");
+    }
+}
+
+#[test]
+fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
+    let mut machine = Machine::new(Rules::default());
+    let reads = AcquireOptions {
+        mode: Mode::Read,
+        ..options(1_000)
+    };
+    let first = machine.enter(reads);
+    machine.answer(Reply::Granted(GrantNumber(7)));
+    let second = machine.enter(reads);
+    for reader in [first, second] {
+        assert!(machine.take_up(reader));
+    }
+    let of = machine.shard.claim(&machine.name, first).unwrap();
+    // The one that wrote has gone.
+    machine.tell(Input::Release(first));
+    assert!(machine.holds(second));
+    machine.tell(Input::Refuted(of, GrantNumber(7)));
+    assert!(is_lost(&machine, second));
+}
+
+/// The answer is about a claim and a grant. A lease that is held by another one stays.
+#[test]
+fn a_refused_write_ends_no_other_holding() {
+    let mut machine = Machine::new(Rules::default());
+    let writer = machine.holder(1_000);
+    let of = machine.shard.claim(&machine.name, writer).unwrap();
+    machine.tell(Input::Refuted(of, GrantNumber(6)));
+    let foreign = Holder {
+        nonce: !of.nonce,
+        ..of
+    };
+    machine.tell(Input::Refuted(foreign, GrantNumber(7)));
+    assert!(machine.holds(writer));
+    // It becomes a reader before the answer comes.
+    let reader = machine.shard.issue();
+    machine.tell(Input::Downgrade(writer, reader));
+    machine.tell(Input::Refuted(of, GrantNumber(7)));
+    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.tell(Input::Refuted(of, GrantNumber(7)));
+    machine.tell(Input::Refuted(of, GrantNumber(8)));
+    assert!(machine.holds(reader) && !is_lost(&machine, reader));
 }
 
 // The session.

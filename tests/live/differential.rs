@@ -50,6 +50,8 @@ async fn the_script_gives_the_replies_of_the_ledger() {
         steps,
         &[
             ("write done", 50),
+            ("write under two leases done", 20),
+            ("write of another by its second lease", 20),
             ("write of another", 20),
             ("write of nobody", 20),
             ("Granted", 20),
@@ -128,6 +130,8 @@ async fn the_script_shares_locks_as_the_ledger_does() {
         steps,
         &[
             ("write done", 50),
+            ("write under two leases done", 20),
+            ("write of another by its second lease", 20),
             ("write of another", 20),
             ("write of nobody", 20),
             ("Granted", 20),
@@ -173,6 +177,8 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
         steps,
         &[
             ("write done", 50),
+            ("write under two leases done", 20),
+            ("write of another by its second lease", 20),
             ("write of another", 20),
             ("write of nobody", 20),
             ("Won", 50),
@@ -231,6 +237,8 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
         steps,
         &[
             ("write done", 50),
+            ("write under two leases done", 20),
+            ("write of another by its second lease", 20),
             ("write of another", 20),
             ("write of nobody", 20),
             ("Granted", 50),

@@ -1,13 +1,15 @@
 //! Writes under a lease, on a real server: done while the lease is current, and else not.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::{CancellationToken, Error, Fence, Guard, Locks, Mutex};
+use tenure::{CancellationToken, Error, Fence, Guard, Locks, MultiKey, MultiLease, Mutex};
 
-use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
+use crate::help::{Eyes, Other, PATIENCE, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
 use crate::store::acl;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -130,20 +132,28 @@ async fn nothing_is_written_by_whoever_lost_the_lease() {
             "{written:?}"
         );
     };
-    // Deleted by hand, and then taken over by another process, and by somebody else.
+    // Deleted by hand, taken over by another process, and overwritten by another client. Each lease is new, or it would be
+    // known here that it is lost.
     let guard = held(&locks, "a").await;
     add(&guard, "mine").await.unwrap();
     eyes.text::<()>("DEL lock:a");
     is_gone(add(&guard, "deleted").await);
+    let guard = held(&locks, "a").await;
+    eyes.text::<()>("DEL lock:a");
     let other = crate::help::locks(&server.url(), ms(10_000)).await;
     let successor = held(&other, "a").await;
     is_gone(add(&guard, "taken").await);
     assert_eq!(add(&successor, "theirs").await.unwrap(), 2);
-    eyes.text::<()>("SET lock:a somebody");
-    is_gone(add(&successor, "foreign").await);
-    eyes.text::<()>("DEL lock:a");
-    eyes.text::<()>("HSET lock:a some thing");
-    is_gone(add(&successor, "no lock").await);
+    for (record, case) in [
+        ("SET lock:a somebody", "foreign"),
+        ("HSET lock:a some thing", "no lock"),
+    ] {
+        eyes.text::<()>("DEL lock:a");
+        let guard = held(&locks, "a").await;
+        eyes.text::<()>("DEL lock:a");
+        eyes.text::<()>(record);
+        is_gone(add(&guard, case).await);
+    }
     assert_eq!(count(&mut eyes), 2);
     // The owner's claim, and another grant.
     let guard = held(&locks, "b").await;
@@ -206,7 +216,7 @@ async fn readers_holders_of_permits_and_second_guards_write_while_they_hold() {
 #[cfg(feature = "scheduler")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_of_a_job_writes_while_it_owns_its_tick() {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use tenure::Tick;
     use tokio_cron_scheduler::{Job, JobScheduler};
@@ -676,15 +686,384 @@ async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
     soon(guard.release()).await.unwrap();
 }
 
-/// Whoever is refused asks at once, and does not go on with a lease that is another's.
+/// The answer to a refused write ends the holding. No renewal is asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whose_write_is_refused_soon_knows_that_the_lease_is_lost() {
+async fn a_guard_whose_write_is_refused_is_lost_with_the_answer() {
     let (_server, mut eyes, locks) = a_lock().await;
-    let mutex = locks.mutex("a").lease(ms(600_000));
-    let guard = soon(mutex.lock()).await.unwrap();
-    eyes.text::<()>("DEL lock:a");
-    let written = add(&guard, "late").await;
-    assert!(matches!(written, Err(Error::Lost { .. })), "{written:?}");
-    assert_eq!(soon(guard.lost()).await, LostCause::Gone);
-    assert!(!guard.is_held());
+    let guard = soon(locks.mutex("a").lease(ms(600_000)).lock()).await.unwrap();
+    let readers = [
+        soon(locks.rw_lock("b").lease(ms(600_000)).read()).await.unwrap(),
+        soon(locks.rw_lock("b").lease(ms(600_000)).read()).await.unwrap(),
+    ];
+    let fixed = soon(locks.mutex("c").fixed(ms(600_000)).lock()).await.unwrap();
+    add(&guard, "first").await.unwrap();
+    for (guard, lost) in [(&guard, 1), (&readers[0], 2), (&fixed, 1)] {
+        let tokens = [guard.lost_token(), readers[1].lost_token()];
+        eyes.text::<()>(&format!("DEL lock:{}", guard.key()));
+        let before = eyes.calls()["evalsha"];
+        let written = add(guard, "late").await;
+        assert!(!guard.is_held(), "{}: {written:?}", guard.key());
+        let is_cancelled = tokens.iter().filter(|token| token.is_cancelled()).count();
+        assert!(is_cancelled >= lost, "{}", guard.key());
+        assert_eq!(soon(guard.lost()).await, LostCause::Gone);
+        assert!(matches!(
+            written,
+            Err(Error::Lost {
+                cause: LostCause::Gone,
+                ..
+            })
+        ));
+        assert_eq!(eyes.calls()["evalsha"] - before, 1, "{}", guard.key());
+    }
+    assert!(!readers[1].is_held(), "it reads by the same lease");
+    assert_eq!(count(&mut eyes), 1);
+}
+
+/// Lua's `unpack` and an old Redis have limits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let builder = Locks::builder().lease(ms(600_000)).request_timeout(ms(30_000));
+    let locks = builder.redis(&server.url()).await.unwrap();
+    let guard = held(&locks, "a").await;
+    let words = vec!["x"; 1_000_000];
+    let pushes = |count: usize| {
+        let counted = guard.atomically().command("INCR").key("count");
+        let pushed = counted.command("RPUSH").key("list").arg(&words[..count]);
+        soon(pushed.query::<(i64, i64)>())
+    };
+    assert_eq!(pushes(7_995).await.unwrap(), (1, 7_995));
+    let script = |count: usize| {
+        let script = guard
+            .atomically()
+            .script("return redis.call('INCRBY', KEYS[1], #ARGV)");
+        soon(script.key("count").arg(&words[..count]).query::<i64>())
+    };
+    assert_eq!(script(999_999).await.unwrap(), 1_000_000);
+    let many = |count: usize| {
+        let counted = guard.atomically().command("INCR").key("count");
+        let pushed = (0..count).fold(counted, |all, _| {
+            all.command("RPUSH").key("list").arg(&words[..7_000])
+        });
+        soon(pushed.query::<Value>())
+    };
+    let before = eyes.calls()["evalsha"];
+    let refusals = [
+        (pushes(7_996).await.map(drop), ["7997", "7998"]),
+        (script(1_000_000).await.map(drop), ["1000000", "1000001"]),
+        (many(143).await.map(drop), ["1000000", "1001576"]),
+    ];
+    for (refused, told) in refusals {
+        assert!(matches!(refused, Err(Error::Options(_))), "{refused:?}");
+        let said = refused.unwrap_err().to_string();
+        assert!(told.iter().all(|number| said.contains(number)), "{said}");
+    }
+    assert_eq!(eyes.calls()["evalsha"], before, "nothing was sent");
+    assert_eq!((count(&mut eyes), eyes.text("LLEN list")), (1_000_000, 7_995));
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+}
+
+/// What a plain script of another client finds in place.
+const GLOBALS: &str = "
+return { redis.call('PING').ok, string.format('%d', math.floor(1.5)), cjson.encode({ 1 }), #cmsgpack.pack(1), bit.band(3, 1),
+  #struct.pack('B', 9), table.concat({ 'a', 'b' }), type(tonumber('1')), ('ax'):find('x'), redis.sha1hex(''),
+  tostring(rawget(_G, 'unheard_of')), coroutine.wrap(function() return 7 end)(), #tostring(getmetatable(_G) ~= nil) }";
+
+/// Redis before 7.0 protects none of its globals. A server from 7.0 on refuses these scripts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_that_breaks_its_globals_disturbs_no_later_script() {
+    let (_server, mut eyes, locks) = a_lock().await;
+    let guard = held(&locks, "a").await;
+    let before: Value = eyes.ask(&[b"EVAL", GLOBALS.as_bytes(), b"0"]);
+    let mut written = 0;
+    for script in [
+        "redis.call = nil",
+        "redis.pcall = nil redis.error_reply = nil",
+        "string.format = nil string.find = nil string.gmatch = nil",
+        "table.concat = nil math.floor = nil cjson.encode = nil",
+        "cmsgpack.pack = nil bit.band = nil struct.pack = nil coroutine.wrap = nil",
+        "redis = nil",
+        "tonumber = nil pcall = nil type = nil",
+        "_G.redis.call = nil",
+        "_G.redis = nil",
+        "rawset(_G, 'type', nil)",
+        "rawset(_G, 'unheard_of', 1)",
+        "rawset(redis, 'call', nil)",
+        "unheard_of = 1",
+        "getfenv(0).redis.call = nil",
+        "setfenv(0, {})",
+        "setfenv(redis.sha1hex, {})",
+        "getmetatable('').__index.find = nil",
+        "getmetatable('').__index = nil",
+        "getmetatable(_G).__index = function() end",
+        "setmetatable(_G, nil)",
+        "setmetatable(_G, {}) unheard_of = 1",
+        "loadstring('redis.call = nil')()",
+        "loadstring('unheard_of = 1')()",
+        "local text = 'redis.call = nil' load(function() local part = text text = nil return part end)()",
+        "coroutine.wrap(function() redis.call = nil end)()",
+        "pcall(function() string.find = nil end)",
+        "table.foreach(redis, function(name) redis[name] = nil end)",
+        "for name in pairs(_G) do _G[name] = nil end",
+    ] {
+        let _ = soon(guard.atomically().script(script).query::<Value>()).await;
+        let after: Value = eyes.ask(&[b"EVAL", GLOBALS.as_bytes(), b"0"]);
+        assert_eq!(after, before, "{script}");
+        written += 1;
+        assert_eq!(add(&guard, script).await.unwrap(), written, "{script}");
+    }
+    let other = held(&locks, "b").await;
+    soon(other.release()).await.unwrap();
+    // What scripts may use is there.
+    for (script, returned) in [
+        ("return cjson.decode(cjson.encode({ a = 1 })).a", 1),
+        ("return cmsgpack.unpack(cmsgpack.pack(2))", 2),
+        ("return bit.bor(1, 2)", 3),
+        ("return (struct.unpack('B', struct.pack('B', 4)))", 4),
+        ("return loadstring('return 5')()", 5),
+        ("return coroutine.wrap(function() coroutine.yield(6) end)()", 6),
+        ("return #('x'):rep(7)", 7),
+        (
+            "return setmetatable({}, { __index = function() return 8 end }).x",
+            8,
+        ),
+        ("return #redis.sha1hex('')", 40),
+        ("redis.log(redis.LOG_DEBUG, 'x') return 1", 1),
+        ("return redis.pcall('NO_SUCH').err and 2", 2),
+        ("return tonumber(redis.status_reply('3').ok)", 3),
+        ("return select('#', unpack({ 1, 2, 3, 4 }))", 4),
+        ("return rawget(_G, 'redis') and _G._G == _G and 5", 5),
+        ("return select(2, xpcall(error, function() return 6 end))", 6),
+        (
+            "local list = { 9, 7, 8 } table.sort(list) return math.min(unpack(list))",
+            7,
+        ),
+        (
+            "local well, said = pcall(error, 'x') return not well and #said + 7",
+            8,
+        ),
+        ("return unheard_of", -1),
+    ] {
+        let said = soon(guard.atomically().script(script).query::<i64>()).await;
+        match said {
+            Ok(said) => assert_eq!(said, returned, "{script}"),
+            Err(Error::Failed { said, .. }) => assert!(returned < 0 && said.contains("unheard_of"), "{said}"),
+            Err(error) => panic!("{script}: {error}"),
+        }
+    }
+    soon(guard.release()).await.unwrap();
+}
+
+/// Moves so much from one account to the other.
+async fn transfer(lease: &MultiLease, [from, to]: [&str; 2], amount: i64) -> Result<(i64, i64), Error> {
+    let write = lease.atomically().command("DECRBY").key(from).arg(amount);
+    soon(write.command("INCRBY").key(to).arg(amount).query()).await
+}
+
+fn balances(eyes: &mut Eyes) -> [i64; 2] {
+    ["from", "to"].map(|account| eyes.text::<Option<i64>>(&format!("GET {account}")).unwrap_or(0))
+}
+
+fn lost_key(written: Result<(i64, i64), Error>) -> String {
+    match written {
+        Err(Error::Lost {
+            key,
+            cause: LostCause::Gone,
+            ..
+        }) => key.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_under_several_leases_is_done_while_each_of_them_is_current() {
+    let (server, mut eyes, locks) = a_lock().await;
+    let other = crate::help::locks(&server.url(), ms(10_000)).await;
+    let accounts = ["from", "to"];
+    let mut moved = 0;
+    for lost in [None, Some("a"), Some("b"), Some("c"), Some("r")] {
+        let keys = ["a", "b", "c"].map(MultiKey::write);
+        let multi = locks.multi(keys.into_iter().chain([MultiKey::read("r")]));
+        let guard = soon(multi.lock()).await.unwrap();
+        let reader = soon(other.rw_lock("r").read()).await.unwrap();
+        let before = eyes.calls()["evalsha"];
+        moved += 1;
+        let done = transfer(&guard.lease(), accounts, 1).await.unwrap();
+        assert_eq!(done, (-moved, moved));
+        let text = "return { #KEYS, #ARGV, KEYS[1], ARGV[2] }";
+        let script = guard.atomically().script(text).key("k").arg("x").arg("y");
+        let seen: (i64, i64, String, String) = soon(script.query()).await.unwrap();
+        assert_eq!(seen, (1, 2, "k".to_owned(), "y".to_owned()));
+        if moved > 1 {
+            assert_eq!(eyes.calls()["evalsha"] - before, 2, "a trip each");
+        }
+        let Some(lost) = lost else {
+            soon(guard.release()).await.unwrap();
+            soon(reader.release()).await.unwrap();
+            continue;
+        };
+        eyes.text::<()>(&format!("DEL lock:{lost}"));
+        let before = eyes.calls()["evalsha"];
+        assert_eq!(lost_key(transfer(&guard.lease(), accounts, 1).await), lost);
+        // The others are not lost, and the guard of all is.
+        assert_eq!(eyes.calls()["evalsha"] - before, 1);
+        assert!(!guard.is_held() && guard.lost_token().is_cancelled(), "{lost}");
+        // Known here: nothing is sent.
+        assert_eq!(lost_key(transfer(&guard.lease(), accounts, 1).await), lost);
+        assert_eq!(eyes.calls()["evalsha"] - before, 1);
+        assert_eq!(balances(&mut eyes), [-moved, moved], "{lost}");
+        for kept in ["a", "b", "c"].into_iter().filter(|key| *key != lost) {
+            assert!(eyes.owner(kept).is_some(), "{kept}, {lost} was lost");
+        }
+        let released = soon(guard.release()).await;
+        assert!(released.is_err_and(|error| error.is_lost()));
+        let _ = soon(reader.release()).await;
+    }
+    eyes.text::<()>("DEL from to");
+    eyes.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_under_leases_of_two_locks_is_not_sent() {
+    let (server, mut eyes, locks) = a_lock().await;
+    let other = crate::help::locks(&server.url(), ms(10_000)).await;
+    let multi = locks.multi(["a"]).and(other.multi(["b"]));
+    let guard = soon(multi.lock()).await.unwrap();
+    let before = eyes.calls()["evalsha"];
+    let refused = transfer(&guard.lease(), ["from", "to"], 1).await;
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    assert!(refused.unwrap_err().to_string().contains("another `Locks`"));
+    assert_eq!(eyes.calls()["evalsha"], before);
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+}
+
+/// Each lease of a write that may be done later is given back, and is not handed on here. A write that was never sent
+/// leaves no trace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lease_of_an_unanswered_write_is_handed_on() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (proxy, locks) = behind_a_proxy(&server).await;
+    let multi = locks.multi(["a", "b"]);
+    for is_answered in [true, false] {
+        let guard = soon(multi.lock()).await.unwrap();
+        transfer(&guard.lease(), ["from", "to"], 1).await.unwrap();
+        let waiters = ["a", "b"].map(|key| tokio::spawn(locks.mutex(key).lock()));
+        until("both wait", || locks.waiting() == 2).await;
+        if !is_answered {
+            proxy.set_existing(Direction::Requests, Flow::Hold);
+            let late = transfer(&guard.lease(), ["from", "to"], 1).await;
+            assert!(matches!(late, Err(Error::Unanswered { .. })), "{late:?}");
+            assert!(proxy.holds(Direction::Requests) > 0);
+        }
+        let before = ["a", "b"].map(|key| number(guard.fence(key).unwrap()));
+        soon(guard.release()).await.unwrap();
+        let mut successors = Vec::new();
+        for (waiter, before) in waiters.into_iter().zip(before) {
+            let guard = soon(waiter).await.unwrap().unwrap();
+            assert_eq!(number(guard.fence()) == before, is_answered, "{:?}", guard.key());
+            successors.push(guard);
+        }
+        let executed = eyes.calls()["evalsha"];
+        proxy.release();
+        if !is_answered {
+            until("it was executed", || eyes.calls()["evalsha"] > executed).await;
+        }
+        for guard in successors {
+            soon(guard.release()).await.unwrap();
+        }
+    }
+    assert_eq!(balances(&mut eyes), [-2, 2], "what came late was not done");
+}
+
+/// A write that fails before it is sent, as one of its leases is over, does not keep the others from being handed on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_was_not_sent_keeps_no_lease_from_being_handed_on() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (_proxy, locks) = behind_a_proxy(&server).await;
+    let guard = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
+    eyes.text::<()>("DEL lock:b");
+    for _ in 0..2 {
+        assert_eq!(lost_key(transfer(&guard.lease(), ["from", "to"], 1).await), "b");
+    }
+    let next = tokio::spawn(locks.mutex("a").lock());
+    until("it waits", || locks.waiting() == 1).await;
+    let before = number(guard.fence("a").unwrap());
+    drop(guard);
+    let next = soon(next).await.unwrap().unwrap();
+    assert_eq!(number(next.fence()), before, "it was not handed on");
+    soon(next.release()).await.unwrap();
+}
+
+/// Three nodes move money between four accounts while locks are deleted under them. Each reads two balances and writes both:
+/// a write whose second lease is over would bring back a balance of before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn money_is_neither_made_nor_lost_by_transfers_under_two_leases() {
+    const ACCOUNTS: usize = 4;
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let client = redis::Client::open(server.url()).unwrap();
+    for account in 0..ACCOUNTS {
+        eyes.text::<()>(&format!("SET balance:{account} 1000"));
+    }
+    let end = CancellationToken::new();
+    let counts: Arc<[AtomicU64; 2]> = Arc::default();
+    let mut tellers = Vec::new();
+    for node in 0..3 {
+        let locks = crate::help::locks(&server.url(), ms(3_000)).await;
+        for teller in 0..4 {
+            let (locks, end, counts) = (locks.clone(), end.clone(), counts.clone());
+            let mut direct = client.get_multiplexed_async_connection().await.unwrap();
+            tellers.push(tokio::spawn(async move {
+                let mut rng = fastrand::Rng::with_seed(node * 4 + teller);
+                while !end.is_cancelled() {
+                    let from = rng.usize(..ACCOUNTS);
+                    let to = (from + rng.usize(1..ACCOUNTS)) % ACCOUNTS;
+                    let multi = locks.multi([from, to].map(|account| format!("account:{account}")));
+                    let guard = soon(multi.lock()).await;
+                    let Ok(guard) = guard else { continue };
+                    let accounts = [from, to].map(|account| format!("balance:{account}"));
+                    let get = redis::cmd("MGET").arg(&accounts).to_owned();
+                    let read: (i64, i64) = get.query_async(&mut direct).await.unwrap();
+                    // The work of the teller, in which leases are lost.
+                    tokio::time::sleep(ms(rng.u64(0..4))).await;
+                    let amount = rng.i64(1..10);
+                    let first = guard.atomically().command("SET").key(&accounts[0]);
+                    let second = first.arg(read.0 - amount).command("SET").key(&accounts[1]);
+                    let kind = match soon(second.arg(read.1 + amount).query()).await {
+                        Ok(()) => 0,
+                        Err(Error::Lost { .. }) => 1,
+                        // Done or not, which a busy machine does not say in time.
+                        Err(Error::Unanswered { .. }) => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    counts[kind].fetch_add(1, Ordering::Relaxed);
+                    let _ = soon(guard.release()).await;
+                }
+            }));
+        }
+    }
+    let counts = || [0, 1].map(|kind| counts[kind].load(Ordering::Relaxed));
+    let mut rng = fastrand::Rng::with_seed(1);
+    let start = now();
+    // As long as it takes for both to have happened often.
+    while counts()[0] < 500 || counts()[1] < 50 {
+        assert!(now() - start < 2 * PATIENCE, "{:?}", counts());
+        let before = counts()[0];
+        let account = rng.usize(..ACCOUNTS);
+        eyes.text::<()>(&format!("DEL lock:account:{account}"));
+        until("work goes on", || counts()[0] > before + 3).await;
+    }
+    end.cancel();
+    for teller in tellers {
+        soon(teller).await.unwrap();
+    }
+    let balance = |account: usize| eyes.text::<i64>(&format!("GET balance:{account}"));
+    let total: i64 = (0..ACCOUNTS).map(balance).sum();
+    println!("done and refused: {:?}, in {:?}", counts(), now() - start);
+    assert_eq!(total, 4_000, "done and refused: {:?}", counts());
 }

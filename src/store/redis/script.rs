@@ -159,6 +159,7 @@ mod tests {
             ("forget", include_str!("lua/forget.lua")),
             ("write", include_str!("lua/write.lua")),
             ("commands", include_str!("lua/commands.lua")),
+            ("globals", include_str!("lua/globals.lua")),
         ];
         for (name, file) in FILES.into_iter().chain(others) {
             let (header, body) = parts(file);

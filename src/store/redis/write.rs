@@ -11,6 +11,7 @@ use crate::store::redis::script::{Script, code_of};
 
 const CHECK: &str = include_str!("lua/write.lua");
 const COMMANDS: &str = include_str!("lua/commands.lua");
+const GLOBALS: &str = include_str!("lua/globals.lua");
 
 /// A write on its way: the script, and the call of it.
 pub(super) struct WriteCall {
@@ -18,56 +19,71 @@ pub(super) struct WriteCall {
     pub(super) call: Cmd,
 }
 
+/// What is checked first, for so many leases.
+fn check(leases: usize) -> String {
+    format!("local n={leases}\n{}", code_of(CHECK))
+}
+
 /// The code of ours that does commands.
-fn wrap(body: &str) -> Script {
+fn wrap(body: &str, leases: usize) -> Script {
     Script::new(format!(
         "local why,body=nil,function(KEYS,ARGV) {body}\nend\n{}",
-        code_of(CHECK)
+        check(leases)
     ))
 }
 
 /// The caller's code is a text in the script, so that nothing in it ends the function that it is, and what is wrong with it is an
 /// answer like others: an error of the server's that quotes it may be no text, which would end the connection. It stands first, so
 /// that it sees nothing of ours, and on the first line, so that an error names the line of the caller's text.
-fn wrap_text(text: &str) -> Script {
+fn wrap_text(text: &str, leases: usize) -> Script {
     let escape = |byte: u8| match byte {
         b'"' | b'\\' | ..b' ' | 0x7f.. => format!("\\{byte:03}"),
         _ => char::from(byte).to_string(),
     };
     let quoted: String = text.bytes().map(escape).collect();
     Script::new(format!(
-        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}",
-        code_of(CHECK)
+        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}{}",
+        code_of(GLOBALS),
+        check(leases)
     ))
 }
 
 pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
-    let GuardedWrite { precondition, body } = write;
+    let GuardedWrite { leases, body } = write;
     let (script, keys, args) = match body {
-        WriteBody::Script { text, keys, args } => (wrap_text(&text), keys, args),
+        WriteBody::Script { text, keys, args } => (wrap_text(&text, leases.len()), keys, args),
         WriteBody::Commands { keys, commands } => {
             let words = commands.into_iter().flat_map(|command| {
                 let count = command.len().to_string().into_bytes();
                 std::iter::once(count).chain(command)
             });
-            (wrap(&code_of(COMMANDS)), keys, words.collect())
+            (wrap(&code_of(COMMANDS), leases.len()), keys, words.collect())
         }
     };
-    let (mut record, mut queue) = (Vec::new(), Vec::new());
-    names.push_record(&precondition.name, &mut record);
-    names.push_queue(&record, &mut queue);
-    let share = match precondition.mode {
-        Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
-        Mode::Exclusive | Mode::Read => String::new(),
-    };
     let mut call = Cmd::new();
-    call.arg("EVALSHA").arg(&*script.sha).arg(keys.len() + 2);
-    call.arg(record).arg(queue);
+    let own_keys = leases.len() + 1;
+    call.arg("EVALSHA").arg(&*script.sha).arg(own_keys + keys.len());
+    let (mut record, mut queue) = (Vec::new(), Vec::new());
+    for lease in leases.iter() {
+        record.clear();
+        names.push_record(&lease.name, &mut record);
+        if queue.is_empty() {
+            names.push_queue(&record, &mut queue);
+        }
+        call.arg(&record);
+    }
+    call.arg(queue);
     for key in keys {
         call.arg(key);
     }
-    call.arg(format!("{}:", precondition.holder));
-    call.arg(precondition.number.0).arg(share);
+    for lease in leases.iter() {
+        let share = match lease.mode {
+            Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
+            Mode::Exclusive | Mode::Read => String::new(),
+        };
+        call.arg(format!("{}:", lease.holder));
+        call.arg(lease.number.0).arg(share);
+    }
     for arg in args {
         call.arg(arg);
     }
@@ -79,9 +95,19 @@ pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
     let Value::Array(parts) = answer else {
         return Err(malformed("the answer to a write is no list"));
     };
+    if let [Value::Int(0), places @ ..] = &*parts
+        && !places.is_empty()
+    {
+        let place = |value: &Value| match value {
+            Value::Int(place) => usize::try_from(*place).ok()?.checked_sub(1),
+            _ => None,
+        };
+        let places: Option<Vec<usize>> = places.iter().map(place).collect();
+        let unknown = || malformed("a write was refused for a lease that it does not have");
+        return places.map(WriteAnswer::NotCurrent).ok_or_else(unknown);
+    }
     let mut parts = parts.into_iter();
     match (parts.next(), parts.next()) {
-        (Some(Value::Int(0)), None) => Ok(WriteAnswer::NotCurrent),
         (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(reply.unwrap_or(Value::Nil))),
         (Some(Value::Int(2)), Some(Value::BulkString(said))) if said.is_empty() => {
             Ok(WriteAnswer::Failed("an error without words".to_owned()))
@@ -101,7 +127,7 @@ mod tests {
     use crate::protocol::write::Precondition;
 
     #[test]
-    fn keys_and_arguments_of_the_caller_stand_behind_ours() {
+    fn keys_and_arguments_of_the_caller_stand_behind_those_of_the_leases() {
         let holder = Holder {
             node: NodeId::numbered(1),
             claim: ClaimNumber(2),
@@ -113,16 +139,25 @@ mod tests {
                 .map(|word| word.as_bytes().to_vec())
                 .collect::<Vec<_>>()
         };
+        let lease = |name, mode, number| Precondition {
+            name,
+            holder,
+            mode,
+            number: GrantNumber(number),
+        };
         let write = GuardedWrite {
-            precondition: Precondition {
-                name: Name::semaphore(Key::from("a")),
-                holder,
-                mode: Mode::Permits(Permits {
-                    weight: 2,
-                    capacity: 3,
-                }),
-                number: GrantNumber(17),
-            },
+            leases: [
+                lease(
+                    Name::semaphore(Key::from("a")),
+                    Mode::Permits(Permits {
+                        weight: 2,
+                        capacity: 3,
+                    }),
+                    17,
+                ),
+                lease(Name::lock(Key::from("b")), Mode::Read, 18),
+            ]
+            .into(),
             body: WriteBody::Commands {
                 keys: bytes(&["stock"]),
                 commands: vec![bytes(&["DECR", "stock"]), bytes(&["PING"])],
@@ -132,14 +167,14 @@ mod tests {
         let packed = String::from_utf8(call.get_packed_command()).unwrap();
         let words: Vec<&str> = packed.split("\r\n").skip(2).step_by(2).collect();
         let ours = format!("{holder}:");
-        assert_eq!(words[..3], ["EVALSHA", &*script.sha, "3"]);
+        assert_eq!(words[..3], ["EVALSHA", &*script.sha, "4"]);
         assert!(
-            words[3].starts_with("tenure1:s:{") && words[4].starts_with("tenure1:q:{"),
+            words[3].starts_with("tenure1:s:{") && words[5].starts_with("tenure1:q:{"),
             "{words:?}"
         );
-        assert_eq!(
-            words[5..],
-            ["stock", &*ours, "17", "2/3", "2", "DECR", "stock", "1", "PING",][..]
-        );
+        assert_eq!((words[4], words[6]), ("lock:b", "stock"));
+        let of_leases = [&*ours, "17", "2/3", &*ours, "18", ""];
+        assert_eq!(words[7..13], of_leases);
+        assert_eq!(words[13..], ["2", "DECR", "stock", "1", "PING"]);
     }
 }

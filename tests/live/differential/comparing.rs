@@ -12,8 +12,41 @@ use tenure::store::WriteAnswer;
 use super::{Run, TOLERANCE_MS};
 
 impl Run {
-    /// Whether something is written under a lease: of who has it, of any claim, of another grant.
+    /// Whether something is written under one lease or two, and which of them is in the way.
     pub(super) async fn compare_write(&mut self, batch: &Batch, step: u64) {
+        let (mut leases, mut owned) = (Vec::new(), Vec::new());
+        for _ in 0..self.rng.usize(1..=2) {
+            let (lease, is_owned) = self.lease_to_write_under(batch);
+            leases.push(lease);
+            owned.push(is_owned);
+        }
+        let us = self.now() * 1000;
+        let model = self.ledger.not_current(us, &leases);
+        let text = "return 1".to_owned();
+        let (keys, args) = (Vec::new(), Vec::new());
+        let written = self.link.write(GuardedWrite {
+            leases: leases.into(),
+            body: WriteBody::Script { text, keys, args },
+        });
+        let real = written.await.unwrap();
+        match real {
+            WriteAnswer::Done(redis::Value::Int(1)) if model.is_empty() => self.saw(match owned.len() {
+                1 => "write done",
+                _ => "write under two leases done",
+            }),
+            WriteAnswer::NotCurrent(places) if !places.is_empty() && places == model => {
+                self.saw(match (&*owned, &*places) {
+                    ([_, _], [1]) => "write of another by its second lease",
+                    _ if owned[places[0]] => "write of another",
+                    _ => "write of nobody",
+                });
+            }
+            real => panic!("step {step}: {real:?}, not current in the ledger: {model:?}"),
+        }
+    }
+
+    /// A lease of who has it, of any claim, of another grant; and whether any claim has it.
+    fn lease_to_write_under(&mut self, batch: &Batch) -> (Precondition, bool) {
         let request = &batch.requests[self.rng.usize(..batch.requests.len())];
         let (name, us) = (request.name.clone(), self.now() * 1000);
         let alone = match self.ledger.record(&name, us).map(|record| &record.owner) {
@@ -37,20 +70,7 @@ impl Run {
             mode,
             number,
         };
-        let text = "return 1".to_owned();
-        let (keys, args) = (Vec::new(), Vec::new());
-        let model = self.ledger.is_current(us, &precondition);
-        let written = self.link.write(GuardedWrite {
-            precondition,
-            body: WriteBody::Script { text, keys, args },
-        });
-        let real = written.await.unwrap();
-        match (real, model) {
-            (WriteAnswer::Done(redis::Value::Int(1)), true) => self.saw("write done"),
-            (WriteAnswer::NotCurrent, false) if owners.is_empty() => self.saw("write of nobody"),
-            (WriteAnswer::NotCurrent, false) => self.saw("write of another"),
-            (real, model) => panic!("step {step}: {real:?}, current in the ledger: {model}"),
-        }
+        (precondition, !owners.is_empty())
     }
 
     /// What is known of a job.

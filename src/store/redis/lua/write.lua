@@ -1,28 +1,37 @@
--- write: what the caller wants done, if its lease is current; else nothing. The caller's code stands before it, as a function
--- `body` with KEYS and ARGV of its own, or `why` it is none. It reads and writes nothing of ours but the record.
--- KEYS[1]        the record
--- KEYS[2]        the queue
--- KEYS[i+2]      the caller's
--- ARGV[1]        holder: <node>:<claim>:<nonce>:
--- ARGV[2]        the grant number
--- ARGV[3]        of a semaphore <permits>/<of so many>; else empty
--- ARGV[i+3]      the caller's
--- returns        {1, what the body returned}; {2, the error that it ended with}; {0} = the lease is not current; READONLY
-local function is_current()
-  local record, holder = redis.pcall('GET', KEYS[1]), ARGV[1]
-  if type(record) ~= 'table' then return record == holder .. ARGV[2] end
+-- write: what the caller wants done, if each of its leases is current; else nothing. The caller's code stands before it, as a
+-- function `body` with KEYS and ARGV of its own, or `why` it is none, and `n`, how many leases there are. It reads and writes
+-- nothing of ours but the records.
+-- KEYS[i]           the record of a lease
+-- KEYS[n+1]         the queue of the first
+-- KEYS[n+1+i]       the caller's
+-- ARGV[3*i-2]       holder: <node>:<claim>:<nonce>:
+-- ARGV[3*i-1]       the grant number
+-- ARGV[3*i]         of a semaphore <permits>/<of so many>; else empty
+-- ARGV[3*n+i]       the caller's
+-- returns           {1, what the body returned}; {2, the error that it ended with}; {0, i, …} = these leases are not current;
+--                   READONLY
+local function is_current(i)
+  local record, holder, grant = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 2], ARGV[3 * i - 1]
+  if type(record) ~= 'table' then return record == holder .. grant end
   -- It is no string: somebody shares it.
-  local ends = redis.pcall('ZSCORE', KEYS[1], 'h' .. holder .. ARGV[3])
+  local ends = redis.pcall('ZSCORE', KEYS[i], 'h' .. holder .. ARGV[3 * i])
   if type(ends) ~= 'string' then return false end
-  local number, time = redis.call('ZSCORE', KEYS[1], 'n' .. holder), redis.call('TIME')
-  return tonumber(ends) >= time[1] * 1000 + math.floor(time[2] / 1000) and tonumber(number or nil) == tonumber(ARGV[2])
+  local number, time = redis.call('ZSCORE', KEYS[i], 'n' .. holder), redis.call('TIME')
+  return tonumber(ends) >= time[1] * 1000 + math.floor(time[2] / 1000) and tonumber(number or nil) == tonumber(grant)
 end
 
-if not is_current() then
+local over
+for i = 1, n do
+  if not is_current(i) then
+    over = over or { 0 }
+    over[#over + 1] = i
+  end
+end
+if over then
   -- A write that changes nothing: what a replica says of a lease would mean nothing, and this makes it say READONLY.
-  local wrote = redis.pcall('ZREM', KEYS[2], 'b')
+  local wrote = redis.pcall('ZREM', KEYS[n + 1], 'b')
   if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
-  return { 0 }
+  return over
 end
 if not body then return { 2, why } end
 -- What no client can read would end the connection of all: an error or a status that is no ASCII, lists in lists without end.
@@ -36,8 +45,8 @@ local function is_readable(reply, depth)
   return depth > 0
 end
 local keys, args = {}, {}
-for i = 1, #KEYS - 2 do keys[i] = KEYS[i + 2] end
-for i = 1, #ARGV - 3 do args[i] = ARGV[i + 3] end
+for i = 1, #KEYS - n - 1 do keys[i] = KEYS[n + 1 + i] end
+for i = 1, #ARGV - 3 * n do args[i] = ARGV[3 * n + i] end
 local well, reply = pcall(body, keys, args)
 if type(reply) == 'table' and reply.err then return { 2, tostring(reply.err) } end
 if not well then return { 2, tostring(reply) } end
