@@ -134,7 +134,8 @@ pub enum Error {
         /// What is held.
         key: Key,
     },
-    /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
+    /// The store cannot be used: there are no [`Locks`](crate::Locks), or a [`ping`](crate::Locks::ping) had no answer. The text
+    /// names the server, without its password.
     #[error("cannot use {store}: {source}")]
     #[non_exhaustive]
     Connect {
@@ -250,6 +251,8 @@ pub enum LostCause {
     Unfetched,
     /// It was released before.
     Released,
+    /// This process is a fork of the one that holds it.
+    Forked,
 }
 
 impl fmt::Display for LostCause {
@@ -262,6 +265,7 @@ impl fmt::Display for LostCause {
             LostCause::Shutdown => "this process gave it up in shutdown",
             LostCause::Unfetched => "for a whole lease nobody polled the future that it was granted to",
             LostCause::Released => "it was released",
+            LostCause::Forked => "it is held by the process that this one was forked from",
         })
     }
 }

@@ -262,7 +262,7 @@ pub(crate) fn renew_failed(of: &Label, name: &Name, left: Duration, error: &Stor
 
 pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause) {
     match cause {
-        LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
+        LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked => {
             debug!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease is over");
         }
         LostCause::Overdue => {

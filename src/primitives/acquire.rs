@@ -317,12 +317,7 @@ impl Acquire {
                 "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
             ))));
         }
-        if node.is_forked() {
-            return Err(Error::Closed {
-                key: key.clone(),
-                why: ClosedCause::Forked,
-            });
-        }
+        self.handle.not_forked(key)?;
         // Whoever tries is told that it is busy, and of permits a task may have several.
         if self.wanted.wait
             // A question waits for no lease.

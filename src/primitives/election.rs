@@ -223,6 +223,7 @@ impl Election {
             key: self.key().clone(),
             cause: LostCause::Gone,
         };
+        self.handle.not_forked(self.key())?;
         let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
         match self.proclaims(of, Some(value)).await {
             Err(Unacquired::Owned(true)) => Ok(()),

@@ -162,9 +162,7 @@ async fn query<T: FromRedisValue>(held: &Held, body: WriteBody) -> Result<T, Err
 
 async fn write(held: &Held, body: WriteBody) -> Result<Value, Error> {
     let node = held.handle.node();
-    if node.is_forked() {
-        return Err(held.lost());
-    }
+    held.not_forked()?;
     let answer = node.write(&held.name, held.ticket, body);
     let ended = || {
         let error = StoreError::new(StoreErrorKind::Interrupted, "the driver has ended");

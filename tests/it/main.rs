@@ -20,6 +20,8 @@ mod errors;
 #[cfg(feature = "scheduler")]
 mod event_table;
 mod events;
+#[cfg(all(unix, feature = "scheduler"))]
+mod forks;
 mod guards;
 mod help;
 mod interop;

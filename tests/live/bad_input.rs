@@ -849,7 +849,10 @@ async fn a_probe_finds_a_server_again() {
         .await
         .unwrap();
     proxy.set_existing(Direction::Both, Flow::Hold);
-    assert_eq!(*locks.ping().await.unwrap_err().kind(), StoreErrorKind::TimedOut);
+    match locks.ping().await {
+        Err(Error::Connect { source, .. }) => assert_eq!(*source.kind(), StoreErrorKind::TimedOut),
+        other => panic!("{other:?}"),
+    }
     locks.ping().await.expect("a probe on a connection of its own");
     soon(locks.idle()).await;
 }
