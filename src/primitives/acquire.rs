@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use tokio::task::coop;
+
 use crate::driver::handle::Handle;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
@@ -461,9 +463,16 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if matches!(this.state, State::New)
-            && let Err(error) = this.enter()
-        {
+        let entered = match this.state {
+            State::New => this.enter(),
+            // It may have been begun by the parent: its mutexes may be locked for ever.
+            _ => this.handle.not_forked(this.key()),
+        };
+        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place. One that could not enter is
+        // refused again by its next poll.
+        let budget = ready!(coop::poll_proceed(cx));
+        if let Err(error) = entered {
+            budget.made_progress();
             this.state = State::Done;
             // A question is no wait for a lease.
             if this.wanted.question.is_none() {
@@ -477,6 +486,7 @@ impl Future for Acquire {
         let polled = waiting.waiter.poll_decision(cx);
         waiting.waits |= polled.is_pending();
         let decision = ready!(polled);
+        budget.made_progress();
         let State::Waiting(waiting) = std::mem::replace(&mut this.state, State::Done) else {
             panic!("checked above");
         };

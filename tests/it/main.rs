@@ -66,6 +66,7 @@ mod policies;
 mod proxy;
 #[cfg(feature = "scheduler")]
 mod run_all;
+mod runtimes;
 mod rw_locks;
 mod scenarios;
 #[cfg(feature = "scheduler")]
