@@ -354,7 +354,9 @@ impl fmt::Display for StoreRefusal {
             StoreRefusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
             StoreRefusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
             StoreRefusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
-            StoreRefusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README, and what writes of your own need",
+            StoreRefusal::NoPermission => {
+                "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and what writes of your own need"
+            }
             StoreRefusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
             StoreRefusal::Other(text) => text,
         })
