@@ -465,7 +465,7 @@ impl Future for Acquire {
         let this = &mut *self;
         let entered = match this.state {
             State::New => this.enter(),
-            // It may have been begun by the parent: its mutexes may be locked for ever.
+            // A parent may have begun it: what it waits at may be locked for ever.
             _ => this.handle.not_forked(this.key()),
         };
         // After it entered, as in tokio's own semaphore: a caller without budget keeps its place. One that could not enter is

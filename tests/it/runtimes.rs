@@ -108,6 +108,24 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
 }
 
+/// What is granted at once needs no timer, and a task without budget none either: it only lets others run.
+#[test]
+fn a_runtime_without_timers_will_do_for_what_is_free() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let (locks, minute) = (Locks::memory(), Duration::from_secs(60));
+        let (mutex, several) = (locks.mutex("a"), locks.multi(["b", "c"]));
+        let (latch, election) = (locks.latch("latch"), locks.election("leader"));
+        for _ in 0..CYCLES {
+            drop(mutex.lock_timeout(minute).await.unwrap());
+            drop(several.lock_timeout(minute).await.unwrap());
+            drop(election.campaign_timeout(minute).await.unwrap());
+            let unset = latch.wait_timeout(minute).await;
+            assert!(matches!(unset, Err(Error::Unset { .. })), "{unset:?}");
+        }
+    });
+}
+
 /// Another executor has no budget: what is ready is ready at the first poll, however often.
 #[test]
 fn without_tokio_nothing_is_put_off() {

@@ -314,8 +314,7 @@ pub(super) fn too_slow(store: &Config) -> StoreError {
     )
 }
 
-/// A node of a cluster takes the connection, and then refuses each lock by its slot. What the user may not ask for is not
-/// checked.
+/// A node of a cluster takes the connection, and then refuses each lock by its slot. Not checked where the user may not ask.
 fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     let server = text(server.clone()).unwrap_or_default();
     if field(&server, "redis_mode") != Some("cluster") {
@@ -331,19 +330,20 @@ fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     ))
 }
 
-/// A Sentinel watches masters and keeps no data: names those that it told.
-fn is_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
-    let names = match watched {
-        Some(Value::Array(names)) => names.into_iter().filter_map(text).collect(),
-        _ => Vec::new(),
+/// A Sentinel keeps no data. Its answer to ROLE names the masters that it watches.
+fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
+    let only = match watched {
+        Some(Value::Array(names)) => <[Value; 1]>::try_from(names).ok(),
+        _ => None,
     };
-    let name = names.first().map_or("<name>", String::as_str);
-    let watched = names.join("`, `");
+    let name = only
+        .and_then(|[name]| text(name))
+        .unwrap_or_else(|| "<name>".into());
     StoreError::new(
         StoreErrorKind::Refused(StoreRefusal::Unsupported),
         format_args!(
-            "{} is a Sentinel and keeps no locks (it watches `{watched}`): give the address of the master, which \
-             `SENTINEL GET-MASTER-ADDR-BY-NAME {name}` tells there, or one that follows the master",
+            "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL \
+             GET-MASTER-ADDR-BY-NAME {name}` tells there, or one that follows the master",
             store.address()
         ),
     )
@@ -369,7 +369,7 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
     match parts.next().and_then(text).as_deref() {
         Some("master") => Ok(()),
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
-        Some("sentinel") => Err(is_sentinel(store, parts.next())),
+        Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
         other => Err(StoreError::new(
             StoreErrorKind::Refused(StoreRefusal::Unsupported),
             format_args!(
