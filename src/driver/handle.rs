@@ -53,6 +53,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Closed`] in a fork.
+    #[inline]
     pub(crate) fn not_forked(&self, key: &Key) -> Result<(), Error> {
         if self.node().is_forked() {
             return Err(Error::Closed {

@@ -358,6 +358,18 @@ impl Acquire {
         Ok(())
     }
 
+    /// It could not enter, or wait on. Without budget it is refused by its next poll, as nothing has changed.
+    #[cold]
+    fn refuse(&mut self, cx: &mut Context<'_>, error: Error) -> Poll<Result<Guard, Unacquired>> {
+        ready!(coop::poll_proceed(cx)).made_progress();
+        self.state = State::Done;
+        // A question is no wait for a lease.
+        if self.wanted.question.is_none() {
+            observe::answered(&self.wanted.name, || Duration::ZERO, Err(Some(&error)));
+        }
+        Poll::Ready(Err(Unacquired::Error(error)))
+    }
+
     fn label(&self) -> &Label {
         self.handle.node().events.label()
     }
@@ -463,23 +475,16 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let entered = match this.state {
-            State::New => this.enter(),
-            // A parent may have begun it: what it waits at may be locked for ever.
-            _ => this.handle.not_forked(this.key()),
-        };
-        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place. One that could not enter is
-        // refused again by its next poll.
-        let budget = ready!(coop::poll_proceed(cx));
-        if let Err(error) = entered {
-            budget.made_progress();
-            this.state = State::Done;
-            // A question is no wait for a lease.
-            if this.wanted.question.is_none() {
-                observe::answered(&this.wanted.name, || Duration::ZERO, Err(Some(&error)));
+        if matches!(this.state, State::New) {
+            if let Err(error) = this.enter() {
+                return this.refuse(cx, error);
             }
-            return Poll::Ready(Err(Unacquired::Error(error)));
+        } else if let Err(forked) = this.handle.not_forked(this.key()) {
+            // Its parent began it: what it waits at may be locked for ever.
+            return this.refuse(cx, forked);
         }
+        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
+        let budget = ready!(coop::poll_proceed(cx));
         let State::Waiting(waiting) = &mut this.state else {
             panic!("polled after it was ready");
         };

@@ -130,6 +130,7 @@ impl Held {
     ///
     /// # Errors
     /// [`Error::Closed`] in a fork.
+    #[inline]
     pub(crate) fn not_forked(&self) -> Result<(), Error> {
         self.handle.not_forked(&self.name.key)
     }
