@@ -136,7 +136,8 @@ pub enum Error {
         /// Why not.
         why: String,
     },
-    /// There are no [`Locks`](crate::Locks), as the store is not to be had. The text names the server, without its password.
+    /// The store cannot be used: there are no [`Locks`](crate::Locks), or a [`ping`](crate::Locks::ping) had no answer. The text
+    /// names the server, without its password.
     #[error("cannot use {store}: {source}")]
     #[non_exhaustive]
     Connect {
@@ -253,6 +254,8 @@ pub enum LostCause {
     Unfetched,
     /// It was released before.
     Released,
+    /// This process is a fork of the one that holds it.
+    Forked,
 }
 
 impl LostCause {
@@ -278,6 +281,7 @@ impl fmt::Display for LostCause {
                 "it was not taken up in time: the future that waits for it was not polled"
             }
             LostCause::Released => "it was released",
+            LostCause::Forked => "it is held by the process that this one was forked from",
         })
     }
 }
@@ -366,7 +370,9 @@ impl fmt::Display for StoreRefusal {
             StoreRefusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
             StoreRefusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
             StoreRefusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
-            StoreRefusal::NoPermission => "the user lacks a right (NOPERM): see the ACL in the README, and what writes of your own need",
+            StoreRefusal::NoPermission => {
+                "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and what writes of your own need"
+            }
             StoreRefusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
             StoreRefusal::Other(text) => text,
         })

@@ -45,9 +45,7 @@ use crate::driver::driver;
 use crate::driver::handle::Handle;
 #[cfg(feature = "scheduler")]
 use crate::driver::waiter::lock;
-#[cfg(feature = "scheduler")]
-use crate::error::ClosedCause;
-use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
+use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::election::Election;
@@ -218,16 +216,16 @@ impl Locks {
     /// Asks the store for a sign of life, for a readiness probe.
     ///
     /// # Errors
-    /// What keeps the store from answering, or [`StoreErrorKind::TimedOut`] after the request timeout.
-    pub async fn ping(&self) -> Result<(), StoreError> {
+    /// [`Error::Connect`] with what keeps the store from answering, or with
+    /// [`StoreErrorKind::TimedOut`](crate::error::StoreErrorKind::TimedOut) after the request timeout. [`Error::Closed`] in a
+    /// fork, whose key is then `ping`.
+    pub async fn ping(&self) -> Result<(), Error> {
+        self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();
-        if node.is_forked() {
-            return Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                "this process is a fork",
-            ));
-        }
-        node.ping().await
+        node.ping().await.map_err(|source| Error::Connect {
+            store: node.servers.of_any().text.to_string(),
+            source,
+        })
     }
 
     /// Removes what the store knows of a job that is no more, which it would keep for ever: the tick that was granted
@@ -242,10 +240,7 @@ impl Locks {
     #[cfg(feature = "scheduler")]
     pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let (node, name) = (self.handle.node(), Name::job(name.into()));
-        if node.is_forked() {
-            let why = ClosedCause::Forked;
-            return Err(Error::Closed { key: name.key, why });
-        }
+        self.handle.not_forked(&name.key)?;
         let forgotten = node.servers.store.forget_job(&name).await;
         if forgotten
             .as_ref()

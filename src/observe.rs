@@ -262,7 +262,7 @@ pub(crate) fn renew_failed(of: &Label, name: &Name, left: Duration, error: &Stor
 
 pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause) {
     match cause {
-        LostCause::Ended | LostCause::Shutdown | LostCause::Released => {
+        LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked => {
             debug!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease is over");
         }
         LostCause::Overdue => {
@@ -469,8 +469,13 @@ macro_rules! fault {
 }
 
 #[cfg(feature = "axum")]
-pub(crate) fn parameter_missing(parameter: &str, path: &str, is_news: bool) {
-    fault!(is_news, target: "tenure", event = "parameter_missing", parameter, path, "a LockLayer locks a path parameter that this route does not have");
+pub(crate) fn parameter_missing(parameter: &str, path: &str, is_routed: bool, is_news: bool) {
+    let why = if is_routed {
+        "a LockLayer locks a path parameter that this route does not have"
+    } else {
+        "a LockLayer locks a path parameter where no route is known: use `route_layer`, not `Router::layer`"
+    };
+    fault!(is_news, target: "tenure", event = "parameter_missing", parameter, path, "{why}");
 }
 
 #[cfg(feature = "axum")]

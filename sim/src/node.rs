@@ -110,6 +110,7 @@ impl World {
             request_timeout: self.profile.request_timeout,
             server: "the server".into(),
             remote: true,
+            can_fail: true,
             poll_gap: Duration::from_millis(self.profile.poll_gap),
             seed,
         };

@@ -9,6 +9,8 @@ use tokio_util::task::TaskTracker;
 #[cfg(feature = "scheduler")]
 use crate::driver::jobs::Jobs;
 use crate::driver::node::Node;
+use crate::error::{ClosedCause, Error};
+use crate::key::Key;
 use crate::options::Options;
 
 /// A share in a node.
@@ -45,6 +47,21 @@ impl Handle {
 
     pub(crate) fn node(&self) -> &Arc<Node> {
         &self.0.node
+    }
+
+    /// Refuses a call about `key` in a forked child, before any mutex is taken: the child may have inherited it locked.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a fork.
+    #[inline]
+    pub(crate) fn not_forked(&self, key: &Key) -> Result<(), Error> {
+        if self.node().is_forked() {
+            return Err(Error::Closed {
+                key: key.clone(),
+                why: ClosedCause::Forked,
+            });
+        }
+        Ok(())
     }
 
     /// The jobs of this node.

@@ -75,6 +75,9 @@ impl Node {
 
     /// How many keys have any state in this process.
     pub(crate) fn keys(&self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
         self.shards.iter().map(|cell| lock(&cell.keys).shard.len()).sum()
     }
 

@@ -141,6 +141,7 @@ impl Servers {
             request_timeout: self.timeout,
             server: text.clone(),
             remote: self.store.abilities().remote,
+            can_fail: self.at_once().is_none(),
             poll_gap: self.poll_gap,
             seed: self.seed.wrapping_add(u64::from(id.0)),
         });

@@ -181,7 +181,8 @@ impl Waiter {
     }
 }
 
-fn cancelled() -> CancellationToken {
+/// A token that is cancelled from the beginning.
+pub(crate) fn cancelled() -> CancellationToken {
     let token = CancellationToken::new();
     token.cancel();
     token

@@ -447,7 +447,7 @@ fn loss(cause: LostCause) -> Option<&'static str> {
         LostCause::Overdue => Some("overdue"),
         LostCause::Shutdown => Some("shutdown"),
         LostCause::Unfetched => Some("unfetched"),
-        LostCause::Released => None,
+        LostCause::Released | LostCause::Forked => None,
     }
 }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use tokio::task::coop;
+
 use crate::driver::handle::Handle;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
@@ -317,12 +319,7 @@ impl Acquire {
                 "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
             ))));
         }
-        if node.is_forked() {
-            return Err(Error::Closed {
-                key: key.clone(),
-                why: ClosedCause::Forked,
-            });
-        }
+        self.handle.not_forked(key)?;
         // Whoever tries is told that it is busy, and of permits a task may have several.
         if self.wanted.wait
             // A question waits for no lease.
@@ -359,6 +356,18 @@ impl Acquire {
         let entered = self.handle.node().join_line(&self.wanted.name, options, data);
         self.state = State::waiting(entered);
         Ok(())
+    }
+
+    /// It could not enter, or wait on. Without budget it is refused by its next poll, as nothing has changed.
+    #[cold]
+    fn refuse(&mut self, cx: &mut Context<'_>, error: Error) -> Poll<Result<Guard, Unacquired>> {
+        ready!(coop::poll_proceed(cx)).made_progress();
+        self.state = State::Done;
+        // A question is no wait for a lease.
+        if self.wanted.question.is_none() {
+            observe::answered(&self.wanted.name, || Duration::ZERO, Err(Some(&error)));
+        }
+        Poll::Ready(Err(Unacquired::Error(error)))
     }
 
     fn label(&self) -> &Label {
@@ -481,22 +490,25 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if matches!(this.state, State::New)
-            && let Err(error) = this.enter()
-        {
-            this.state = State::Done;
-            // A question is no wait for a lease.
-            if this.wanted.question.is_none() {
-                observe::answered(&this.wanted.name, || Duration::ZERO, Err(Some(&error)));
+        if matches!(this.state, State::New) {
+            if let Err(error) = this.enter() {
+                return this.refuse(cx, error);
             }
-            return Poll::Ready(Err(Unacquired::Error(error)));
+        } else if let Err(forked) = this.handle.not_forked(this.key()) {
+            // Its parent began it: what it waits at may be locked for ever.
+            return this.refuse(cx, forked);
         }
+        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
+        let budget = coop::poll_proceed(cx);
         let State::Waiting(waiting) = &mut this.state else {
             panic!("polled after it was ready");
         };
+        waiting.waits |= budget.is_pending();
+        let budget = ready!(budget);
         let polled = waiting.waiter.poll_decision(cx);
         waiting.waits |= polled.is_pending();
         let decision = ready!(polled);
+        budget.made_progress();
         let State::Waiting(waiting) = std::mem::replace(&mut this.state, State::Done) else {
             panic!("checked above");
         };

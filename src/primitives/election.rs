@@ -14,6 +14,7 @@ use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
 use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::within::within;
 use crate::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
 };
@@ -109,13 +110,9 @@ impl Election {
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         let mut stands = self.candidate(false);
-        // Who is answered at once needs no timer.
-        if let Poll::Ready(answer) = poll_fn(|cx| Poll::Ready(Pin::new(&mut stands).poll(cx))).await {
-            return self.won(answer);
-        }
-        match tokio::time::timeout(wait, &mut stands).await {
-            Ok(answer) => self.won(answer),
-            Err(_) => Err(stands.gave_up(wait)),
+        match within(wait, &mut stands).await {
+            Some(answer) => self.won(answer),
+            None => Err(stands.gave_up(wait)),
         }
     }
 
@@ -224,6 +221,7 @@ impl Election {
             key: self.key().clone(),
             cause: LostCause::Gone,
         };
+        self.handle.not_forked(self.key())?;
         let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
         match self.proclaims(of, Some(value)).await {
             Err(Unacquired::Owned(true)) => Ok(()),

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "tower")]
 use crate::driver::node::Node;
-use crate::error::{ClosedCause, Error, LostCause};
+use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::blocking::block_on;
@@ -82,10 +82,11 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        let (token, waiter) = (self.held.waiter.token(), self.held.waiter.clone());
+        let (token, waiter) = (self.held.end_token(), self.held.waiter.clone());
+        let forked = self.held.is_forked().then_some(LostCause::Forked);
         async move {
             token.cancelled().await;
-            waiter.over().unwrap_or(LostCause::Released)
+            forked.or_else(|| waiter.over()).unwrap_or(LostCause::Released)
         }
     }
 
@@ -101,17 +102,17 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
-        self.held.waiter.overdue_token().cancelled_owned()
+        self.held.overdue_token().cancelled_owned()
     }
 
     /// The one token that is cancelled when it is held no more.
     pub(crate) fn end_token(&self) -> CancellationToken {
-        self.held.waiter.token()
+        self.held.end_token()
     }
 
     /// Why it is held no more, if that is known.
     pub(crate) fn over(&self) -> Option<LostCause> {
-        self.held.waiter.over()
+        self.held.over()
     }
 
     /// A guard on the same lease, which then ends with the last of its guards: for what goes on when the handler has
@@ -259,7 +260,7 @@ impl Lease {
     /// Dropping the future drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         let mut work = pin!(work);
-        let token = self.held.waiter.token();
+        let token = self.end_token();
         let mut lost = pin!(token.cancelled());
         poll_fn(|cx| {
             // Asked before each step: whoever slept past the deadline must not take another.
@@ -456,12 +457,9 @@ impl Guard {
     /// [`Error::Closed`] in a fork, whose parent holds it.
     fn part(&mut self) -> Result<Parting, Error> {
         let held = &self.lease.held;
-        if held.handle.node().is_forked() {
+        if let Err(forked) = held.not_forked() {
             self.done = true;
-            return Err(Error::Closed {
-                key: held.name.key.clone(),
-                why: ClosedCause::Forked,
-            });
+            return Err(forked);
         }
         let lost = held.waiter.over();
         // Asked before: as soon as this one is gone another may be the last, and give it back.

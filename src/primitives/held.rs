@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::driver::handle::Handle;
 use crate::driver::node::Node;
-use crate::driver::waiter::Waiter;
+use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::observe::Began;
 use crate::protocol::message::{Fence, Mode, Name};
@@ -124,8 +126,49 @@ impl Held {
         }
     }
 
+    /// Refuses a call in a forked child, whose parent holds it.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a fork.
+    #[inline]
+    pub(crate) fn not_forked(&self) -> Result<(), Error> {
+        self.handle.not_forked(&self.name.key)
+    }
+
+    /// This process is a fork of the one that holds it.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.handle.node().is_forked()
+    }
+
+    /// Cancelled when it is held no more: in a forked child from the beginning.
+    pub(crate) fn end_token(&self) -> CancellationToken {
+        if self.is_forked() {
+            return cancelled();
+        }
+        self.waiter.token()
+    }
+
+    /// Cancelled when it is renewed no more, or held no more.
+    pub(crate) fn overdue_token(&self) -> CancellationToken {
+        if self.is_forked() {
+            return cancelled();
+        }
+        self.waiter.overdue_token()
+    }
+
+    /// Why it is held no more, if that is known.
+    pub(crate) fn over(&self) -> Option<LostCause> {
+        if self.is_forked() {
+            return Some(LostCause::Forked);
+        }
+        self.waiter.over()
+    }
+
     /// Why it is held no more.
     pub(crate) fn lost(&self) -> Error {
+        if let Err(forked) = self.not_forked() {
+            return forked;
+        }
         // What is being given back is told as that before the store has answered.
         let is_given_back = self.guards.load(Ordering::Acquire) == 0;
         let cause = match (is_given_back, self.fixed) {

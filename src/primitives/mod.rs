@@ -15,5 +15,6 @@ pub(crate) mod semaphore;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;
 pub(crate) mod transfer;
+pub(crate) mod within;
 #[cfg(feature = "redis")]
 pub(crate) mod write;

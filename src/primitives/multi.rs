@@ -14,6 +14,7 @@ use crate::primitives::acquire::{Acquire, Wanted};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guard;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
+use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 
 /// So many keys at most.
@@ -261,12 +262,11 @@ impl Multi {
     pub async fn lock_timeout(&self, wait: Duration) -> Result<MultiGuard, Error> {
         let mut pursuit = Pursuit::new(self, !wait.is_zero());
         let ended = {
-            let mut run = pin!(pursuit.run());
-            // Who is answered at once needs no timer.
-            match poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await {
-                Poll::Ready(result) => Some(result),
-                Poll::Pending if wait.is_zero() => Some(run.await),
-                Poll::Pending => tokio::time::timeout(wait, run).await.ok(),
+            let run = pin!(pursuit.run());
+            if wait.is_zero() {
+                Some(run.await)
+            } else {
+                within(wait, run).await
             }
         };
         match ended {

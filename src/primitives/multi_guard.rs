@@ -66,7 +66,7 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + use<> {
-        let (token, leases) = (self.end_token().clone(), self.leases.clone());
+        let (token, leases) = (self.end_token(), self.leases.clone());
         async move {
             token.cancelled().await;
             let cause = leases.iter().find_map(Lease::over);
@@ -126,14 +126,18 @@ impl MultiLease {
         Atomically::new(self.leases.iter().map(|lease| &lease.held))
     }
 
-    fn end_token(&self) -> &CancellationToken {
-        self.end.get_or_init(|| {
+    fn end_token(&self) -> CancellationToken {
+        if let Some(forked) = self.leases.iter().find(|lease| lease.held.is_forked()) {
+            return forked.end_token();
+        }
+        let end = self.end.get_or_init(|| {
             let token = CancellationToken::new();
             for lease in self.leases.iter() {
                 lease.held.waiter.tell_of_several(&token);
             }
             token
-        })
+        });
+        end.clone()
     }
 
     /// Why one of them is held no more.
@@ -168,7 +172,8 @@ impl MultiLease {
     /// Dropping the future drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         let mut work = pin!(work);
-        let mut lost = pin!(self.end_token().cancelled());
+        let token = self.end_token();
+        let mut lost = pin!(token.cancelled());
         poll_fn(|cx| {
             // Asked before each step, and to be woken.
             let _ = lost.as_mut().poll(cx);

@@ -1,7 +1,7 @@
 //! An exclusive lock on one key, across every process that uses the store.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Wanted};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
@@ -258,14 +259,8 @@ impl Mutex {
             return self.enter(mode, false).await;
         }
         let mut lock = self.enter(mode, true);
-        // Who is answered at once needs no timer.
-        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(Pin::new(&mut lock).poll(cx))).await {
-            return result;
-        }
-        match tokio::time::timeout(wait, &mut lock).await {
-            Ok(result) => result,
-            Err(_) => Err(lock.0.gave_up(wait)),
-        }
+        let answer = within(wait, &mut lock).await;
+        answer.unwrap_or_else(|| Err(lock.0.gave_up(wait)))
     }
 
     pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {

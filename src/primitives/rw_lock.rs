@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::{ClosedCause, Error, OptionsError};
+use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
@@ -166,14 +166,11 @@ impl Guard {
     /// # Cancel safety
     /// The lock counts as given back from the first poll. Dropping the future gives up what it becomes, too.
     pub async fn downgrade(mut self) -> Result<Guard, Error> {
+        self.held().not_forked()?;
         if self.held().mode != Mode::Exclusive || self.held().name.kind != Kind::Lock {
             return Ok(self);
         }
         let key = self.key().clone();
-        if self.held().handle.node().is_forked() {
-            let why = ClosedCause::Forked;
-            return Err(Error::Closed { key, why });
-        }
         if !self.take() {
             return Err(Error::Options(OptionsError(format!(
                 "cannot downgrade `{key}`: there are other guards of the same lease, give them back first"

@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 use siphasher::sip::SipHasher24;
 
 use crate::driver::handle::Handle;
-use crate::error::{ClosedCause, Error, LostCause, OptionsError};
+use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
@@ -198,10 +198,7 @@ impl Guard {
     pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());
-        if node.is_forked() {
-            let why = ClosedCause::Forked;
-            return Err(TransferError::Failed(Error::Closed { key, why }));
-        }
+        held.not_forked().map_err(TransferError::Failed)?;
         let refused =
             |text: &str| OptionsError(format!("cannot give up the lease on `{key}` to others: {text}"));
         let term = match held.handle.options().term(keep) {

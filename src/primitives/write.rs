@@ -209,9 +209,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
             .unwrap_or(&held[0])
             .lost()
     };
-    if node.is_forked() {
-        return Err(lost());
-    }
+    held[0].not_forked()?;
     let key = || first(held).clone();
     let unsupported = |why: &str| Error::Unsupported {
         key: key(),

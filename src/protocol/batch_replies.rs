@@ -92,7 +92,7 @@ impl<P: Plant> Session<P> {
         for probe in batch.probes {
             effects.push(SessionEffect::Probed(probe, Ok(())));
         }
-        if self.options.remote {
+        if self.options.can_fail {
             effects.push(SessionEvent::Answered { refused }.into());
         }
         if demoted {

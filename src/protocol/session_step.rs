@@ -34,6 +34,8 @@ pub struct SessionOptions {
     pub server: Arc<str>,
     /// It can vanish without a word, so it is asked for signs of life.
     pub remote: bool,
+    /// It can fail, so that an answer is news. The memory store cannot.
+    pub can_fail: bool,
     /// How long a lock that was handed on and on is left free for who only looks now and then; nothing for never.
     pub poll_gap: Duration,
     /// Parts the pauses of many nodes.

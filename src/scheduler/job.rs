@@ -119,7 +119,10 @@ fn readable(text: Option<String>, offset_seconds: i32) -> Result<Schedule, Strin
              `JobBuilder::leased`, which know the zone, or `Job::new_async`, whose expression is read in UTC",
         ));
     }
-    let text = text.ok_or("it has no cron expression: only cron jobs have ticks that all nodes agree on")?;
+    let text = text.ok_or(
+        "it has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
+         `Locks::every`, which takes the place of `Job::new_repeated_async`",
+    )?;
     Schedule::parse(&text)
 }
 

@@ -213,9 +213,9 @@ impl Tick {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        let (end, lease) = (self.end.clone(), self.lease.clone());
+        let (end, lease, token) = (self.end.clone(), self.lease.clone(), self.end_token());
         async move {
-            end.token().cancelled().await;
+            token.cancelled().await;
             match lease.over() {
                 // A drain gives the lease back when the job's future is gone, so that comes after it or not yet.
                 None | Some(LostCause::Released) if end.is_drained() => LostCause::Shutdown,
@@ -227,7 +227,15 @@ impl Tick {
     /// The same as a token: cancelled when the run is to end. Each call makes one of its own, so that whoever cancels theirs
     /// tells nobody else.
     pub fn lost_token(&self) -> CancellationToken {
-        self.end.token().child_token()
+        self.end_token().child_token()
+    }
+
+    /// Cancelled when the run is to end.
+    fn end_token(&self) -> CancellationToken {
+        if self.lease.held.is_forked() {
+            return self.lease.end_token();
+        }
+        self.end.token().clone()
     }
 
     /// The lease behind it. What goes on when the job has returned may take a guard of its own

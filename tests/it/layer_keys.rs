@@ -200,6 +200,19 @@ async fn a_parameter_that_is_missing_is_told() {
     let told = watch.until("parameter_missing").await;
     assert_eq!(told.level, tracing::Level::ERROR);
     assert!(told.text.contains("path=/a/7"), "{told:?}");
+    assert!(!told.text.contains("route_layer"), "{told:?}");
+}
+
+/// Around a router the layer also runs for what leads nowhere: there is no route, so no parameter of it.
+#[tokio::test]
+async fn a_layer_around_a_router_is_told_to_be_put_on_routes() {
+    let watch = Watch::of("path=/leads/nowhere");
+    let layer = LockLayer::new(&Locks::memory(), keys::path_param::<u64>("id"));
+    let app: Router = Router::new().route("/a/{id}", any(key_of)).layer(layer);
+    assert_eq!(key(&app, to("/leads/nowhere")).await, MISCONFIGURED);
+    let told = watch.until("parameter_missing").await;
+    assert_eq!(told.level, tracing::Level::ERROR);
+    assert!(told.text.contains("use `route_layer`"), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]

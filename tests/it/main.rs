@@ -20,6 +20,8 @@ mod errors;
 #[cfg(feature = "scheduler")]
 mod event_table;
 mod events;
+#[cfg(all(unix, feature = "scheduler"))]
+mod forks;
 mod guards;
 mod help;
 mod interop;
@@ -64,6 +66,7 @@ mod policies;
 mod proxy;
 #[cfg(feature = "scheduler")]
 mod run_all;
+mod runtimes;
 mod rw_locks;
 mod scenarios;
 #[cfg(feature = "scheduler")]

@@ -32,6 +32,7 @@ impl Bench {
             request_timeout: TIMEOUT,
             server: "here".into(),
             remote: true,
+            can_fail: true,
             poll_gap: Duration::ZERO,
             seed: 7,
         });

@@ -6,8 +6,10 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
 use tenure::scheduler::JobError;
 use tenure::testing::{Replica, Simulation};
-use tenure::{Locks, Tick};
+use tenure::{Error, Locks, Tick};
 use tokio_cron_scheduler::JobScheduler;
+
+use crate::support::events::Watch;
 
 /// Which replica, tick and attempt, and whether it is the end of the run.
 type Runs = Arc<Mutex<Vec<(&'static str, u64, u32, bool)>>>;
@@ -215,4 +217,64 @@ async fn a_year_of_midnights_in_five_zones() {
         sim.run_until(&text(last + 3_600)).await;
         assert_eq!(*runs.lock().unwrap(), midnights, "{zone}");
     }
+}
+
+/// On Redis a server's failure is one event, and its return is one; so in a simulation, outage after outage.
+#[tokio::test(start_paused = true)]
+async fn each_outage_is_told_with_its_end() {
+    let sim = Simulation::at("2026-10-22T12:00:00Z");
+    let replica = sim
+        .replica("told of each outage")
+        .start(async |_, _| Ok::<_, Error>(()))
+        .await;
+    let watch = Watch::of("node_name=told of each outage ");
+    let mutex = replica.locks().mutex("a");
+    for round in 1..=3 {
+        mutex.lock().await.unwrap().release().await.unwrap();
+        sim.store().go_away();
+        for _ in 0..10 {
+            assert!(mutex.lock().await.unwrap_err().is_unreachable());
+        }
+        sim.store().come_back();
+        // One that fails again within five seconds had not recovered.
+        sim.run_for(Duration::from_secs(6)).await;
+        mutex.lock().await.unwrap().release().await.unwrap();
+        assert_eq!(
+            (watch.count("store_failing"), watch.count("store_recovered")),
+            (round, round),
+            "{:#?}",
+            watch.told()
+        );
+    }
+}
+
+/// How often a replica's driver slept until something was due, and how long the machine took.
+async fn cost_of(sim: &Simulation, span: Duration) -> (u64, Duration) {
+    let sleeps = || tokio::runtime::Handle::current().metrics().worker_park_count(0);
+    let (before, began) = (sleeps(), std::time::Instant::now());
+    sim.run_for(span).await;
+    (sleeps() - before, began.elapsed())
+}
+
+/// As the docs of `SimulatedStore::go_away` say.
+#[tokio::test(start_paused = true)]
+async fn an_outage_costs_what_reconnecting_once_a_second_costs() {
+    let (hour, runs) = (Duration::from_secs(3600), Runs::default());
+    let sim = Simulation::at("2026-10-22T12:00:00Z");
+    let replica = sim
+        .replica("a")
+        .start(|locks, scheduler| schedule(locks, scheduler, "a", runs.clone()))
+        .await;
+    // Somebody waits for grants: an inbox is to be open.
+    let locks = replica.locks();
+    locks.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let quiet = cost_of(&sim, hour).await;
+    sim.store().go_away();
+    let away = cost_of(&sim, hour).await;
+    sim.store().come_back();
+    let back = cost_of(&sim, hour).await;
+    println!("an hour: {quiet:?}; of an outage: {away:?}; after it: {back:?}");
+    // Pauses of half a second to a second; each ends with a few looks at what can be read.
+    assert!((3_600..8 * 3_600).contains(&away.0), "{away:?}");
+    assert!(quiet.0 < 100 && back.0 < 100, "{quiet:?} {back:?}");
 }

@@ -1671,13 +1671,10 @@ async fn what_has_no_ticks_that_all_agree_on_is_refused_with_an_event() {
     let mut unheard = locks.job("unknown job", nothing).unwrap();
     soon(unheard(Uuid::new_v4(), scheduler.clone())).await;
     assert!(zone.until("job_refused").await.text.contains("3600 s off UTC"));
-    assert!(
-        repeated
-            .until("job_refused")
-            .await
-            .text
-            .contains("no cron expression")
-    );
+    let refused = repeated.until("job_refused").await;
+    for words in ["no cron expression", "use `Locks::every`"] {
+        assert!(refused.text.contains(words), "{refused:?}");
+    }
     assert!(
         unknown
             .until("job_refused")

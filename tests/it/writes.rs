@@ -272,6 +272,7 @@ impl Bench {
                 request_timeout: TIMEOUT,
                 server: "here".into(),
                 remote: true,
+                can_fail: true,
                 poll_gap: ms(0),
                 seed: 7,
             }),

@@ -333,6 +333,102 @@ async fn a_missing_or_wrong_password_is_told() {
     assert!(!format!("{locks:?}").contains("hunter2"));
 }
 
+/// The server names what it denied; so does the error itself, and not only its source.
+#[tokio::test]
+async fn a_missing_right_is_named() {
+    let server = RedisServer::start();
+    let port = server.port();
+    for command in ["evalsha", "time"] {
+        let rule = format!("ACL SETUSER app on >secret {} -{command}", crate::store::acl());
+        let _: String = Eyes::on(&server).text(&rule);
+        let (text, error) = refused(Locks::redis(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
+        let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
+        assert_eq!(error.kind(), &kind, "{text}");
+        tells(&text, &["NOPERM", "README", &format!("'{command}'")]);
+    }
+    // Later, too.
+    let _: String = Eyes::on(&server).text("ACL SETUSER app +@all");
+    let url = format!("redis://app:secret@127.0.0.1:{port}/");
+    let locks = Locks::redis(&url).await.unwrap();
+    let _: String = Eyes::on(&server).text("ACL SETUSER app -evalsha");
+    let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
+    tells(&error, &["`a`", "NOPERM", "'evalsha'"]);
+    let error = soon(locks.ping()).await.unwrap_err();
+    tells(&error, &["NOPERM", "'evalsha'", &port.to_string()]);
+}
+
+/// A node of a cluster takes connections, and each lock would fail by its slot.
+#[tokio::test]
+async fn a_cluster_is_refused_when_connecting() {
+    let server = RedisServer::with_args(&["--cluster-enabled", "yes"]);
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    let mut all: Vec<&[u8]> = vec![b"CLUSTER", b"ADDSLOTS"];
+    all.extend(slots.iter().map(String::as_bytes));
+    let _: String = Eyes::on(&server).ask(&all);
+    let words = [
+        "Redis Cluster",
+        "not supported",
+        "cluster-enabled no",
+        &server.port().to_string(),
+    ];
+    for prefix in ["lock:", "a:", "b:", "c:"] {
+        let builder = Locks::builder().prefix(prefix);
+        let (text, error) = refused(builder.redis(&server.url()).await);
+        let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
+        assert_eq!(error.kind(), &kind, "{text}");
+        tells(&text, &words);
+    }
+    let lazy = Locks::builder().lazy().redis(&server.url()).await.unwrap();
+    let unready: Error = soon(lazy.ping()).await.unwrap_err();
+    tells(&unready, &words);
+    tells(&soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err(), &words);
+    assert!(!unready.is_unreachable(), "{unready:?}");
+}
+
+#[tokio::test]
+async fn a_sentinel_tells_where_its_master_is_asked_for() {
+    let (master, name) = (RedisServer::start(), "orders-db");
+    let sentinel = RedisServer::sentinel(name, master.port());
+    let (text, error) = refused(Locks::redis(&sentinel.url()).await);
+    let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
+    assert_eq!(error.kind(), &kind, "{text}");
+    let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {name}");
+    tells(&text, &["is a Sentinel", &question, &sentinel.port().to_string()]);
+    let lazy = Locks::builder().lazy().redis(&sentinel.url()).await.unwrap();
+    tells(
+        &soon(lazy.ping()).await.unwrap_err(),
+        &["is a Sentinel", &question],
+    );
+    // What it tells there is what to give.
+    let words = question.split(' ').fold(redis::Cmd::new(), |mut cmd, word| {
+        cmd.arg(word);
+        cmd
+    });
+    let (host, port): (String, u16) = words.query(&mut sentinel.client()).unwrap();
+    let locks = Locks::redis(&format!("redis://{host}:{port}/")).await.unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn urls_of_what_is_not_supported_yet_say_what_to_give() {
+    for scheme in ["redis+sentinel", "rediss+sentinel", "sentinel", "REDIS+SENTINEL"] {
+        let url = format!("{scheme}://:hunter2@one:26379,two:26379/orders-db");
+        let error = options(Locks::redis(&url).await);
+        tells(
+            &error,
+            &[
+                "Sentinel",
+                "GET-MASTER-ADDR-BY-NAME",
+                "redis://host:port",
+                "one:26379",
+            ],
+        );
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+    let error = options(Locks::redis("redis+cluster://one:6379/").await);
+    tells(&error, &["Redis Cluster", "not supported", "cluster-enabled no"]);
+}
+
 #[tokio::test]
 async fn a_key_of_another_type_is_refused_and_left_alone() {
     let server = RedisServer::start();
@@ -849,7 +945,10 @@ async fn a_probe_finds_a_server_again() {
         .await
         .unwrap();
     proxy.set_existing(Direction::Both, Flow::Hold);
-    assert_eq!(*locks.ping().await.unwrap_err().kind(), StoreErrorKind::TimedOut);
+    match locks.ping().await {
+        Err(Error::Connect { source, .. }) => assert_eq!(*source.kind(), StoreErrorKind::TimedOut),
+        other => panic!("{other:?}"),
+    }
     locks.ping().await.expect("a probe on a connection of its own");
     soon(locks.idle()).await;
 }

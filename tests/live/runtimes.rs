@@ -47,6 +47,26 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// That its own process holds it a caller is told without a trip, at once: so a loop of that must leave the holder its turn.
+#[test]
+fn a_loop_of_try_lock_lets_the_holder_of_its_thread_release() {
+    let server = RedisServer::start();
+    one_thread().block_on(async {
+        let locks = locks(&server.url(), ms(10_000)).await;
+        let guard = held(&locks, "a").await;
+        let holder = tokio::spawn(async move { guard.release().await });
+        let (mutex, start) = (locks.mutex("a"), now());
+        let next = loop {
+            if let Some(next) = mutex.try_lock().await.unwrap() {
+                break next;
+            }
+            assert!(now() - start < crate::help::PATIENCE, "the holder is starved");
+        };
+        next.release().await.unwrap();
+        holder.await.unwrap().unwrap();
+    });
+}
+
 #[test]
 fn blocked_workers_do_not_lose_the_lease() {
     let server = RedisServer::start();

@@ -51,6 +51,17 @@ impl RedisServer {
         Self::wrapped(vec!["env", variable].leak(), &[])
     }
 
+    /// A Sentinel that watches the server on that port under this name.
+    pub fn sentinel(name: &str, port: u16) -> Self {
+        // It wants a file that it can write, before all options. The tenth word is the server's folder.
+        let script = format!(
+            "conf=\"${{10}}/conf\"; echo sentinel monitor {name} 127.0.0.1 {port} 1 > \"$conf\"; \
+             exec \"$0\" \"$conf\" \"$@\" --sentinel"
+        );
+        // A few bytes per test, for ever.
+        Self::wrapped(vec!["sh", "-c", script.leak()].leak(), &[])
+    }
+
     fn wrapped(wrapper: &'static [&'static str], args: &[&str]) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let n = STARTED.fetch_add(1, Ordering::Relaxed);

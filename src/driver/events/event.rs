@@ -75,7 +75,9 @@ impl DriverEvent {
             DriverEvent::Lost { cause, .. } => match cause {
                 LostCause::Deadline | LostCause::Gone => Level::ERROR,
                 LostCause::Unfetched | LostCause::Overdue => Level::WARN,
-                LostCause::Ended | LostCause::Shutdown | LostCause::Released => Level::DEBUG,
+                LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked => {
+                    Level::DEBUG
+                }
             },
             DriverEvent::Connected { .. }
             | DriverEvent::ConnectionLost { .. }

@@ -103,7 +103,7 @@ impl Place for InPath {
             (Some(_), Some(_), _) => {
                 observe::parameter_twice(param, sent_path(parts), fault.is_news(parts));
             }
-            _ => observe::parameter_missing(param, sent_path(parts), fault.is_news(parts)),
+            _ => observe::parameter_missing(param, sent_path(parts), route.is_some(), fault.is_news(parts)),
         }
         LockKey::refuse(Refused::BadOptions)
     }

@@ -64,28 +64,18 @@ impl RedisLink {
         let opened = tls::open(store.address(), opening).await;
         let mut connection = opened.map_err(|error| cannot_open(store, error))?;
 
-        // First what is short: a server that wants a password hangs up on the script, and its reason would be lost.
-        let mut greeting = redis::pipe();
-        greeting.cmd("ROLE").cmd("TIME");
-        let answers = connection.send_packed_commands(&greeting, 0, 2).await;
-        let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok([role, time]) = <[Value; 2]>::try_from(answers) else {
-            return Err(codec::malformed("the server left questions unanswered").error);
-        };
         let mut warnings = Vec::new();
-        check_role(store, role, &mut warnings)?;
-        let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
+        let (time, server) = greet(store, &mut connection, &mut warnings).await?;
 
         let mut questions = redis::pipe();
         for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES, &ELECTIONS] {
             load(script, &mut questions);
         }
-        questions.cmd("INFO").arg("server");
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
         // For people. Who may not set it does without.
         questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
-        let answers = connection.send_packed_commands(&questions, 0, 9).await;
+        let answers = connection.send_packed_commands(&questions, 0, 8).await;
         let answers = answers.map_err(|error| cannot_open(store, error))?;
         let Ok(
             [
@@ -94,12 +84,11 @@ impl RedisLink {
                 semaphores,
                 latches,
                 elections,
-                server,
                 memory,
                 replication,
                 _,
             ],
-        ) = <[Value; 9]>::try_from(answers)
+        ) = <[Value; 8]>::try_from(answers)
         else {
             return Err(codec::malformed("the server left questions unanswered").error);
         };
@@ -125,6 +114,27 @@ impl RedisLink {
             Err(_) => Err(too_slow(&self.store)),
         }
     }
+}
+
+/// Asks what decides whether the server can be used at all. Returns its clock, and its section `server` of INFO.
+///
+/// Short, and before the scripts: a server that wants a password hangs up on a script, and its reason would be lost.
+async fn greet(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    warnings: &mut Vec<String>,
+) -> Result<(u64, Value), StoreError> {
+    let mut greeting = redis::pipe();
+    greeting.cmd("ROLE").cmd("TIME").cmd("INFO").arg("server");
+    let answers = connection.send_packed_commands(&greeting, 0, 3).await;
+    let answers = answers.map_err(|error| cannot_open(store, error))?;
+    let Ok([role, time, server]) = <[Value; 3]>::try_from(answers) else {
+        return Err(codec::malformed("the server left questions unanswered").error);
+    };
+    check_mode(store, &server)?;
+    check_role(store, role, warnings)?;
+    let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
+    Ok((time, server))
 }
 
 fn load(script: &Script, pipeline: &mut Pipeline) {
@@ -239,7 +249,7 @@ fn failure(error: RedisError) -> Failure {
         };
         return Failure {
             executed,
-            error: StoreError::refused(codec::refusal(&text)).with_source(error),
+            error: refused(&text).with_source(error),
         };
     }
     let (executed, kind) = if error.is_connection_refusal() {
@@ -266,10 +276,22 @@ fn failed_write(error: RedisError) -> Result<WriteAnswer, Failure> {
     }
 }
 
+/// What a server's error text means. For a missing right the text names the command or the key.
+fn refused(text: &str) -> StoreError {
+    let refusal = codec::refusal(text);
+    match refusal {
+        StoreRefusal::NoPermission => {
+            let message = format!("{refusal}; the server said: {text}");
+            StoreError::new(StoreErrorKind::Refused(refusal), message)
+        }
+        refusal => StoreError::refused(refusal),
+    }
+}
+
 /// Why a connection could not be opened. Nothing was asked of it yet.
 pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     if let Some(text) = said(&error) {
-        return StoreError::refused(codec::refusal(&text)).with_source(error);
+        return refused(&text).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
@@ -292,6 +314,41 @@ pub(super) fn too_slow(store: &Config) -> StoreError {
     )
 }
 
+/// A node of a cluster takes the connection, and then refuses each lock by its slot. Not checked where the user may not ask.
+fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
+    let server = text(server.clone()).unwrap_or_default();
+    if field(&server, "redis_mode") != Some("cluster") {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Refused(StoreRefusal::Unsupported),
+        format_args!(
+            "{} is a node of a Redis Cluster, which is not supported yet: use a server with `cluster-enabled no`, alone or \
+             as the master behind a Sentinel",
+            store.address()
+        ),
+    ))
+}
+
+/// A Sentinel keeps no data. Its answer to ROLE names the masters that it watches.
+fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
+    let only = match watched {
+        Some(Value::Array(names)) => <[Value; 1]>::try_from(names).ok(),
+        _ => None,
+    };
+    let name = only
+        .and_then(|[name]| text(name))
+        .unwrap_or_else(|| "<name>".into());
+    StoreError::new(
+        StoreErrorKind::Refused(StoreRefusal::Unsupported),
+        format_args!(
+            "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL \
+             GET-MASTER-ADDR-BY-NAME {name}` tells there, or one that follows the master",
+            store.address()
+        ),
+    )
+}
+
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
 fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
@@ -308,9 +365,11 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
     let Value::Array(parts) = role else {
         return Err(codec::malformed("the answer to ROLE is not a list").error);
     };
-    match parts.into_iter().next().and_then(text).as_deref() {
+    let mut parts = parts.into_iter();
+    match parts.next().and_then(text).as_deref() {
         Some("master") => Ok(()),
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
+        Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
         other => Err(StoreError::new(
             StoreErrorKind::Refused(StoreRefusal::Unsupported),
             format_args!(

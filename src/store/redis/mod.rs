@@ -63,6 +63,11 @@ impl RedisStore {
                 "the Redis URL `{shown}` turns off the verification of certificates: remove `#insecure`"
             )));
         }
+        if let Some(instead) = unsupported(url) {
+            return Err(OptionsError(format!(
+                "the Redis URL `{shown}` cannot be used: {instead}"
+            )));
+        }
         let client = Client::open(url).map_err(|error| {
             let is_tls = ["rediss:", "valkeys:"]
                 .iter()
@@ -189,6 +194,21 @@ impl fmt::Display for RedisStore {
 
 fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
+}
+
+/// What to do about a URL of a set-up that is not supported yet.
+fn unsupported(url: &str) -> Option<&'static str> {
+    let scheme = url.split_once("://")?.0.to_ascii_lowercase();
+    if scheme.contains("sentinel") {
+        Some(
+            "Sentinels are not supported yet: give the address of the master as `redis://host:port`, which \
+             `SENTINEL GET-MASTER-ADDR-BY-NAME <name>` tells, or one that follows the master",
+        )
+    } else if scheme.contains("cluster") {
+        Some("a Redis Cluster is not supported yet: give the address of a server with `cluster-enabled no`")
+    } else {
+        None
+    }
 }
 
 /// The URL without what stands between the scheme and the last `@`, and without its query: that of a socket has the password

@@ -1,0 +1,144 @@
+//! Beside other tasks on one thread: what is ready at once lets them run; and without tokio.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tenure::{Error, Locks};
+use tokio::task::coop;
+
+/// More than a task may do before tokio takes its turn: 128 steps.
+const CYCLES: usize = 1_000;
+
+/// Runs a cycle again and again, which is ready each time, and asserts that another task gets its turn meanwhile.
+async fn shares_its_thread(what: &str, cycle: impl AsyncFn()) {
+    let ran = Arc::new(AtomicBool::new(false));
+    let other = {
+        let ran = ran.clone();
+        tokio::spawn(async move { ran.store(true, Ordering::Relaxed) })
+    };
+    for _ in 0..CYCLES {
+        cycle().await;
+    }
+    assert!(ran.load(Ordering::Relaxed), "{what} kept the thread");
+    other.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
+    let locks = Locks::memory();
+    let (mutex, held) = (locks.mutex("a"), locks.mutex("held").lock().await.unwrap());
+    shares_its_thread("lock", async || {
+        mutex.lock().await.unwrap().release().await.unwrap()
+    })
+    .await;
+    shares_its_thread("lock and drop", async || drop(mutex.lock().await.unwrap())).await;
+    let minute = Duration::from_secs(60);
+    shares_its_thread("lock_timeout", async || {
+        drop(mutex.lock_timeout(minute).await.unwrap());
+    })
+    .await;
+    shares_its_thread("try_lock", async || {
+        drop(mutex.try_lock().await.unwrap().unwrap())
+    })
+    .await;
+    let busy = locks.mutex("held");
+    shares_its_thread("a try_lock in vain", async || {
+        assert!(busy.try_lock().await.unwrap().is_none());
+    })
+    .await;
+    let (readers, permits) = (locks.rw_lock("read"), locks.semaphore("permits", 3));
+    shares_its_thread("read", async || drop(readers.read().await.unwrap())).await;
+    shares_its_thread("acquire", async || drop(permits.acquire().await.unwrap())).await;
+    shares_its_thread("available_permits", async || {
+        assert_eq!(permits.available_permits().await.unwrap(), 3);
+    })
+    .await;
+    let several = locks.multi(["b", "c"]);
+    shares_its_thread("multi", async || drop(several.lock().await.unwrap())).await;
+    let (latch, election) = (locks.latch("latch"), locks.election("leader"));
+    shares_its_thread("count", async || {
+        assert!(matches!(latch.count().await, Err(Error::Unset { .. })));
+    })
+    .await;
+    shares_its_thread("leader", async || {
+        assert_eq!(election.leader().await.unwrap(), None)
+    })
+    .await;
+    let unfit = locks.mutex("");
+    shares_its_thread("a refusal", async || drop(unfit.lock().await.unwrap_err())).await;
+    assert!(held.is_held());
+}
+
+/// A caller without budget is in the line as soon as it is polled, once, and is served when its task runs again.
+#[tokio::test]
+async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
+    let locks = Locks::memory();
+    let spent = async {
+        while coop::has_budget_remaining() {
+            coop::consume_budget().await;
+        }
+    };
+    spent.await;
+    let first = locks.mutex("a");
+    let mut waits = pin!(first.lock());
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..3 {
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        assert_eq!((locks.waiting(), locks.keys()), (1, 1));
+    }
+    // Another caller comes later, whatever its budget is.
+    let second = coop::unconstrained(first.try_lock()).await.unwrap();
+    assert!(second.is_none(), "it passed the first");
+    let guard = waits.await.unwrap();
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    assert_eq!((locks.waiting(), locks.keys()), (0, 0));
+    // One that is dropped while it has no budget leaves nothing behind.
+    while coop::has_budget_remaining() {
+        coop::consume_budget().await;
+    }
+    {
+        let mut dropped = pin!(first.lock());
+        assert!(dropped.as_mut().poll(&mut context).is_pending());
+    }
+    assert_eq!((locks.waiting(), locks.keys()), (0, 0));
+}
+
+/// What is granted at once needs no timer, and a task without budget none either: it only lets others run.
+#[test]
+fn a_runtime_without_timers_will_do_for_what_is_free() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let (locks, minute) = (Locks::memory(), Duration::from_secs(60));
+        let (mutex, several) = (locks.mutex("a"), locks.multi(["b", "c"]));
+        let (latch, election) = (locks.latch("latch"), locks.election("leader"));
+        for _ in 0..CYCLES {
+            drop(mutex.lock_timeout(minute).await.unwrap());
+            drop(several.lock_timeout(minute).await.unwrap());
+            drop(election.campaign_timeout(minute).await.unwrap());
+            let unset = latch.wait_timeout(minute).await;
+            assert!(matches!(unset, Err(Error::Unset { .. })), "{unset:?}");
+        }
+    });
+}
+
+/// Another executor has no budget: what is ready is ready at the first poll, however often.
+#[test]
+fn without_tokio_nothing_is_put_off() {
+    let locks = Locks::memory();
+    let mutex = locks.mutex("a");
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..CYCLES {
+        let Poll::Ready(guard) = pin!(mutex.lock()).poll(&mut context) else {
+            panic!("it is not ready");
+        };
+        let Poll::Ready(released) = pin!(guard.unwrap().release()).poll(&mut context) else {
+            panic!("its release is not ready");
+        };
+        released.unwrap();
+    }
+}
