@@ -493,7 +493,7 @@ impl Builder {
 
     /// For how long a lock may be held before an event of level WARN, `held_long`, tells of it; default 60 s. It is told
     /// once for each holding, with one of its renewals, and changes nothing: for a bound see
-    /// [`Mutex::max_hold`]. Jobs and fixed leases are not told of.
+    /// [`Mutex::max_hold`]. Jobs, leaders and fixed leases are not told of.
     pub fn long_hold(mut self, long: Duration) -> Self {
         self.options.long_hold = long;
         self
