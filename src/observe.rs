@@ -10,8 +10,8 @@
 //!
 //! A server that fails is two events, however many leases and callers it concerns: `store_failing` when the first
 //! connection is given up or the first request is refused or not answered in time, with the `server` and the `error`;
-//! and `store_recovered` when it answers again, with `away_ms`, and what happened in between: `requests_failed`,
-//! `callers_refused`, `leases_lost`. After refusals, and when it failed again within five seconds, it counts as back
+//! and `store_recovered` when it answers again and its inbox is open again, with `away_ms`, and what happened in between:
+//! `requests_failed`, `callers_refused`, `leases_lost`. After refusals, and when it failed again within five seconds, it counts as back
 //! when nothing failed for five seconds. What fails for one key, caller or request is told at the level of debugging,
 //! and counted by the metrics one by one. A lost lease is always told for itself.
 //!
@@ -38,11 +38,12 @@
 //! | `stale_grant` | debug | a grant that came too late was ignored |
 //! | `forged_grant` | error | a grant with a wrong nonce arrived: somebody else publishes on our channel |
 //! | `store_failing` | warn | a server cannot be reached, does not answer in time, or refuses; told once for each node |
-//! | `store_recovered` | warn | and is back, after `away_ms`, with what that cost |
+//! | `store_recovered` | warn | and is back, its inbox too, after `away_ms`, with what that cost; `is_another` when another run of it answers, after a restart or a failover |
+//! | `server_changed` | warn | another run of the server answers at its address, and no failure was noticed |
 //! | `connected` | debug | a connection to the store is open |
 //! | `connection_lost` | debug | a connection was given up, was found closed, or could not be opened |
 //! | `inbox_open` | debug | grants are pushed to this node; warn with `away_ms` after a warning that they were not |
-//! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again. Debug when `store_failing` explains it, and when it is repeated |
+//! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again. Told when the connection for commands still answers. Debug when `store_failing` explains it, and when it is repeated |
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
 //! | `driver_failed` | error | the background thread panicked, a fault of this crate, and goes on |
 //! | `events_dropped` | warn | the subscriber was too slow: `count` events of the background were not told |
@@ -176,6 +177,7 @@ pub const EVENTS: &[&str] = &[
     "forged_grant",
     "store_failing",
     "store_recovered",
+    "server_changed",
     "connected",
     "connection_lost",
     "inbox_open",
@@ -362,11 +364,15 @@ pub(crate) fn store_failing(of: &Label, server: &str, error: &StoreError) {
 pub(crate) fn store_recovered(
     of: &Label,
     server: &str,
-    away: Duration,
+    (away, is_another): (Duration, bool),
     [requests_failed, callers_refused, leases_lost]: [u64; 3],
 ) {
     let away_ms = away.as_millis() as u64;
-    warn!(target: "tenure", event = "store_recovered", node = %of.node, node_name = of.name(), server, away_ms, requests_failed, callers_refused, leases_lost, "the store is back");
+    warn!(target: "tenure", event = "store_recovered", node = %of.node, node_name = of.name(), server, away_ms, requests_failed, callers_refused, leases_lost, is_another, "the store is back");
+}
+
+pub(crate) fn server_changed(of: &Label, server: &str) {
+    warn!(target: "tenure", event = "server_changed", node = %of.node, node_name = of.name(), server, "another server answers at this address, or the same one after a restart: what it did not keep is forgotten");
 }
 
 pub(crate) fn server_warning(of: &Label, text: &str) {

@@ -210,7 +210,10 @@ impl Node {
                 let closed = lock(&server.io).inboxes.remove(&attempt);
                 drop(closed);
             }
-            SessionEffect::InboxState(state) => self.inbox_state(state),
+            SessionEffect::InboxState(state) => {
+                self.note_inbox(server, state);
+                self.inbox_state(state);
+            }
             SessionEffect::Probed(probe, answer) => server.probed(probe, answer),
             SessionEffect::Event(event) => self.session_event(server, event),
         }));
@@ -231,6 +234,7 @@ impl Node {
                     for text in link.warnings().to_vec() {
                         node.events.push(DriverEvent::ServerWarning { text });
                     }
+                    node.note_run(&to, link.run_id());
                     let time = link.time();
                     let batches = JoinSet::new();
                     lock(&to.io)

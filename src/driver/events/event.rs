@@ -30,7 +30,10 @@ pub(crate) enum DriverEvent {
         server: Arc<str>,
         away: Duration,
         cost: Cost,
+        is_another: bool,
     },
+    /// Another run of a server answers, and no outage tells of it.
+    ServerChanged { server: Arc<str> },
     /// Grants are pushed to this node. `away`: for how long they were not, if that was told as a warning.
     InboxOpen { away: Option<Duration> },
     /// And are no more. `is_news`: nothing was told that explains it.
@@ -52,6 +55,7 @@ impl DriverEvent {
             DriverEvent::Connected { .. }
             | DriverEvent::StoreFailing { .. }
             | DriverEvent::StoreRecovered { .. }
+            | DriverEvent::ServerChanged { .. }
             | DriverEvent::InboxOpen { .. }
             | DriverEvent::ServerWarning { .. }
             | DriverEvent::DriverFailed => return false,
@@ -84,6 +88,7 @@ impl DriverEvent {
             // What is over is told as loudly as that it began.
             DriverEvent::StoreFailing { .. }
             | DriverEvent::StoreRecovered { .. }
+            | DriverEvent::ServerChanged { .. }
             | DriverEvent::InboxOpen { .. }
             | DriverEvent::InboxLost { .. }
             | DriverEvent::ServerWarning { .. } => Level::WARN,
@@ -99,10 +104,16 @@ impl DriverEvent {
             DriverEvent::Connected { took } => observe::connected(of, *took),
             DriverEvent::ConnectionLost { error } => observe::connection_lost(of, error),
             DriverEvent::StoreFailing { server, error } => observe::store_failing(of, server, error),
-            DriverEvent::StoreRecovered { server, away, cost } => {
+            DriverEvent::StoreRecovered {
+                server,
+                away,
+                cost,
+                is_another,
+            } => {
                 let counts = [cost.requests_failed, cost.callers_refused, cost.leases_lost];
-                observe::store_recovered(of, server, *away, counts);
+                observe::store_recovered(of, server, (*away, *is_another), counts);
             }
+            DriverEvent::ServerChanged { server } => observe::server_changed(of, server),
             DriverEvent::InboxOpen { away } => observe::inbox_open(of, *away),
             DriverEvent::InboxLost { error, is_news } => observe::inbox_lost(of, error, *is_news),
             DriverEvent::ServerWarning { text } => observe::server_warning(of, text),

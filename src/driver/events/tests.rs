@@ -282,6 +282,10 @@ fn every_event_is_told_as_loudly_as_it_says() {
             server: "there".into(),
             away: took,
             cost: Cost::default(),
+            is_another: false,
+        },
+        DriverEvent::ServerChanged {
+            server: "there".into(),
         },
         DriverEvent::ServerWarning {
             text: "evicts".into(),
