@@ -49,6 +49,7 @@ use crate::driver::waiter::lock;
 use crate::error::ClosedCause;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::observe;
 use crate::options::Options;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
@@ -361,6 +362,12 @@ impl Locks {
         self.handle.node().waiting()
     }
 
+    fn tell_built(&self) {
+        let node = self.handle.node();
+        let server = &node.servers.of_any().text;
+        observe::locks_built(node.events.label(), server, &node.options.prefix);
+    }
+
     #[cfg(feature = "redis")]
     async fn connect(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
@@ -598,7 +605,9 @@ impl Builder {
     /// # Errors
     /// An option that makes no sense.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
-        self.on(Arc::new(store.clone()))
+        let locks = self.on(Arc::new(store.clone()))?;
+        locks.tell_built();
+        Ok(locks)
     }
 
     /// Locks on a Redis; see [`Locks::redis`].
@@ -663,6 +672,7 @@ impl Builder {
                 .await
                 .map_err(|source| ConnectError::Store { store: shown, source })?;
         }
+        locks.tell_built();
         Ok(locks)
     }
 

@@ -15,6 +15,10 @@ use crate::protocol::step::{InboxState, Input};
 impl Node {
     /// Something failed at a server.
     pub(crate) fn failed(&self, server: &Server, what: Failed, error: &StoreError) {
+        // What a process that stood still finds is no news of the server. A server that really fails goes on failing.
+        if self.pause_until_now().is_some() {
+            return;
+        }
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
             self.events.push(DriverEvent::StoreFailing {
@@ -99,6 +103,10 @@ impl Node {
         // holds on to.
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
+        if self.pause_until_now().is_some() {
+            let is_news = false;
+            return self.events.push(DriverEvent::InboxLost { error, is_news });
+        }
         let is_news = match server.outage.inbox_lost(self.clock.now(), &error, is_decided) {
             _ if self.is_abandoned() => false,
             InboxLoss::Explained => false,

@@ -12,6 +12,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::error::Error;
 use crate::middleware::body::{RefusalBody, boxed};
+use crate::middleware::crowd::Crowd;
 use crate::observe;
 
 /// Where the outcomes are explained: an anchor for each variant.
@@ -404,6 +405,7 @@ pub(super) struct Refusals {
     busy: Refused,
     /// That the layer is set up wrongly is told once: every request of a route would tell it.
     told: Arc<AtomicBool>,
+    crowd: Crowd,
 }
 
 impl Refusals {
@@ -416,6 +418,7 @@ impl Refusals {
             base: Cow::Borrowed(PROBLEM_BASE),
             busy,
             told: Arc::default(),
+            crowd: Crowd::default(),
         }
     }
 
@@ -479,6 +482,12 @@ impl Refusals {
             is_news,
         };
         observe::refused(&told, error);
+        if matches!(
+            why,
+            Refused::Busy | Refused::InFlight | Refused::WaitedTooLong | Refused::QueueFull
+        ) {
+            self.crowd.note(route);
+        }
         response.extensions_mut().insert(why);
         response
     }

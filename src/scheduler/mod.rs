@@ -194,8 +194,10 @@ pub use crate::scheduler::setup::{Leased, LeasedJob, Scheduled, Unscheduled};
 pub use crate::scheduler::work::Work;
 pub use crate::scheduler::zone::IntoZone;
 
+mod audit;
 mod blocking;
 mod catch_up;
+mod doubts;
 mod error;
 mod explain;
 mod gate;

@@ -11,6 +11,7 @@ use tenure::scheduler::{Leased, Misfire, OnCrash, Overlap, Retry};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
+use tracing::Level;
 
 use crate::help::{ms, soon};
 use crate::support::events::{Told, Watch};
@@ -343,7 +344,77 @@ async fn a_run_that_fails_panics_or_hangs_is_tried_again_under_the_same_lease() 
         told.iter().any(|told| told.text.contains("outcome=done")),
         "{told:#?}"
     );
-    assert_eq!(watch.count("tick_failed"), 3, "{told:#?}");
+    let failed: Vec<_> = told.iter().filter(|told| told.event == "tick_failed").collect();
+    let expected = [
+        (Level::INFO, "a job failed: try 1 of 4, again in "),
+        (Level::INFO, "a job failed: try 2 of 4, again in "),
+        // A timeout is always loud.
+        (Level::WARN, "a job failed: try 3 of 4, again in "),
+    ];
+    assert_eq!(failed.len(), expected.len(), "{told:#?}");
+    for (told, (level, text)) in failed.iter().zip(expected) {
+        assert!(told.level == level && told.text.contains(text), "{told:?}");
+    }
+}
+
+/// What an operator reads of a run: when it began, and how it ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_told_with_its_time_attempt_and_fence() {
+    let (watch, (id, scheduler)) = (Watch::of("job=told of "), by_hand().await);
+    let (locks, fence) = (node(&MemoryStore::new()), Arc::new(Mutex::new(0)));
+    let of_job = fence.clone();
+    let work = move |tick: Tick| {
+        *of_job.lock().unwrap() = tick.fence().get();
+        sleep(ms(50))
+    };
+    let mut fire = locks.job("told of", work).unwrap();
+    soon(fire(id, scheduler)).await;
+    let (starts, over) = (watch.until("tick_starts").await, watch.until("tick").await);
+    assert_eq!((starts.level, over.level), (Level::INFO, Level::INFO));
+    let year = chrono::Utc::now().format("%Y");
+    let time = format!("tick={year}-01-01T00:00:00Z ");
+    let fence = format!("fence={} ", fence.lock().unwrap());
+    for field in [&*time, "attempt=1 "] {
+        assert!(starts.text.contains(field), "{field} is not in {starts:?}");
+    }
+    for field in [&*time, &*fence, "attempt=1 ", "outcome=done "] {
+        assert!(over.text.contains(field), "{field} is not in {over:?}");
+    }
+    let (_, took) = over.text.split_once("took_ms=").unwrap();
+    let took: u64 = took.split(' ').next().unwrap().parse().unwrap();
+    assert!(took >= 50, "{over:?}");
+}
+
+/// A node that was out of reach knows nothing of what others ran. It asks before it says that a tick was missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
+    let (store, (id, scheduler)) = (MemoryStore::new(), by_hand().await);
+    let (one, other) = (node(&store), node(&store));
+    let outcomes = |watch: &Watch| {
+        let told = watch.told().into_iter().filter(|told| told.event == "tick");
+        told.collect::<Vec<_>>()
+    };
+    let too_late = |name: &str| other.job_builder(name).misfire(Misfire::Skip);
+    for (name, is_run) in [("run elsewhere", true), ("run by nobody", false)] {
+        if is_run {
+            let mut fire = one.job(name, |_| async {}).unwrap();
+            soon(fire(id, scheduler.clone())).await;
+        }
+        let watch = Watch::of(format!("job={name} "));
+        // That of the first of January is too old to be begun.
+        let mut fire = too_late(name).run(|_| async {}).unwrap();
+        soon(fire(id, scheduler.clone())).await;
+        let told = outcomes(&watch);
+        assert_eq!(told.len(), 1, "{told:#?}");
+        let (level, outcome) = match is_run {
+            true => (Level::DEBUG, "outcome=elsewhere "),
+            false => (Level::WARN, "outcome=missed "),
+        };
+        assert!(
+            told[0].level == level && told[0].text.contains(outcome),
+            "{told:#?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,6 +432,9 @@ async fn a_job_that_fails_as_often_as_it_may_has_ended() {
         told.iter().any(|told| told.text.contains("outcome=failed")),
         "{told:#?}"
     );
+    let last = told.iter().rfind(|told| told.event == "tick_failed").unwrap();
+    assert_eq!(last.level, Level::WARN);
+    assert!(last.text.contains("try 3 of 3 "), "{last:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -306,7 +306,8 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
 
 fn loud(watch: &Watch) -> Vec<String> {
     let told = watch.told().into_iter();
-    let loud = told.filter(|told| told.level <= Level::INFO);
+    let is_loud = |told: &Told| told.level <= Level::INFO && told.event != "locks_built";
+    let loud = told.filter(is_loud);
     loud.map(|told| told.text).collect()
 }
 
@@ -393,6 +394,8 @@ async fn a_lock_that_is_inherited_is_told() {
     dead.hears("holds");
     let waiting = tokio::spawn(locks.mutex("inheritance").lock());
     until("it waits", || eyes.queue("inheritance") == 1).await;
+    let record: String = eyes.text("GET lock:inheritance");
+    let of = record.split(':').next().unwrap();
     dead.kill();
     let guard = soon(waiting).await.unwrap().unwrap();
     let told = watch.until("inherited").await;
@@ -401,6 +404,8 @@ async fn a_lock_that_is_inherited_is_told() {
         told.text.contains("node_name=the heir ") && told.text.contains("kind=lock "),
         "{told:?}"
     );
+    // The record names the node that died.
+    assert!(told.text.contains(&format!("from={of} ")), "{told:?} {of}");
     guard.release().await.unwrap();
 }
 
@@ -417,4 +422,53 @@ async fn a_connection_is_called_after_its_node() {
     drop(held(&locks, "named").await);
     let clients: String = Eyes::on(&server).text("CLIENT LIST");
     assert!(clients.contains(" name=tenure:web_1__FLUSHALL "), "{clients}");
+}
+
+/// What a process is told of whom it locks with, before anything else.
+#[tokio::test]
+async fn locks_that_are_built_say_where() {
+    let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
+    let watch = Watch::of("node_name=built here ");
+    let url = format!("redis://:hunter2@127.0.0.1:{}/", server.port());
+    let builder = Locks::builder().node_name("built here").prefix("shop:lock:");
+    let locks = builder.redis(&url).await.unwrap();
+    let told = watch.until("locks_built").await;
+    assert_eq!(told.level, Level::INFO);
+    let server = format!("server=127.0.0.1:{} ", server.port());
+    let node = format!("node={} ", locks.node());
+    for field in [&*server, &*node, "prefix=shop:lock: "] {
+        assert!(told.text.contains(field), "{field} is not in {told:?}");
+    }
+    assert!(!format!("{:?}", watch.told()).contains("hunter2"));
+}
+
+/// One story for a process that was stopped: what follows blames neither the scheduler nor the renewals.
+#[test]
+fn a_process_that_was_stopped_says_so_once_and_blames_nothing_else() {
+    let server = RedisServer::start();
+    let mut child = Other::plays("stands still", &server.url(), "stopped", ms(2_000));
+    child.hears("ready");
+    child.signal("-STOP");
+    std::thread::sleep(ms(6_000));
+    child.signal("-CONT");
+    let told = child.hears("told");
+    let events: Vec<&str> = told.split(' ').collect();
+    let count = |event: &str| events.iter().filter(|told| **told == event).count();
+    assert_eq!(events[0], "process_paused", "{events:?}");
+    assert_eq!(count("process_paused"), 1, "{events:?}");
+    assert_eq!(count("lost"), 1, "{events:?}");
+    for other in [
+        "engine_missed",
+        "store_failing",
+        "inbox_lost",
+        "job_blocks",
+        "held_long",
+    ] {
+        assert_eq!(count(other), 0, "{events:?}");
+    }
+    let paused: u64 = child.hears("paused").parse().unwrap();
+    // It beats each half a second, and a busy machine lets it stand still for longer.
+    assert!((5_000..20_000).contains(&paused), "{paused}");
+    let cause = child.hears("cause");
+    assert!(cause.contains("stood still"), "{cause}");
 }
