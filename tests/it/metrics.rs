@@ -544,11 +544,22 @@ mod ticks {
         soon(run).await.unwrap();
         counts!("done");
 
-        // Too old to be begun, and no node ran it: the store is asked.
+        // Too old to be begun, and the store knows of no run.
+        let ahead = tenure::protocol::message::TickTime(now.as_millis() as u64 + 3_600_000);
+        let known = tenure::protocol::ledger::Job {
+            mark: Some(ahead),
+            done: true,
+            attempt: 1,
+            passed: Some((tenure::protocol::message::TickTime(1), ahead)),
+            ..Default::default()
+        };
+        let name = tenure::protocol::message::Name::job("missed".into());
+        store.with_ledger(|ledger, _| ledger.set_job(&name, known));
         let job = one
             .job_builder("missed")
             .misfire(tenure::scheduler::Misfire::Skip);
         let mut fire = job.run(|_| async {}).unwrap();
+        meter.until("tenure_job_alarms_total{alarm=mark_ahead}").await;
         soon(fire(old, scheduler.clone())).await;
         counts!("missed");
         // Nobody can be asked until the next tick has come.

@@ -214,7 +214,7 @@ async fn readers_are_left_alone_by_the_version_before() {
     for waits in [false, true] {
         if waits {
             let writer = both.asked(WAIT, holder(3, 1)).await;
-            assert!(matches!(writer, Reply::QueuedBehind(Some(_), _)), "{writer:?}");
+            assert!(matches!(writer, Reply::Queued(Some(_))), "{writer:?}");
         }
         for (verb, of) in [
             ("w", holder(2, 1)),

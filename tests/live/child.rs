@@ -132,7 +132,7 @@ async fn works_step_by_step(locks: Locks, key: &str, lease: Duration) {
 async fn stands_still(locks: Locks, key: &str) {
     let watch = Watch::of("");
     let _guard = soon(locks.mutex(key).lock()).await.unwrap();
-    let mut scheduler = JobScheduler::new().await.unwrap();
+    let scheduler = JobScheduler::new().await.unwrap();
     let job = locks.job(format!("job of {key}"), |_| async {}).unwrap();
     let job = Job::new_async("* * * * * *", job).unwrap();
     scheduler.add(job).await.unwrap();
