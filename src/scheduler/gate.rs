@@ -35,6 +35,9 @@ const SKEW: Duration = Duration::from_secs(1);
 /// So many ticks in a row are skipped before that is told as an alarm.
 const ALARM: u32 = 3;
 
+/// Not run here in time. The store is asked whether another node ran it.
+const MISSED: Run = Run::Not(TickOutcome::Missed);
+
 /// One job of this node.
 pub(crate) struct Gate {
     pub(super) handle: Handle,
@@ -380,7 +383,7 @@ impl Gate {
             };
             // Where none is passed over the store is told that it is over, by a run.
             if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
-                return Ok(Run::Not(TickOutcome::Missed));
+                return Ok(MISSED);
             }
             let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, mark, how.turn);
             let entered = tokio::select! {
@@ -418,9 +421,7 @@ impl Gate {
             tokio::select! {
                 biased;
                 why = self.ended() => return Ok(Run::Not(why)),
-                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => {
-                    return Ok(Run::Not(TickOutcome::Missed));
-                }
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(MISSED),
                 () = sleep(wait) => {}
             }
         }

@@ -265,23 +265,14 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
     }
     let rest = String::from_utf8_lossy(rest);
     let (ends, node) = rest.split_once(':').unwrap_or((&rest, ""));
-    let left = || {
-        if ends.is_empty() {
-            Ok(None)
-        } else {
-            ends.parse().map(Some)
-        }
-    };
+    let left = || (!ends.is_empty()).then(|| ends.parse()).transpose();
     let two = |what: &str| {
         let parts = rest.split_once(':');
         parts.ok_or_else(|| malformed(format_args!("a reply of the script does not tell {what}")))
     };
     let bad = |_| malformed("a reply of the script has a bad number");
     Ok(match letter {
-        b'Q' => match node.parse() {
-            Ok(node) => Reply::QueuedBehind(left().map_err(bad)?, node),
-            Err(_) => Reply::Queued(left().map_err(bad)?),
-        },
+        b'Q' => queued(left().map_err(bad)?, node),
         b'P' => Reply::QueuedBehindForeign(left().map_err(bad)?),
         b'B' => Reply::Busy(left().map_err(bad)?),
         b'W' => {
@@ -315,6 +306,12 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         b'E' => Reply::Refused(refusal(&rest)),
         letter => return decode_latch(*letter, &rest),
     })
+}
+
+/// Queued behind the owner of that node, if it is one that owns alone.
+fn queued(left: Option<u64>, node: &str) -> Reply {
+    let behind = node.parse().map(|node| Reply::QueuedBehind(left, node));
+    behind.unwrap_or(Reply::Queued(left))
 }
 
 /// What is told of a latch, as `lua/latch.lua` lists it.
