@@ -272,7 +272,9 @@ impl LostCause {
 impl fmt::Display for LostCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LostCause::Deadline => "its deadline passed without a renewal",
+            LostCause::Deadline => {
+                "its deadline passed: the store was out of reach, or this process stood still"
+            }
             LostCause::Gone => "the store says it is no longer ours",
             LostCause::Ended => "its fixed length came to an end",
             LostCause::Overdue => "it was held for longer than its `max_hold`",

@@ -47,6 +47,7 @@ use crate::driver::handle::Handle;
 use crate::driver::waiter::lock;
 use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
+use crate::observe;
 use crate::options::Options;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
@@ -356,6 +357,12 @@ impl Locks {
         self.handle.node().waiting()
     }
 
+    fn tell_built(&self) {
+        let node = self.handle.node();
+        let server = &node.servers.of_any().text;
+        observe::locks_built(node.events.label(), server, &node.options.prefix);
+    }
+
     #[cfg(feature = "redis")]
     async fn connect(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
@@ -488,7 +495,7 @@ impl Builder {
 
     /// For how long a lock may be held before an event of level WARN, `held_long`, tells of it; default 60 s. It is told
     /// once for each holding, with one of its renewals, and changes nothing: for a bound see
-    /// [`Mutex::max_hold`]. Jobs and fixed leases are not told of.
+    /// [`Mutex::max_hold`]. Jobs, leaders and fixed leases are not told of.
     pub fn long_hold(mut self, long: Duration) -> Self {
         self.options.long_hold = long;
         self
@@ -593,7 +600,9 @@ impl Builder {
     /// # Errors
     /// An option that makes no sense.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
-        self.on(Arc::new(store.clone()))
+        let locks = self.on(Arc::new(store.clone()))?;
+        locks.tell_built();
+        Ok(locks)
     }
 
     /// Locks on a Redis; see [`Locks::redis`].
@@ -658,6 +667,7 @@ impl Builder {
                 .await
                 .map_err(|source| ConnectError::Store { store: shown, source })?;
         }
+        locks.tell_built();
         Ok(locks)
     }
 

@@ -3,6 +3,8 @@
 //!
 //! # Events
 //!
+//! Events of a tick have its nominal time as `tick_ms`, those of its runs and its end also as `tick`, by RFC 3339.
+//!
 //! All events have the target `tenure` and a field `event` with one of the names in [`EVENTS`]. Keys are a field of
 //! events about one key, beside their `kind`: `lock`, `job`, `semaphore`, `election` or `latch`. They are no label of anything that is counted. What
 //! happens to a node has its id as `node`, and everything but what layers tell has a `node_name`, if the
@@ -10,24 +12,25 @@
 //!
 //! A server that fails is two events, however many leases and callers it concerns: `store_failing` when the first
 //! connection is given up or the first request is refused or not answered in time, with the `server` and the `error`;
-//! and `store_recovered` when it answers again, with `away_ms`, and what happened in between: `requests_failed`,
-//! `callers_refused`, `leases_lost`. After refusals, and when it failed again within five seconds, it counts as back
+//! and `store_recovered` when it answers again and its inbox is open again, with `away_ms`, and what happened in between:
+//! `requests_failed`, `callers_refused`, `leases_lost`. After refusals, and when it failed again within five seconds, it counts as back
 //! when nothing failed for five seconds. What fails for one key, caller or request is told at the level of debugging,
 //! and counted by the metrics one by one. A lost lease is always told for itself.
 //!
 //! | event | level | what happened |
 //! |---|---|---|
+//! | `locks_built` | info | `Locks` were built: `node`, `node_name`, the `server` without its password, the `prefix` of their records |
 //! | `granted` | trace | a caller holds the lock now |
 //! | `denied` | debug | a caller gets no lock |
 //! | `handed_on` | trace | a lease went to the next caller of this process |
 //! | `taken_over` | trace | the lease came to this process from another one, after waiting in the store's queue |
-//! | `inherited` | info | the same, and the owner before had let it run out, as far as can be known here: it died, or lost sight of the store |
+//! | `inherited` | info | the same, and the owner before had let it run out, as far as can be known here: it died, or lost sight of the store. `from` is the node of that owner, of a lease that one alone has |
 //! | `renewed` | trace | a lease was renewed; `slack_ms` of it had been left |
 //! | `renew_failed` | debug | a renewal failed and is tried again while something is left |
 //! | `overdue` | warn | a lock was held for as long as its `max_hold` allows; it is renewed no more and lost after `left_ms` |
-//! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding |
+//! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding, and never of jobs and leaders |
 //! | `capacity_differs` | warn | a semaphore is used with `ours` permits here and `theirs` elsewhere, as while a deploy changes it; told once a minute |
-//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease, or its `max_hold` was over |
+//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease, or its `max_hold` was over. With `paused_ms` when its deadline passed while this process stood still |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | debug | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | debug | a waiter's heartbeat failed and is tried again |
@@ -38,31 +41,34 @@
 //! | `stale_grant` | debug | a grant that came too late was ignored |
 //! | `forged_grant` | error | a grant with a wrong nonce arrived: somebody else publishes on our channel |
 //! | `store_failing` | warn | a server cannot be reached, does not answer in time, or refuses; told once for each node |
-//! | `store_recovered` | warn | and is back, after `away_ms`, with what that cost |
+//! | `store_recovered` | warn | and is back, its inbox too, after `away_ms`, with what that cost; `is_another` when another run of it answers, after a restart or a failover |
+//! | `server_changed` | warn | another run of the server answers at its address, and no failure was noticed |
 //! | `connected` | debug | a connection to the store is open |
 //! | `connection_lost` | debug | a connection was given up, was found closed, or could not be opened |
 //! | `inbox_open` | debug | grants are pushed to this node; warn with `away_ms` after a warning that they were not |
-//! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again. Debug when `store_failing` explains it, and when it is repeated |
+//! | `inbox_lost` | warn | grants are not pushed; waiting goes by timers until the inbox is open again. Told when the connection for commands still answers. Debug when `store_failing` explains it, and when it is repeated |
 //! | `server_warning` | warn | a server is set up in a way that endangers leases |
+//! | `process_paused` | warn | this process stood still for `paused_ms` at least: it was stopped (SIGSTOP), the machine was suspended, or the background thread got no processor or was blocked by a waker. Comes first; what was lost in it says so, and no server or scheduler is blamed for it |
 //! | `driver_failed` | error | the background thread panicked, a fault of this crate, and goes on |
 //! | `events_dropped` | warn | the subscriber was too slow: `count` events of the background were not told |
 //! | `refused` | debug | a request got no lock and was answered by the layer, with this `status`, on this `route`; error for the first one of a layer that is set up wrongly |
+//! | `refused_busy` | warn | a layer refused `count` requests since it told this last, because their keys were busy or too many waited; `route` is that of the latest. The first is told at once, and what follows once a minute |
 //! | `overlap` | info | a layer that observes let a request run that would have waited (`outcome` is `overlap`) or would have been refused (`refused`) |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
 //! | `parameter_missing` | error | a layer locks a path parameter that its route does not have; an error once a minute for each route, else debug |
 //! | `parameter_twice` | error | a layer locks a path parameter that its route has twice; likewise |
 //! | `extension_missing` | error | a layer's key is made of an extension that the request does not have: layers are in the wrong order; likewise |
 //! | `leave_failed` | debug | a dead claim could not be withdrawn; it ends by itself |
-//! | `tick_starts` | debug | a tick of a job is run here; info when another node began it and did not end it (`attempt`) |
-//! | `tick` | info | a tick is over for this node; `outcome` says how. Debug when another node ran it |
-//! | `tick_failed` | warn | a job failed or panicked; its tick has ended |
+//! | `tick_starts` | info | a tick of a job is run here; with an `attempt` above 1 another node began it and did not end it |
+//! | `tick` | info | a tick is over for this node; `outcome` says how, and of a run here `took_ms`, `attempt` and `fence` do. Debug when another node ran it. Warn when it was `missed`: the store was asked again, and no node was granted it |
+//! | `tick_failed` | warn | a job failed, panicked or ran into its timeout: "try 2 of 4, again in 3 s". Info when it is tried again and it was no timeout |
 //! | `tick_waits` | debug | the store cannot be reached, so nobody runs the tick; trying again |
 //! | `tick_untold` | warn | a tick has ended, and the store could not be told |
 //! | `job_refused` | error | a job cannot be run as it is scheduled |
 //! | `tick_early` | debug | by the store's clock it is not time for a tick, by `early_ms` |
 //! | `tick_overtaken` | warn | a tick that had not ended was overtaken by the next, and is never run again; not told when the next had been waiting for it (`Overlap::QueueOne`) |
 //! | `ticks_passed_over` | warn | ticks after `after_ms` and before `next_ms` were too old or too many to be made up for, and are never run |
-//! | `tick_given_up` | error | a tick was begun as often as it may be and never ended; it is not run again |
+//! | `tick_given_up` | warn | a tick was begun as often as it may be and never ended; it is not run again |
 //! | `job_skips` | error | three ticks in a row, or more, were skipped, as an earlier one was still being run |
 //! | `job_blocks` | warn | a run came to no await for a third of its lease: it blocks its runtime, and cannot be cancelled |
 //! | `mark_ahead` | error | the store knows of a tick ahead of its clock, and runs none before; `Locks::reset_job` mends it |
@@ -125,8 +131,9 @@ mod shield;
 
 #[cfg(feature = "scheduler")]
 pub(crate) use jobs::{
-    clock_skewed, engine_missed, job_blocks, job_differs, job_odd_days, job_skips, mark_ahead,
-    storage_shared, store_went_back, tick_early, tick_given_up, tick_overtaken, ticks_passed_over,
+    FailedTry, Ran, clock_skewed, engine_missed, job_blocks, job_differs, job_odd_days, job_skips,
+    mark_ahead, storage_shared, store_went_back, tick, tick_early, tick_failed, tick_given_up,
+    tick_overtaken, tick_starts, ticks_passed_over,
 };
 
 pub(crate) use metrics::{Began, answered, describe, gave_up, held, kept};
@@ -154,6 +161,7 @@ impl Label {
 
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
+    "locks_built",
     "granted",
     "denied",
     "handed_on",
@@ -176,12 +184,14 @@ pub const EVENTS: &[&str] = &[
     "forged_grant",
     "store_failing",
     "store_recovered",
+    "server_changed",
     "connected",
     "connection_lost",
     "inbox_open",
     "inbox_lost",
     "server_warning",
     "refused",
+    "refused_busy",
     "overlap",
     "lease_missing",
     "parameter_missing",
@@ -207,6 +217,7 @@ pub const EVENTS: &[&str] = &[
     "engine_missed",
     "storage_shared",
     "job_odd_days",
+    "process_paused",
     "driver_failed",
     "events_dropped",
 ];
@@ -232,8 +243,9 @@ pub(crate) fn taken_over(of: &Label, name: &Name) {
     trace!(target: "tenure", event = "taken_over", node_name = of.name(), kind = name.kind.word(), key = %name.key, "handed over by another process");
 }
 
-pub(crate) fn inherited(of: &Label, name: &Name) {
-    info!(target: "tenure", event = "inherited", node_name = of.name(), kind = name.kind.word(), key = %name.key, "granted because its owner let the lease run out");
+pub(crate) fn inherited(of: &Label, name: &Name, from: Option<NodeId>) {
+    let from = from.map(tracing::field::display);
+    info!(target: "tenure", event = "inherited", node_name = of.name(), kind = name.kind.word(), key = %name.key, from, "granted because its owner let the lease run out");
 }
 
 pub(crate) fn overdue(of: &Label, name: &Name, held: Duration, left: Duration) {
@@ -260,7 +272,13 @@ pub(crate) fn renew_failed(of: &Label, name: &Name, left: Duration, error: &Stor
     debug!(target: "tenure", event = "renew_failed", node_name = of.name(), kind = name.kind.word(), key = %name.key, left_ms, %error, "renewal failed, trying again");
 }
 
-pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause) {
+/// `paused`: its deadline passed while this process stood still, for so long.
+pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause, paused: Option<Duration>) {
+    if let Some(paused) = paused {
+        let paused_ms = paused.as_millis() as u64;
+        error!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, cause = "its deadline passed while this process stood still", paused_ms, "the lease was lost while it was held, as this process stood still");
+        return;
+    }
     match cause {
         LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked => {
             debug!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease is over");
@@ -319,6 +337,11 @@ pub(crate) fn forged_grant(of: &Label, name: &Name) {
     error!(target: "tenure", event = "forged_grant", node_name = of.name(), kind = name.kind.word(), key = %name.key, "somebody else publishes on our channel");
 }
 
+/// `Locks` were built.
+pub(crate) fn locks_built(of: &Label, server: &str, prefix: &[u8]) {
+    info!(target: "tenure", event = "locks_built", node = %of.node, node_name = of.name(), server, prefix = %prefix.escape_ascii(), "locks are built");
+}
+
 pub(crate) fn connected(of: &Label, took: Duration) {
     let took_ms = took.as_millis() as u64;
     debug!(target: "tenure", event = "connected", node = %of.node, node_name = of.name(), took_ms, "connected to the store");
@@ -326,6 +349,11 @@ pub(crate) fn connected(of: &Label, took: Duration) {
 
 pub(crate) fn connection_lost(of: &Label, error: &StoreError) {
     debug!(target: "tenure", event = "connection_lost", node = %of.node, node_name = of.name(), %error, "a connection to the store was given up");
+}
+
+pub(crate) fn process_paused(of: &Label, lasted: Duration) {
+    let paused_ms = lasted.as_millis() as u64;
+    warn!(target: "tenure", event = "process_paused", node = %of.node, node_name = of.name(), paused_ms, "this process stood still: it was stopped or suspended, or its background thread got no processor");
 }
 
 pub(crate) fn driver_failed(of: &Label) {
@@ -362,11 +390,15 @@ pub(crate) fn store_failing(of: &Label, server: &str, error: &StoreError) {
 pub(crate) fn store_recovered(
     of: &Label,
     server: &str,
-    away: Duration,
+    (away, is_another): (Duration, bool),
     [requests_failed, callers_refused, leases_lost]: [u64; 3],
 ) {
     let away_ms = away.as_millis() as u64;
-    warn!(target: "tenure", event = "store_recovered", node = %of.node, node_name = of.name(), server, away_ms, requests_failed, callers_refused, leases_lost, "the store is back");
+    warn!(target: "tenure", event = "store_recovered", node = %of.node, node_name = of.name(), server, away_ms, requests_failed, callers_refused, leases_lost, is_another, "the store is back");
+}
+
+pub(crate) fn server_changed(of: &Label, server: &str) {
+    warn!(target: "tenure", event = "server_changed", node = %of.node, node_name = of.name(), server, "another server answers at this address, or the same one after a restart: what it did not keep is forgotten");
 }
 
 pub(crate) fn server_warning(of: &Label, text: &str) {
@@ -401,6 +433,12 @@ pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>
     }
 }
 
+/// A layer refused so many requests since this was told last, because others had or awaited their keys.
+#[cfg(feature = "tower")]
+pub(crate) fn refused_busy(count: u64, route: Option<&str>) {
+    warn!(target: "tenure", event = "refused_busy", count, route, "requests were refused, as others had or awaited their keys");
+}
+
 /// A layer that only observes would have made a request wait, or refused it.
 #[cfg(feature = "tower")]
 pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
@@ -413,30 +451,6 @@ pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
 #[cfg(feature = "axum")]
 pub(crate) fn lease_missing(path: &str) {
     error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_starts(of: &Label, job: &Key, mark: TickTime, attempt: u32) {
-    if attempt > 1 {
-        info!(target: "tenure", event = "tick_starts", node_name = of.name(), %job, tick_ms = mark.0, attempt, "running a tick that another one began and did not end");
-    } else {
-        debug!(target: "tenure", event = "tick_starts", node_name = of.name(), %job, tick_ms = mark.0, attempt, "running a tick");
-    }
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick(of: &Label, job: &Key, mark: TickTime, outcome: &'static str) {
-    metrics::ticked(outcome);
-    if outcome == "elsewhere" {
-        debug!(target: "tenure", event = "tick", node_name = of.name(), %job, tick_ms = mark.0, outcome, "a tick is over");
-    } else {
-        info!(target: "tenure", event = "tick", node_name = of.name(), %job, tick_ms = mark.0, outcome, "a tick is over");
-    }
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_failed(of: &Label, job: &Key, mark: TickTime, why: &str) {
-    warn!(target: "tenure", event = "tick_failed", node_name = of.name(), %job, tick_ms = mark.0, why, "a job failed");
 }
 
 #[cfg(feature = "scheduler")]

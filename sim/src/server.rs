@@ -120,7 +120,7 @@ impl World {
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match (reply.number(), reply) {
                 (Some(number), _) => number.0,
-                (None, Reply::Queued(_) | Reply::QueuedBehindForeign(_)) => 1,
+                (None, Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)) => 1,
                 (None, Reply::Busy(_)) => 2,
                 (None, _) => 3,
             });

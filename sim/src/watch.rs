@@ -404,7 +404,10 @@ impl World {
                     self.watch_passed(key, (holder, request), before, &after);
                 }
             }
-            let is_queued = matches!(reply, Reply::Queued(_) | Reply::QueuedBehindForeign(_));
+            let is_queued = matches!(
+                reply,
+                Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)
+            );
             if is_queued || reply.number().is_some() {
                 self.watch.heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);

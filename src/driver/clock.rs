@@ -55,6 +55,14 @@ impl Clock {
         Instant::from_nanos(nanos + self.ahead.load(Ordering::Relaxed))
     }
 
+    /// It is that of a process that is simulated.
+    pub(crate) fn is_simulated(&self) -> bool {
+        #[cfg(all(feature = "scheduler", feature = "testing"))]
+        return self.process.is_some();
+        #[cfg(not(all(feature = "scheduler", feature = "testing")))]
+        false
+    }
+
     /// What waking up from a suspend of that length looks like. Timers do not move.
     #[cfg(any(test, feature = "testing"))]
     pub fn jump(&self, span: std::time::Duration) {

@@ -85,10 +85,12 @@ async fn drive(node: &Arc<Node>) {
     let mut gone_since = None;
     loop {
         let now = node.clock.now();
+        node.note_awake(now);
         node.turn(now);
         if node.is_abandoned() {
             let since = *gone_since.get_or_insert(now);
             if node.is_idle() || now.since(since) > node.longest_hold() {
+                node.pulse.expect_awake(None);
                 return;
             }
         }
@@ -108,16 +110,19 @@ async fn sleep(node: &Node, look: Option<Instant>) -> bool {
     let planned = &node.alarm.planned;
     planned.store(earliest().map_or(u64::MAX, Instant::as_nanos), Ordering::SeqCst);
     // A timer that was set before that was stored may have been compared with the old value.
-    match earliest().map(|next| next.since(node.clock.now())) {
+    let now = node.clock.now();
+    match earliest().map(|next| next.since(now)) {
         Some(pause) if pause.is_zero() => {
             yield_now().await;
             true
         }
-        Some(pause) => timeout(pause, node.alarm.notify.notified()).await.is_err(),
-        None => {
-            node.alarm.notify.notified().await;
-            false
-        }
+        pause => match node.note_asleep(now, pause) {
+            Some(pause) => timeout(pause, node.alarm.notify.notified()).await.is_err(),
+            None => {
+                node.alarm.notify.notified().await;
+                false
+            }
+        },
     }
 }
 
@@ -210,7 +215,10 @@ impl Node {
                 let closed = lock(&server.io).inboxes.remove(&attempt);
                 drop(closed);
             }
-            SessionEffect::InboxState(state) => self.inbox_state(state),
+            SessionEffect::InboxState(state) => {
+                self.note_inbox(server, state);
+                self.inbox_state(state);
+            }
             SessionEffect::Probed(probe, answer) => server.probed(probe, answer),
             SessionEffect::Event(event) => self.session_event(server, event),
         }));
@@ -231,6 +239,7 @@ impl Node {
                     for text in link.warnings().to_vec() {
                         node.events.push(DriverEvent::ServerWarning { text });
                     }
+                    node.note_run(&to, link.run_id());
                     let time = link.time();
                     let batches = JoinSet::new();
                     lock(&to.io)

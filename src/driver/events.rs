@@ -82,7 +82,11 @@ impl EventSink {
     /// A lease ended while it was held.
     pub(crate) fn lost(&self, name: &Name, cause: LostCause) {
         let name = name.clone();
-        self.push(DriverEvent::Lost { name, cause });
+        self.push(DriverEvent::Lost {
+            name,
+            cause,
+            paused: None,
+        });
     }
 
     /// A batch of so many requests leaves for the store. One without any is a sign of life, and no batch.

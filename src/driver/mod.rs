@@ -2,7 +2,9 @@
 //!
 //! Reading order: [`node`] (steps of keys, on any thread), [`lookups`] (what it is asked without one), [`together`] (of
 //! several at one moment), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
-//! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), `jobs`, [`writes`] and
+//! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), [`pulse`] and [`pause`] (a
+//! process that stood still),
+//! `jobs`, [`writes`] and
 //! [`pending_writes`] (of callers' data), [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod at_once;
@@ -17,9 +19,11 @@ pub(crate) mod jobs;
 pub(crate) mod lookups;
 pub(crate) mod node;
 pub(crate) mod outage;
+pub(crate) mod pause;
 pub(crate) mod pending_writes;
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 pub(crate) mod process;
+pub(crate) mod pulse;
 pub(crate) mod servers;
 pub(crate) mod together;
 pub(crate) mod told;

@@ -14,8 +14,9 @@ use foldhash::quality::RandomState;
 use tokio::sync::{Notify, watch};
 
 use crate::driver::clock::Clock;
-use crate::driver::events::EventSink;
+use crate::driver::events::{DriverEvent, EventSink};
 use crate::driver::outage::Failed;
+use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
 use crate::driver::waiter::{Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
@@ -45,6 +46,7 @@ pub(crate) struct Node {
     pub(crate) events: EventSink,
     pub(crate) servers: Servers,
     pub(crate) alarm: Alarm,
+    pub(crate) pulse: Pulse,
     fork: forkguard::Guard,
     hasher: RandomState,
     pub(super) shards: Vec<Cell>,
@@ -211,6 +213,7 @@ impl Node {
                 notify: Notify::new(),
                 planned: AtomicU64::new(u64::MAX),
             },
+            pulse: Pulse::default(),
             fork: forkguard::new(),
             hasher: RandomState::default(),
             shards: shards.collect(),
@@ -543,7 +546,12 @@ impl Node {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {
                     self.servers.of(name).outage.lost_lease();
                 }
-                self.events.lost(name, *cause);
+                let is_by_deadline = *cause == LostCause::Deadline;
+                self.events.push(DriverEvent::Lost {
+                    name: name.clone(),
+                    cause: *cause,
+                    paused: is_by_deadline.then(|| self.pause_until_now()).flatten(),
+                });
             }
             Effect::Denied(_, AcquireError::Store(error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);
@@ -578,12 +586,15 @@ impl Node {
         }
     }
 
-    pub(crate) fn next_due(&self) -> Option<Instant> {
+    /// When a key has something to do next.
+    pub(crate) fn next_key_due(&self) -> Option<Instant> {
         let shards = self.shards.iter().map(|cell| cell.due.load(Ordering::SeqCst));
-        let shards = shards
-            .min()
-            .filter(|due| *due < u64::MAX)
-            .map(Instant::from_nanos);
+        let due = shards.min().filter(|due| *due < u64::MAX);
+        due.map(Instant::from_nanos)
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let shards = self.next_key_due();
         let sessions = self.servers.all();
         let sessions = sessions.filter_map(|server| lock(&server.session).next_due());
         sessions.chain(shards).min()

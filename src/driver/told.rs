@@ -1,21 +1,35 @@
 //! What happens between a node and a server: what of it is an event, and what only counts for an outage.
 
+use std::sync::Arc;
+
 use crate::driver::events::DriverEvent;
 use crate::driver::node::Node;
-use crate::driver::outage::Failed;
+use crate::driver::outage::{Ended, Failed, InboxLoss};
 use crate::driver::servers::Server;
+use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::Reply;
 use crate::protocol::session_step::SessionEvent;
-use crate::protocol::step::Input;
+use crate::protocol::step::{InboxState, Input};
 
 impl Node {
     /// Something failed at a server.
     pub(crate) fn failed(&self, server: &Server, what: Failed, error: &StoreError) {
-        if server.outage.failed(self.clock.now(), what, error) {
+        // What a process that stood still finds is no news of the server. A server that really fails goes on failing.
+        if self.pause_until_now().is_some() {
+            return;
+        }
+        let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
+        if begins {
             self.events.push(DriverEvent::StoreFailing {
                 server: server.text.clone(),
                 error: error.clone(),
+            });
+        }
+        if let Some(error) = inbox {
+            self.events.push(DriverEvent::InboxLost {
+                error,
+                is_news: false,
             });
         }
     }
@@ -38,38 +52,104 @@ impl Node {
         }
     }
 
+    /// A connection to a server opened, which says which run of it this is.
+    pub(crate) fn note_run(&self, server: &Server, run_id: Option<&str>) {
+        if run_id.is_some_and(|run_id| server.outage.is_changed(run_id)) {
+            self.events.push(DriverEvent::ServerChanged {
+                server: server.text.clone(),
+            });
+        }
+    }
+
+    /// Whether grants are pushed has changed.
+    pub(crate) fn note_inbox(&self, server: &Server, state: InboxState) {
+        let ended = server.outage.inbox_state(self.clock.now(), state);
+        self.tell_ended(server, ended);
+    }
+
+    fn tell_ended(&self, server: &Server, ended: Option<Ended>) {
+        self.events.push(match ended {
+            Some(Ended::Outage {
+                away,
+                cost,
+                is_another,
+            }) => DriverEvent::StoreRecovered {
+                server: server.text.clone(),
+                away,
+                cost,
+                is_another,
+            },
+            Some(Ended::Doubt(error, lasted)) => {
+                self.events.push(DriverEvent::InboxLost { error, is_news: true });
+                match lasted {
+                    Some(_) => DriverEvent::InboxOpen { away: lasted },
+                    None => return,
+                }
+            }
+            None => return,
+        });
+    }
+
+    /// Asks a server of which nobody wants anything whether it is there, so that the end of its outage is told.
+    fn look_for_life(self: &Arc<Self>, server: &Arc<Server>) {
+        let (probed, _) = server.probe();
+        self.feed(server, probed);
+        self.alarm.ring();
+    }
+
+    /// The inbox is lost, or was not opened.
+    fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError) {
+        // A server that refuses is there. One that is never away cannot be asked, and nobody waits at a node that nobody
+        // holds on to.
+        let is_decided =
+            matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
+        if self.pause_until_now().is_some() {
+            let is_news = false;
+            return self.events.push(DriverEvent::InboxLost { error, is_news });
+        }
+        let is_news = match server.outage.inbox_lost(self.clock.now(), &error, is_decided) {
+            _ if self.is_abandoned() => false,
+            InboxLoss::Explained => false,
+            InboxLoss::Alone => true,
+            InboxLoss::Doubted { is_asked } => {
+                if !is_asked || lock(&server.io).connections.is_empty() {
+                    self.look_for_life(server);
+                }
+                return;
+            }
+        };
+        self.events.push(DriverEvent::InboxLost { error, is_news });
+    }
+
     /// What happened between this node and a server.
-    pub(crate) fn session_event(&self, server: &Server, event: SessionEvent) {
-        let now = || self.clock.now();
-        self.events.push(match event {
-            SessionEvent::Connected(took) => DriverEvent::Connected { took },
+    pub(crate) fn session_event(self: &Arc<Self>, server: &Arc<Server>, event: SessionEvent) {
+        match event {
+            SessionEvent::Connected(took) => self.events.push(DriverEvent::Connected { took }),
             SessionEvent::ConnectionLost { error, idle } => {
-                if !idle {
+                // One that was idle is no trouble, unless the inbox broke with it.
+                if !idle || server.outage.is_doubted() {
                     self.failed(server, Failed::Connection, &error);
                 }
-                DriverEvent::ConnectionLost { error }
+                self.events.push(DriverEvent::ConnectionLost { error });
             }
-            SessionEvent::Answered { refused: false } => match server.outage.answered(now()) {
-                Some((away, cost)) => DriverEvent::StoreRecovered {
-                    server: server.text.clone(),
-                    away,
-                    cost,
-                },
-                None => return,
-            },
-            SessionEvent::InboxOpen => DriverEvent::InboxOpen {
-                away: server.outage.inbox_open(now()),
-            },
-            SessionEvent::InboxLost(error) => DriverEvent::InboxLost {
-                // Nobody waits at a node that nobody holds on to.
-                is_news: !self.is_abandoned() && server.outage.inbox_lost(now()),
-                error,
-            },
+            SessionEvent::Answered { refused: false, sent } => {
+                let ended = server.outage.answered(self.clock.now(), sent);
+                self.tell_ended(server, ended);
+            }
+            SessionEvent::InboxOpen => {
+                if let Some(away) = server.outage.inbox_open(self.clock.now()) {
+                    self.events.push(DriverEvent::InboxOpen { away });
+                }
+                if server.outage.is_on() {
+                    self.look_for_life(server);
+                }
+            }
+            SessionEvent::InboxLost(error) => self.inbox_lost(server, error),
             // Each is told with its key, and all of them with their server.
             SessionEvent::Answered { .. }
             | SessionEvent::TimedOut(_)
             | SessionEvent::Bystanders(_)
-            | SessionEvent::Down(_) => return,
-        });
+            | SessionEvent::Down(_) => {}
+        }
     }
 }

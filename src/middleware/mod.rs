@@ -183,6 +183,7 @@ pub use self::service::LockService;
 
 mod body;
 mod completion;
+mod crowd;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;

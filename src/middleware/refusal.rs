@@ -12,6 +12,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::error::{Error, LostCause};
 use crate::middleware::body::{RefusalBody, boxed};
+use crate::middleware::crowd::Crowd;
 use crate::observe;
 
 /// Where the outcomes are explained: an anchor for each variant.
@@ -408,6 +409,7 @@ pub(super) struct Refusals {
     busy: Refused,
     /// That the layer is set up wrongly is told once: every request of a route would tell it.
     told: Arc<AtomicBool>,
+    crowd: Crowd,
 }
 
 impl Refusals {
@@ -420,6 +422,7 @@ impl Refusals {
             base: Cow::Borrowed(PROBLEM_BASE),
             busy,
             told: Arc::default(),
+            crowd: Crowd::default(),
         }
     }
 
@@ -483,6 +486,12 @@ impl Refusals {
             is_news,
         };
         observe::refused(&told, error);
+        if matches!(
+            why,
+            Refused::Busy | Refused::InFlight | Refused::WaitedTooLong | Refused::QueueFull
+        ) {
+            self.crowd.note(route);
+        }
         response.extensions_mut().insert(why);
         response
     }

@@ -2,11 +2,28 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use tracing::{debug, error, info, warn};
 
 use crate::key::Key;
 use crate::observe::{Label, metrics};
 use crate::protocol::message::TickTime;
+
+/// A run that came to its end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ran {
+    pub(crate) attempt: u32,
+    pub(crate) fence: u64,
+    pub(crate) took: Duration,
+}
+
+/// A try that failed: which, of how many, and after which pause the next follows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FailedTry {
+    pub(crate) number: u32,
+    pub(crate) of: u32,
+    pub(crate) again: Option<Duration>,
+}
 
 pub(crate) fn tick_early(of: &Label, job: &Key, mark: TickTime, left: Duration) {
     metrics::alarmed("early");
@@ -32,7 +49,7 @@ pub(crate) fn ticks_passed_over(of: &Label, job: &Key, after: TickTime, next: Ti
 
 pub(crate) fn tick_given_up(of: &Label, job: &Key, mark: TickTime, attempts: u32) {
     metrics::alarmed("given_up");
-    error!(target: "tenure", event = "tick_given_up", node_name = of.name(), %job, tick_ms = mark.0, attempts, "a tick was begun again and again and never ended, and is given up");
+    warn!(target: "tenure", event = "tick_given_up", node_name = of.name(), %job, tick_ms = mark.0, attempts, "a tick was begun again and again and never ended, and is given up");
 }
 
 pub(crate) fn mark_ahead(of: &Label, job: &Key, ahead_ms: u64) {
@@ -73,4 +90,59 @@ pub(crate) fn storage_shared(of: &Label, job: &Key, foreign: uuid::Uuid) {
 
 pub(crate) fn job_odd_days(of: &Label, job: &Key, days: usize, first: &dyn std::fmt::Display) {
     info!(target: "tenure", event = "job_odd_days", node_name = of.name(), %job, days, %first, "as clocks change in the job's zone, some ticks come twice, not at all or at another time");
+}
+
+pub(crate) fn tick_starts(of: &Label, job: &Key, mark: TickTime, attempt: u32) {
+    let text = if attempt > 1 {
+        "running a tick that another one began and did not end"
+    } else {
+        "running a tick"
+    };
+    info!(target: "tenure", event = "tick_starts", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, attempt, "{text}");
+}
+
+pub(crate) fn tick(of: &Label, job: &Key, mark: TickTime, outcome: &'static str, ran: Option<Ran>) {
+    metrics::ticked(outcome);
+    let (attempt, fence) = (ran.map(|ran| ran.attempt), ran.map(|ran| ran.fence));
+    let took_ms = ran.map(|ran| ran.took.as_millis() as u64);
+    match outcome {
+        "elsewhere" => {
+            debug!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, "a tick is over");
+        }
+        "missed" => {
+            warn!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, attempt, fence, "a tick was missed: no node ran it, and none will");
+        }
+        _ => {
+            info!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, took_ms, attempt, fence, "a tick is over");
+        }
+    }
+}
+
+/// The nominal time as RFC 3339.
+fn date(mark: TickTime) -> impl tracing::Value {
+    let ms = i64::try_from(mark.0).unwrap_or(i64::MAX);
+    tracing::field::debug(DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::<Utc>::MAX_UTC))
+}
+
+pub(crate) fn tick_failed(
+    of: &Label,
+    job: &Key,
+    mark: TickTime,
+    why: &str,
+    failed: FailedTry,
+    is_timeout: bool,
+) {
+    let FailedTry {
+        number,
+        of: tries,
+        again,
+    } = failed;
+    let next = again.map_or_else(String::new, |pause| {
+        format!(", again in {} s", pause.as_millis() as f64 / 1_000.0)
+    });
+    if again.is_none() || is_timeout {
+        warn!(target: "tenure", event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
+    } else {
+        info!(target: "tenure", event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
+    }
 }

@@ -17,9 +17,10 @@ impl<P: Plant> KeyState<P> {
     /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
     /// run out as they should.
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let ran_out = self.owner_ends.take().is_some_and(|ends| ends <= cx.now);
+        let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
+        let ran_out = owner_ends.is_some_and(|ends| ends <= cx.now);
         if ran_out && !self.claims[number].fixed {
-            cx.event(KeyEvent::Inherited);
+            cx.event(KeyEvent::Inherited { from });
         }
     }
 

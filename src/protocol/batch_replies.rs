@@ -93,7 +93,8 @@ impl<P: Plant> Session<P> {
             effects.push(SessionEffect::Probed(probe, Ok(())));
         }
         if self.options.can_fail {
-            effects.push(SessionEvent::Answered { refused }.into());
+            let sent = batch.sent;
+            effects.push(SessionEvent::Answered { refused, sent }.into());
         }
         if demoted {
             let error = StoreError::refused(StoreRefusal::ReadOnly);

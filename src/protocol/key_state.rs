@@ -9,7 +9,7 @@ use crate::protocol::claims::Claims;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::line::{Caller, Line};
-use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, TickTime};
+use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
 use crate::protocol::readers::Readers;
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
 use crate::protocol::time::Instant;
@@ -43,6 +43,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) taken: Option<Instant>,
     /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
     pub(crate) owner_ends: Option<Instant>,
+    /// The node of that owner, if it owns alone.
+    pub(crate) owner: Option<NodeId>,
     /// What kept requests from being answered since the last answer.
     pub(crate) error: Option<StoreError>,
     /// The claim that was held last.

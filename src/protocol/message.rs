@@ -203,6 +203,8 @@ pub enum Reply {
     Watching(GrantNumber),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
+    /// As [`Queued`](Self::Queued), and a claim of this node owns it alone.
+    QueuedBehind(Option<u64>, NodeId),
     /// As [`Queued`](Self::Queued), and the present owner does not know the queue: when it releases, nobody is told.
     QueuedBehindForeign(Option<u64>),
     /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.

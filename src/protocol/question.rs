@@ -29,6 +29,7 @@ impl<P: Plant> Transaction<'_, P> {
             owns: owned && job.mark == mark,
             mark: job.mark,
             well: job.well,
+            after: job.after(),
             lost,
             ..JobReport::default()
         };

@@ -130,7 +130,8 @@ pub struct Job {
     pub winner: Option<Holder>,
     /// The latest tick that came while an earlier one was running, and is never run.
     pub skipped: Option<TickTime>,
-    /// A tick that was granted, and the one granted next: none between them ever was.
+    /// A tick that was granted, and the one granted next: none between them ever was. The first that is granted comes after
+    /// tick 0.
     pub passed: Option<(TickTime, TickTime)>,
     /// Of the service and the expression of whoever asked about it last; 0 when nobody said.
     pub fingerprint: u64,
@@ -165,13 +166,17 @@ impl Job {
         self.mark.and(self.mark.max(skipped))
     }
 
+    /// The tick that was granted before the latest one, if that is known. Nothing is known of what came before.
+    pub(crate) fn after(&self) -> Option<TickTime> {
+        let passed = self.passed.filter(|(_, latest)| Some(*latest) == self.mark);
+        passed.map(|(before, _)| before)
+    }
+
     /// It came while an earlier one was running, and was never granted, nor will be. As far as is known: of what came before
     /// the latest two grants nothing is.
     pub(crate) fn is_skipped(&self, mark: Option<TickTime>) -> bool {
-        let passed = self.passed.filter(|(_, latest)| Some(*latest) == self.mark);
-        mark <= self.skipped
-            && (mark > self.mark
-                || passed.is_some_and(|(before, latest)| mark > Some(before) && mark < Some(latest)))
+        let is_between = self.after().is_some_and(|before| mark > Some(before)) && mark < self.mark;
+        mark <= self.skipped && (mark > self.mark || is_between)
     }
 
     /// A reset brought it back: nobody stands by for it until its time comes.

@@ -7,7 +7,7 @@ use crate::protocol::claim::{Holders, Local, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
-use crate::protocol::message::ClaimNumber;
+use crate::protocol::message::{ClaimNumber, Kind};
 use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
@@ -80,8 +80,9 @@ impl<P: Plant> KeyState<P> {
         };
         let held_for = cx.now.since(hold.since);
         if hold.until().is_none_or(|until| cx.now < until) || renews_all {
-            // A job takes as long as it takes.
-            let is_long = held_for >= cx.source.rules.long_hold && !hold.is_told && claim.mark.is_none();
+            // A job takes as long as it takes, and a leader leads for as long as it lives.
+            let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);
+            let is_long = held_for >= cx.source.rules.long_hold && !hold.is_told && is_lock;
             hold.is_told |= is_long;
             if is_long {
                 cx.event(KeyEvent::HeldLong { held: held_for });

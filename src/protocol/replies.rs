@@ -12,7 +12,9 @@ use crate::protocol::failures::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
-use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply, Unanswered};
+use crate::protocol::message::{
+    ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, Unanswered,
+};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
@@ -65,8 +67,11 @@ impl<P: Plant> KeyState<P> {
                 (claim.attempt, claim.overtook) = (1, Some(tick));
                 self.granted(cx, number, sent, grant);
             }
-            (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
-            (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
+            (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false, None)),
+            (_, Reply::QueuedBehind(left, node)) => {
+                self.queued(cx, number, sent, (left, false, Some(node)));
+            }
+            (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true, None)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (RequestKind::Pass, reply) => self.pass_undone(cx, number, &reply),
             (RequestKind::Claim { .. }, reply)
@@ -167,13 +172,13 @@ impl<P: Plant> KeyState<P> {
         self.in_vain(cx, claimant, "answers come too late to be used");
     }
 
-    /// `is_foreign`: the owner will not tell anybody of its release.
+    /// `is_foreign`: the owner will not tell anybody of its release. `owner`: its node, if that is known.
     fn queued(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         sent: Instant,
-        (left, is_foreign): (Option<u64>, bool),
+        (left, is_foreign, owner): (Option<u64>, bool, Option<NodeId>),
     ) {
         self.yield_is_done(cx, number);
         let claim = &mut self.claims[number];
@@ -194,7 +199,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 self.asks_for_one = claim.mode.is_of_permits();
                 self.taken = Some(cx.now);
-                self.owner_ends = left.map(|left| sent + ms(left));
+                (self.owner_ends, self.owner) = (left.map(|left| sent + ms(left)), owner);
                 let mode = claim.mode;
                 self.schedule_wait(cx, number, left, is_foreign);
                 self.deny_behind(cx, mode);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, Name, Unanswered};
 use crate::protocol::step::{InboxState, Input};
+use crate::protocol::time::Instant;
 use crate::protocol::write::WriteId;
 
 /// The pauses before a connection or an inbox is opened again: the first, and the longest.
@@ -144,6 +145,8 @@ pub enum SessionEvent {
     Answered {
         /// Something in it was refused.
         refused: bool,
+        /// When it was sent.
+        sent: Instant,
     },
     /// The inbox is open.
     InboxOpen,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
     Checkpoint, ClaimNumber, Fence, Grant, GrantNumber, Holder, JobReport, LatchReport, LeaderReport,
-    LeaseTimes, Mode, Name, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
+    LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
 };
 use crate::protocol::time::Instant;
 
@@ -328,7 +328,10 @@ pub enum KeyEvent {
     FoundGranted,
     /// It was granted when the lease of the owner before, as the store last told it, had run out: that one died, or
     /// lost sight of the store. Comes with one of the three before.
-    Inherited,
+    Inherited {
+        /// The node of that owner, if it owned alone.
+        from: Option<NodeId>,
+    },
     /// The lease was renewed with so much of it left.
     Renewed {
         /// What had been left of the lease when the answer came.

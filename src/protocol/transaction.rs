@@ -296,7 +296,7 @@ impl<P: Plant> Transaction<'_, P> {
                 job.saved = None;
             }
             if !again {
-                job.passed = job.mark.zip(mark);
+                job.passed = mark.map(|mark| (job.mark.unwrap_or_default(), mark));
             }
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(holder));
@@ -365,9 +365,11 @@ impl<P: Plant> Transaction<'_, P> {
         // Who leaves a key free tells nobody either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner == RecordOwner::Foreign) {
             self.branches.push(Branch::QueuedBehindForeign);
-            Reply::QueuedBehindForeign(left)
-        } else {
-            Reply::Queued(left)
+            return Reply::QueuedBehindForeign(left);
+        }
+        match record.map(|record| &record.owner) {
+            Some(RecordOwner::Claim(owner, _)) => Reply::QueuedBehind(left, owner.node),
+            _ => Reply::Queued(left),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::primitives::acquire::Unacquired;
 use crate::primitives::tick::{acquire_tick, ask_about_job};
 use crate::protocol::message::{JobReport, Question, TickTime, Turn};
 use crate::protocol::time::Instant;
+use crate::scheduler::doubts::Doubts;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::work::Work;
@@ -33,6 +34,9 @@ const SKEW: Duration = Duration::from_secs(1);
 
 /// So many ticks in a row are skipped before that is told as an alarm.
 const ALARM: u32 = 3;
+
+/// Not run here in time. The store is asked whether another node ran it.
+const MISSED: Run = Run::Not(TickOutcome::Missed);
 
 /// One job of this node.
 pub(crate) struct Gate {
@@ -56,6 +60,8 @@ pub(crate) struct Gate {
     away: Mutex<Option<SystemTime>>,
     /// The runs that are in a step right now, by their fence: of which tick, since when, and whether that was told.
     pub(super) steps: Mutex<HashMap<u64, Step>>,
+    /// Ticks of which it is not known whether another node ran them.
+    pub(super) doubts: Mutex<Doubts>,
 }
 
 /// How a tick is pursued.
@@ -165,7 +171,9 @@ impl Gate {
             store_clock: Mutex::default(),
             away: Mutex::default(),
             steps: Mutex::default(),
+            doubts: Mutex::default(),
         };
+        gate.handle.node().has_jobs();
         Some((gate, life))
     }
 
@@ -296,9 +304,9 @@ impl Gate {
     /// A run that has come to no await for a third of its lease blocks its runtime, and can be neither cancelled nor told. Its
     /// lease is renewed all the same.
     pub(crate) fn look_at_steps(&self) {
-        let now = self.handle.node().clock.now();
+        let node = self.handle.node();
         for step in lock(&self.steps).values_mut() {
-            let lasts = now.since(step.since);
+            let lasts = node.ran_since(step.since);
             if !step.told && lasts > self.settings.lease / 3 {
                 step.told = true;
                 observe::job_blocks(self.label(), &self.name, step.mark, lasts);
@@ -334,16 +342,26 @@ impl Gate {
         work: &impl Work,
     ) -> Result<TickOutcome, Behind> {
         let _pursuit = self.jobs.pursuits.token();
-        let outcome = self.run_tick(mark, how, work).await?;
+        let outcome = match self.run_tick(mark, how, work).await? {
+            Run::Over(outcome, ran) => {
+                observe::tick(self.label(), &self.name, mark, outcome.word(), Some(ran));
+                outcome
+            }
+            Run::Not(TickOutcome::Missed) => self.account_for(mark).await,
+            Run::Not(outcome) => {
+                // A refusal was told where it happened, which may be before there is a tick.
+                if outcome != TickOutcome::Refused {
+                    observe::tick(self.label(), &self.name, mark, outcome.word(), None);
+                }
+                outcome
+            }
+            Run::Lost => TickOutcome::Elsewhere,
+        };
         self.count_skips(outcome);
-        // A refusal was told where it happened, which may be before there is a tick.
-        if outcome != TickOutcome::Refused {
-            observe::tick(self.label(), &self.name, mark, outcome.word());
-        }
         Ok(outcome)
     }
 
-    async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<TickOutcome, Behind> {
+    async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<Run, Behind> {
         self.newest
             .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
         let mut newest = self.newest.subscribe();
@@ -354,33 +372,33 @@ impl Gate {
             // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
                 if !runs_all {
-                    return Ok(TickOutcome::Elsewhere);
+                    return Ok(Run::Not(TickOutcome::Elsewhere));
                 }
                 // What comes next is not to be had before this one has ended, and asking for it again and again ends nothing.
                 tokio::select! {
                     biased;
-                    why = self.ended() => return Ok(why),
+                    why = self.ended() => return Ok(Run::Not(why)),
                     () = sleep(RETRY.1) => continue,
                 }
             };
             // Where none is passed over the store is told that it is over, by a run.
             if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
-                return Ok(TickOutcome::Missed);
+                return Ok(MISSED);
             }
             let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, mark, how.turn);
             let entered = tokio::select! {
                 biased;
-                why = self.ended() => return Ok(why),
+                why = self.ended() => return Ok(Run::Not(why)),
                 entered = entering => entered,
             };
             let is_early = matches!(entered, Err(Unacquired::Early(_)));
             let wait = match entered {
                 Ok(guard) => match self.run(guard, mark, how, work).await {
-                    Run::Over(outcome) => return Ok(outcome),
                     Run::Lost => {
                         how.is_first = false;
                         continue;
                     }
+                    over => return Ok(over),
                 },
                 // Won and not taken up in time: nothing was begun.
                 Err(Unacquired::Error(Error::Lost { .. })) => {
@@ -388,7 +406,7 @@ impl Gate {
                     continue;
                 }
                 Err(refused) => match self.refused(mark, how, refused)? {
-                    Refused::Over(outcome) => return Ok(outcome),
+                    Refused::Over(outcome) => return Ok(Run::Not(outcome)),
                     Refused::Early(left) => left,
                     Refused::Away => {
                         how.is_catch_up = true;
@@ -407,8 +425,8 @@ impl Gate {
             let is_kept = is_early || runs_all;
             tokio::select! {
                 biased;
-                why = self.ended() => return Ok(why),
-                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(TickOutcome::Missed),
+                why = self.ended() => return Ok(Run::Not(why)),
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(MISSED),
                 () = sleep(wait) => {}
             }
         }

@@ -156,8 +156,9 @@ impl<F> Job<F> {
         Duration::from_nanos(period - since)
     }
 
-    /// The newest tick, when one that came since then was not fired in time; or how long until there may be one.
-    fn overdue(&self, since: Instant) -> Result<TickTime, Duration> {
+    /// The newest tick, when one that came since then was not fired in time, and how long ago that one came; or how long
+    /// until there may be one.
+    fn overdue(&self, since: Instant) -> Result<(TickTime, Duration), Duration> {
         // Nobody may have added it to a scheduler, or to the one that takes the place of another.
         let (Some(schedule), Some(false)) = (self.schedule(), self.engine_has_ended()) else {
             return Err(ENGINE);
@@ -171,7 +172,8 @@ impl<F> Job<F> {
             return Err(next());
         }
         // What came since is newer, and the engine would have fired that alone.
-        schedule.latest(now).map_err(|_| NAP)
+        let newest = schedule.latest(now).map_err(|_| NAP)?;
+        Ok((newest, age))
     }
 }
 
@@ -283,8 +285,11 @@ impl<F: Work> Job<F> {
             }
             job.gate.look_at_steps();
             let pause = match job.overdue(since) {
-                Ok(mark) => {
-                    observe::engine_missed(job.gate.label(), job.gate.name(), mark);
+                Ok((mark, age)) => {
+                    // No scheduler fires while its process stands still.
+                    if !job.gate.handle.node().was_paused(age, ENGINE) {
+                        observe::engine_missed(job.gate.label(), job.gate.name(), mark);
+                    }
                     job.clone().start(mark, false);
                     ENGINE
                 }

@@ -151,7 +151,7 @@
 //! | `given_up` | begun [as often as it may](LeasedJob::attempts) and never ended, so it is not run again |
 //! | `elsewhere` | another node ran it, or this one does already |
 //! | `skipped` | an earlier tick was still running, here or elsewhere, so this one is never run; with [`Overlap::QueueOne`], it waited, and a later one took its place |
-//! | `missed` | the store could not be reached before the next tick came, or until this one was too old ([`Misfire`]) |
+//! | `missed` | no node ran it: the store could not be reached before the next tick came, or until this one was too old ([`Misfire`]). It is told as a warning, after the store was asked again |
 //! | `drained` | this node drains. What it ran was cancelled for another node to take over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
 //! | `refused` | the job cannot be run as it is; an event says why |
@@ -197,8 +197,10 @@ pub use crate::scheduler::setup::{Leased, LeasedJob, Scheduled, Unscheduled};
 pub use crate::scheduler::work::Work;
 pub use crate::scheduler::zone::IntoZone;
 
+mod audit;
 mod blocking;
 mod catch_up;
+mod doubts;
 mod error;
 mod explain;
 mod gate;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 
+use crate::observe::Ran;
+
 /// The lease of a job that says nothing of it. Renewed while the job runs, so it is not a limit on its length.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
@@ -92,6 +94,11 @@ impl Retry {
         self
     }
 
+    /// How often a job is tried at most.
+    pub(crate) fn tries(self) -> u32 {
+        self.times.saturating_add(1)
+    }
+
     pub(crate) fn build(self) -> impl Iterator<Item = Duration> + Send {
         let builder = ExponentialBuilder::new()
             .with_min_delay(self.first)
@@ -169,7 +176,8 @@ pub(crate) enum TickOutcome {
     /// An earlier tick was still running, here or elsewhere, so this one is never run; or it waited for that, and a later one
     /// took its place.
     Skipped,
-    /// The store could not be reached before the next tick came, or until it was too old.
+    /// No node ran it: the store could not be reached before the next tick came, or until it was too old. Told after the
+    /// store was asked again.
     Missed,
     /// This node drains: it pursues nothing, and what it ran was cancelled for another node to take over.
     Drained,
@@ -217,10 +225,12 @@ impl Ended {
     }
 }
 
-/// What became of one holding.
+/// What became of a tick, or of one holding of it.
 #[derive(Debug)]
 pub(crate) enum Run {
-    Over(TickOutcome),
+    Over(TickOutcome, Ran),
+    /// It was not run here.
+    Not(TickOutcome),
     /// It was lost in the middle: this node stands by for whoever runs the tick now.
     Lost,
 }

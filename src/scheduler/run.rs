@@ -6,12 +6,13 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::Poll;
+use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant as Since, sleep};
 
 use crate::driver::jobs::{Jobs, RunEnd};
 use crate::driver::waiter::lock;
-use crate::observe;
+use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::TickTime;
 use crate::scheduler::gate::{Gate, How, Step};
@@ -35,18 +36,35 @@ struct Trial<'a> {
     attempt: u32,
     is_catch_up: bool,
     saves: Arc<AtomicU64>,
+    tries: u32,
 }
 
 impl Gate {
+    /// Runs a tick whose lease this node has.
     pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Run {
+        let (began, attempt, fence) = (Since::now(), guard.attempt(), guard.fence().get());
+        let outcome = self.outcome_of(guard, mark, how, work).await;
+        let took = began.elapsed();
+        let ran = Ran { attempt, fence, took };
+        outcome.map_or(Run::Lost, |outcome| Run::Over(outcome, ran))
+    }
+
+    /// `None` when the lease was lost.
+    async fn outcome_of(
+        &self,
+        guard: Guard,
+        mark: TickTime,
+        how: How,
+        work: &impl Work,
+    ) -> Option<TickOutcome> {
         let attempt = guard.attempt();
         if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
-            return self.finish(guard, mark, TickOutcome::GivenUp).await;
+            return Some(self.finish(guard, mark, TickOutcome::GivenUp).await);
         }
         // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
         if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
-            return self.finish(guard, mark, TickOutcome::Missed).await;
+            return Some(self.finish(guard, mark, TickOutcome::Missed).await);
         }
         if let Some(overtaken) = guard.overtook() {
             observe::tick_overtaken(self.label(), &self.name, overtaken);
@@ -57,25 +75,26 @@ impl Gate {
             attempt,
             is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
             saves: Arc::default(),
+            tries: self.settings.retry.tries(),
         };
         match self.run_and_retry(&trial, work).await {
             // Whoever has the lease now runs the tick, whatever became of it here.
             None => {
                 drop(guard);
-                Run::Lost
+                None
             }
             Some(TickOutcome::Drained) => {
                 if let Err(error) = guard.release().await {
                     observe::tick_untold(self.label(), &self.name, mark, &error);
                 }
-                Run::Over(TickOutcome::Drained)
+                Some(TickOutcome::Drained)
             }
-            Some(outcome) => self.finish(guard, mark, outcome).await,
+            Some(outcome) => Some(self.finish(guard, mark, outcome).await),
         }
     }
 
     /// Tells the store that the tick is over.
-    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> Run {
+    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> TickOutcome {
         let lease = guard.lease();
         match guard.finish(outcome == TickOutcome::Done).await {
             // What the job has left behind may have a guard of its own: then the store is told with that one.
@@ -84,19 +103,20 @@ impl Gate {
             // What was run was run; but the store may not know, and have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
         }
-        Run::Over(outcome)
+        outcome
     }
 
     /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
     async fn run_and_retry(&self, trial: &Trial<'_>, work: &impl Work) -> Option<TickOutcome> {
         let mut pauses = self.settings.retry.build();
         for retry in 0.. {
-            let outcome = self.try_once(trial, retry, work).await?;
+            let again = pauses.next();
+            let outcome = self.try_once(trial, (retry, again), work).await?;
             let failed = matches!(
                 outcome,
                 TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::TimedOut
             );
-            let Some(pause) = pauses.next().filter(|_| failed) else {
+            let Some(pause) = again.filter(|_| failed) else {
                 return Some(outcome);
             };
             tokio::select! {
@@ -108,8 +128,13 @@ impl Gate {
         None
     }
 
-    /// Runs the job once.
-    async fn try_once(&self, trial: &Trial<'_>, retry: u32, work: &impl Work) -> Option<TickOutcome> {
+    /// Runs the job once. `again`: the pause before the next try, if there is one.
+    async fn try_once(
+        &self,
+        trial: &Trial<'_>,
+        (retry, again): (u32, Option<Duration>),
+        work: &impl Work,
+    ) -> Option<TickOutcome> {
         let (guard, mark) = (trial.guard, trial.mark);
         // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
         let end = RunEnd::new(guard.lease().end_token().child_token());
@@ -141,12 +166,18 @@ impl Gate {
         let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
-        self.outcome(mark, ended, dropped.is_err())
+        let failed = FailedTry {
+            number: retry + 1,
+            of: trial.tries,
+            again,
+        };
+        self.outcome(mark, failed, ended, dropped.is_err())
     }
 
     /// What a run came to, whose future is gone by now. `None` when its lease was lost.
-    fn outcome(&self, mark: TickTime, ended: Ended, panicked: bool) -> Option<TickOutcome> {
-        let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why);
+    fn outcome(&self, mark: TickTime, of: FailedTry, ended: Ended, panicked: bool) -> Option<TickOutcome> {
+        let is_timeout = matches!(ended, Ended::TimedOut);
+        let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why, of, is_timeout);
         if panicked {
             failed("it panicked when it was cancelled");
         }

@@ -115,6 +115,11 @@ pub trait Link: Debug + Send + Sync + 'static {
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
 
+    /// Which run of the server this is, where it says so: it is another after a restart.
+    fn run_id(&self) -> Option<&str> {
+        None
+    }
+
     /// What the server's operator should know, found when the connection was opened.
     fn warnings(&self) -> &[String] {
         &[]

@@ -6,6 +6,8 @@ use std::time::Duration;
 use tenure::observe::EVENTS;
 use tenure::{Clock, Locks, MemoryStore};
 
+use tracing::Level;
+
 use crate::help::ms;
 use crate::support::events::Watch;
 
@@ -68,6 +70,44 @@ fn events_are_emitted_in_one_place() {
             );
         }
     }
+}
+
+/// A process that stood still says so first, and its losses name no other cause.
+#[tokio::test]
+async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
+    let clock = Clock::new();
+    let builder = Locks::builder().lease(ms(6_000)).node_name("paused");
+    let locks = builder.clock(clock.clone()).memory().unwrap();
+    let watch = Watch::of("node_name=paused ");
+    let guards = [
+        locks.mutex("paused 1").lock().await.unwrap(),
+        locks.mutex("paused 2").lock().await.unwrap(),
+    ];
+    // Its driver sleeps.
+    tokio::time::sleep(ms(100)).await;
+    clock.jump(ms(20_000));
+    let _ = guards.map(|guard| assert!(!guard.is_held()));
+    watch.until("lost").await;
+    while watch.count("lost") < 2 {
+        tokio::time::sleep(ms(5)).await;
+    }
+    // Long enough for the driver to wake, which would tell it again.
+    tokio::time::sleep(ms(1_000)).await;
+    let told = watch.told();
+    let loud: Vec<_> = told.iter().filter(|told| told.level <= Level::WARN).collect();
+    let events: Vec<&str> = loud.iter().map(|told| told.event.as_str()).collect();
+    assert_eq!(events, ["process_paused", "lost", "lost"], "{told:#?}");
+    let (_, paused) = loud[0].text.split_once("paused_ms=").unwrap();
+    let paused: u64 = paused.trim().parse().unwrap();
+    assert!((17_500..40_000).contains(&paused), "{paused}");
+    assert!(
+        loud[1].text.contains("while this process stood still"),
+        "{loud:#?}"
+    );
+    assert!(
+        loud.iter().all(|told| !told.text.contains("renewal")),
+        "{loud:#?}"
+    );
 }
 
 /// The life of a key, as it is told.

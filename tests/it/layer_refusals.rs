@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::MatchedPath;
@@ -19,6 +20,7 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::help::{ms, soon};
 use crate::layer::{GatedHandler, by_path, send, status, steal, text, to, until};
+use crate::support::events::Watch;
 
 /// Tells everything it sees.
 fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
@@ -250,4 +252,45 @@ async fn answers_may_have_any_body_and_errors_stay_as_they_were() {
     let service = ServiceBuilder::new().layer(string).service(inner);
     let Ok(response) = service.oneshot(Request::new(())).await;
     assert_eq!(text(response).await, "string");
+}
+
+/// A crowd at one key is a line a minute.
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_refused_as_busy_are_a_warning_a_minute() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("crowded").lock().await.unwrap();
+    let layer = LockLayer::by(&locks, |_| "crowded").skip();
+    let app = Router::new()
+        .route("/crowded/{id}", get(async || "in"))
+        .route_layer(layer);
+    let refused = async || {
+        let answer = app.clone().oneshot(to("/crowded/7")).await.unwrap();
+        assert_eq!(answer.status(), 423);
+    };
+    let watch = Watch::of("route=/crowded/{id} ");
+    let counts = || -> Vec<u64> {
+        let told = watch
+            .told()
+            .into_iter()
+            .filter(|told| told.event == "refused_busy");
+        told.map(|told| {
+            assert_eq!(told.level, tracing::Level::WARN);
+            let (_, count) = told.text.split_once("count=").unwrap();
+            count.split(' ').next().unwrap().parse().unwrap()
+        })
+        .collect()
+    };
+    for _ in 0..5 {
+        refused().await;
+    }
+    assert_eq!(counts(), [1], "the first at once");
+    tokio::time::sleep(Duration::from_secs(59)).await;
+    refused().await;
+    assert_eq!(counts(), [1]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(counts(), [1, 5], "and what followed, once a minute");
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(counts(), [1, 5]);
+    refused().await;
+    assert_eq!(counts(), [1, 5, 1]);
 }

@@ -6,7 +6,7 @@ use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
 use tracing::Level;
 
-use crate::help::{ms, poll_once, soon, two};
+use crate::help::{ms, poll_once, soon, two, until};
 use crate::support::events::Watch;
 
 /// Somebody who asks for a minute gets a minute, also when a caller of the same process held for a second before.
@@ -121,4 +121,16 @@ async fn who_holds_for_long_is_told_of_once() {
     tokio::time::sleep(ms(500)).await;
     assert!(guard.is_held());
     assert_eq!(watch.count("held_long"), 1);
+}
+
+/// A leader leads for as long as it lives. Its renewals go on beyond `long_hold`.
+#[tokio::test]
+async fn a_leader_that_leads_for_long_is_no_warning() {
+    let watch = Watch::of("key=leads for long");
+    let builder = Locks::builder().lease(ms(2_000)).long_hold(ms(300));
+    let locks = builder.memory().unwrap();
+    let _leadership = soon(locks.election("leads for long").campaign()).await.unwrap();
+    // The first renewal comes after 667 ms.
+    until("it is renewed", || watch.count("renewed") >= 2).await;
+    assert_eq!(watch.count("held_long"), 0, "{:#?}", watch.told());
 }

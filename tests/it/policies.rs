@@ -11,6 +11,7 @@ use tenure::scheduler::{Leased, Misfire, OnCrash, Overlap, Retry};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
+use tracing::Level;
 
 use crate::help::{ms, soon};
 use crate::support::events::{Told, Watch};
@@ -343,7 +344,81 @@ async fn a_run_that_fails_panics_or_hangs_is_tried_again_under_the_same_lease() 
         told.iter().any(|told| told.text.contains("outcome=done")),
         "{told:#?}"
     );
-    assert_eq!(watch.count("tick_failed"), 3, "{told:#?}");
+    let failed: Vec<_> = told.iter().filter(|told| told.event == "tick_failed").collect();
+    let expected = [
+        (Level::INFO, "a job failed: try 1 of 4, again in "),
+        (Level::INFO, "a job failed: try 2 of 4, again in "),
+        // A timeout is always loud.
+        (Level::WARN, "a job failed: try 3 of 4, again in "),
+    ];
+    assert_eq!(failed.len(), expected.len(), "{told:#?}");
+    for (told, (level, text)) in failed.iter().zip(expected) {
+        assert!(told.level == level && told.text.contains(text), "{told:?}");
+    }
+}
+
+/// What an operator reads of a run: when it began, and how it ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_told_with_its_time_attempt_and_fence() {
+    let (watch, (id, scheduler)) = (Watch::of("job=told of "), by_hand().await);
+    let (locks, fence) = (node(&MemoryStore::new()), Arc::new(Mutex::new(0)));
+    let of_job = fence.clone();
+    let work = move |tick: Tick| {
+        *of_job.lock().unwrap() = tick.fence().get();
+        sleep(ms(50))
+    };
+    let mut fire = locks.job("told of", work).unwrap();
+    soon(fire(id, scheduler)).await;
+    let (starts, over) = (watch.until("tick_starts").await, watch.until("tick").await);
+    assert_eq!((starts.level, over.level), (Level::INFO, Level::INFO));
+    let year = chrono::Utc::now().format("%Y");
+    let time = format!("tick={year}-01-01T00:00:00Z ");
+    let fence = format!("fence={} ", fence.lock().unwrap());
+    for field in [&*time, "attempt=1 "] {
+        assert!(starts.text.contains(field), "{field} is not in {starts:?}");
+    }
+    for field in [&*time, &*fence, "attempt=1 ", "outcome=done "] {
+        assert!(over.text.contains(field), "{field} is not in {over:?}");
+    }
+    let (_, took) = over.text.split_once("took_ms=").unwrap();
+    let took: u64 = took.split(' ').next().unwrap().parse().unwrap();
+    assert!(took >= 50, "{over:?}");
+}
+
+/// A node that was out of reach knows nothing of what others ran. It asks before it says that a tick was missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
+    let (store, (id, scheduler)) = (MemoryStore::new(), by_hand().await);
+    let locks = node(&store);
+    let year = chrono::Utc::now().format("%Y-01-01T00:00:00Z").to_string();
+    let year: chrono::DateTime<chrono::Utc> = year.parse().unwrap();
+    let first = TickTime(year.timestamp_millis() as u64);
+    let later = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let mark = TickTime(later.timestamp_millis() as u64);
+    // The tick that was granted before the latest one.
+    for (name, before, expected) in [
+        ("run elsewhere", first, (Level::DEBUG, "outcome=elsewhere ")),
+        ("run by nobody", TickTime(1), (Level::WARN, "outcome=missed ")),
+    ] {
+        let job = StoredJob {
+            mark: Some(mark),
+            done: true,
+            attempt: 1,
+            passed: Some((before, mark)),
+            ..StoredJob::default()
+        };
+        store.with_ledger(|ledger, _| ledger.set_job(&Name::job(name.into()), job));
+        let watch = Watch::of(format!("job={name} "));
+        let job = locks.job_builder(name).misfire(Misfire::Skip);
+        let mut fire = job.run(|_| async {}).unwrap();
+        // From then on this node knows how old a tick is by the store's clock.
+        watch.until("mark_ahead").await;
+        soon(fire(id, scheduler.clone())).await;
+        let told = watch.told().into_iter().filter(|told| told.event == "tick");
+        let told: Vec<_> = told.collect();
+        let is_expected = |told: &Told| told.level == expected.0 && told.text.contains(expected.1);
+        assert!(told.len() == 1 && is_expected(&told[0]), "{told:#?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,6 +436,9 @@ async fn a_job_that_fails_as_often_as_it_may_has_ended() {
         told.iter().any(|told| told.text.contains("outcome=failed")),
         "{told:#?}"
     );
+    let last = told.iter().rfind(|told| told.event == "tick_failed").unwrap();
+    assert_eq!(last.level, Level::WARN);
+    assert!(last.text.contains("try 3 of 3 "), "{last:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -250,7 +250,7 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     let m = stage.lock(M, LEASE);
     stage.settle(M);
     let n = stage.lock(N, LEASE);
-    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
     stage.answer(N);
     stage.feed(M, Input::Release(m));
     stage.settle(M);
@@ -313,7 +313,7 @@ fn a_repeated_yield_does_not_give_away_a_later_grant() {
     stage.feed(N, Input::Release(first));
     let yielded = stage.actors[N].sent.front().expect("a yield").clone();
     assert!(matches!(yielded.outgoing.request.verb, Verb::Yield { .. }));
-    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
     stage.actors[N].answered.clear();
     stage.push();
     assert!(stage.holds(M, m));
@@ -353,7 +353,7 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     let copy = stage.pushes.front().expect("the push that hung").clone();
     stage.push();
     assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushStale)));
-    assert!(matches!(stage.execute(N), Reply::Queued(_)));
+    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
     stage.answer(N);
     // And after it, the number is over.
     stage.feed(N, Input::Pushed(copy));

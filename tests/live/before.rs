@@ -164,7 +164,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
     assert!(matches!(
         both.asked(WAIT, holder(3, 1)).await,
-        Reply::Queued(Some(_))
+        Reply::QueuedBehind(Some(_), _)
     ));
     assert_eq!(letter(&both.old("w", holder(4, 1))), 'Q');
     // Each knows what the other wrote: the owner, the waiters, their order.
@@ -174,7 +174,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     );
     assert!(matches!(
         both.asked(Verb::Renew, holder(2, 1)).await,
-        Reply::Queued(Some(_))
+        Reply::QueuedBehind(Some(_), _)
     ));
     assert_eq!(letter(&both.old("r", holder(3, 1))), 'Q');
     assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
@@ -191,7 +191,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     let to = holder(3, 2);
     assert!(matches!(
         both.asked(Verb::Yield { to }, holder(3, 1)).await,
-        Reply::Queued(Some(_))
+        Reply::QueuedBehind(Some(_), _)
     ));
     let fourth = inboxes[2].grant().await;
     assert!(first < second.number.0 && second.number < third.number && third.number < fourth.number);
@@ -242,7 +242,7 @@ async fn the_version_before_hands_over_to_a_reader() {
     number(&both.old("w", holder(1, 1)));
     for node in [2, 3] {
         let queued = both.read(WAIT, holder(node, 1)).await;
-        assert!(matches!(queued, Reply::Queued(Some(_))), "{queued:?}");
+        assert!(matches!(queued, Reply::QueuedBehind(Some(_), _)), "{queued:?}");
     }
     assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
     let first = inboxes[0].grant().await;
@@ -271,14 +271,17 @@ async fn the_dead_of_one_version_are_dead_for_the_other() {
         let _dead = both.inbox(2).await;
         number(&both.old("w", holder(1, 1)));
         assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
-        assert!(matches!(both.asked(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+        assert!(matches!(
+            both.asked(WAIT, holder(3, 1)).await,
+            Reply::QueuedBehind(..)
+        ));
         assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
         both.age(holder(2, 1), 1.5);
         both.age(holder(2, 2), 1.5);
         // This version's heartbeat leaves the dead, which the other's takes out.
         assert!(matches!(
             both.asked(Verb::Renew, holder(3, 1)).await,
-            Reply::Queued(_)
+            Reply::QueuedBehind(..)
         ));
         assert_eq!(both.members(), 6);
         assert_eq!(both.asked(Verb::Renew, holder(2, 2)).await, Reply::Gone);
@@ -304,7 +307,10 @@ async fn whoever_joins_a_queue_makes_the_dead_go() {
     for claim in 0..40 {
         both.age(holder(2, claim), 1.5);
     }
-    assert!(matches!(both.asked(WAIT, holder(3, 1)).await, Reply::Queued(_)));
+    assert!(matches!(
+        both.asked(WAIT, holder(3, 1)).await,
+        Reply::QueuedBehind(..)
+    ));
     assert_eq!(both.members(), 2);
     let ttl: u64 = redis::cmd("PTTL")
         .arg(&both.queue)
@@ -321,7 +327,7 @@ async fn a_tick_goes_to_and_fro_between_two_versions() {
     assert_eq!(letter(&won), 'W', "{won:?}");
     assert!(matches!(
         both.new_tick(WAIT, holder(2, 1), 1).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     assert_eq!(letter(&both.old_tick("w", holder(3, 1), 1)), 'Q');
     assert_eq!(both.old_tick("l", holder(1, 1), 1), Value::Int(0));
@@ -336,7 +342,7 @@ async fn a_tick_goes_to_and_fro_between_two_versions() {
     assert_eq!((grant.holder, grant.attempt), (holder(3, 1), 3));
     assert!(matches!(
         both.new_tick(WAIT, holder(2, 2), 1).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     assert_eq!(both.old_tick("f", holder(3, 1), 1), Value::Int(0));
     // Who stands by for what is over is told so by either.

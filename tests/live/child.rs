@@ -5,8 +5,11 @@ use std::io::BufRead;
 use std::time::Duration;
 
 use tenure::{Error, Locks};
+use tokio_cron_scheduler::{Job, JobScheduler};
+use tracing::Level;
 
-use crate::help::{locks, ms, now, soon};
+use crate::help::{locks, ms, now, soon, until};
+use crate::support::events::{Told, Watch};
 use crate::{multi, writes};
 
 /// Not a test but the door for [`Other`](crate::help::Other).
@@ -37,6 +40,7 @@ fn plays_a_role() {
                 println!("@holds {}", guard.fence());
                 nod().await;
             }
+            "stands still" => stands_still(locks, &key).await,
             "hands on" => hands_on(locks, &url, &key).await,
             "waits" => waits(locks, &key).await,
             "increments" => writes::increments(locks, &key).await,
@@ -121,6 +125,41 @@ async fn works_step_by_step(locks: Locks, key: &str, lease: Duration) {
         .await;
     let worked: Result<(), Error> = worked;
     println!("@lost {late} {}", worked.is_err_and(|error| error.is_lost()));
+    nod().await;
+}
+
+/// Holds a lock and runs a job each second. Says what was told of a pause, and what followed from it.
+async fn stands_still(locks: Locks, key: &str) {
+    let watch = Watch::of("");
+    let _guard = soon(locks.mutex(key).lock()).await.unwrap();
+    let scheduler = JobScheduler::new().await.unwrap();
+    let job = locks.job(format!("job of {key}"), |_| async {}).unwrap();
+    let job = Job::new_async("* * * * * *", job).unwrap();
+    scheduler.add(job).await.unwrap();
+    scheduler.start().await.unwrap();
+    let runs = || {
+        watch
+            .told()
+            .iter()
+            .filter(|told| told.event == "tick_starts")
+            .count()
+    };
+    until("ticks are run", || runs() >= 2).await;
+    let before = watch.told().len();
+    println!("@ready");
+    let first = watch.until("process_paused").await;
+    let lost = watch.until("lost").await;
+    let ran = runs();
+    // Whatever is wrong with the scheduler is told a second after a tick.
+    until("ticks are run again", || runs() >= ran + 3).await;
+    let loud = |told: &Told| told.level <= Level::WARN || told.event == "engine_missed";
+    let told = watch.told().split_off(before);
+    let events: Vec<String> = told.into_iter().filter(loud).map(|told| told.event).collect();
+    println!("@told {}", events.join(" "));
+    let (_, paused) = first.text.split_once("paused_ms=").unwrap();
+    println!("@paused {}", paused.trim());
+    let (_, cause) = lost.text.split_once("cause=").unwrap();
+    println!("@cause {cause}");
     nod().await;
 }
 

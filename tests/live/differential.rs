@@ -699,7 +699,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Over => "Over",
         Reply::Skipped => "Skipped",
         Reply::Early(_) => "Early",
-        Reply::Queued(_) => "Queued",
+        Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
         Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
         Reply::Busy(_) => "Busy",
         Reply::Apart => "Apart",

@@ -9,10 +9,11 @@ use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt};
 use tracing::Level;
 
-use crate::help::{Eyes, Other, PATIENCE, held, held_at_last, ms, soon, until};
+use crate::help::{Eyes, Other, PATIENCE, addr, held, held_at_last, ms, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::alone::alone;
 use crate::support::events::{Told, Watch};
+use crate::support::proxy::Proxy;
 
 /// What an outage may cost in lines at INFO and above, beside the lost leases' own.
 const LINES: usize = 20;
@@ -139,6 +140,140 @@ async fn an_outage() {
     assert!(watch.count("refused") >= count, "{counts:?}");
 }
 
+/// The events of level WARN of one node, in order.
+fn warnings(watch: &Watch, node: &str) -> Vec<String> {
+    let of_node = format!("node_name={node} ");
+    let told = watch.told().into_iter();
+    let warned = told.filter(|told| told.level == Level::WARN && told.text.contains(&of_node));
+    warned.map(|told| told.event).collect()
+}
+
+/// Waits for the end of an outage, as each of these nodes tells it.
+async fn until_recovered(watch: &Watch, nodes: &[&str]) {
+    let is_told = |node: &&str| warnings(watch, node).contains(&"store_recovered".to_owned());
+    until("the end is told", || nodes.iter().all(is_told)).await;
+}
+
+/// Connections and inboxes break together. That is one story, whoever notices first.
+#[test]
+fn a_restart_is_one_warning_at_its_beginning_and_one_at_its_end() {
+    alone(
+        "events::a_restart_is_one_warning_at_its_beginning_and_one_at_its_end",
+        || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                for _ in 0..3 {
+                    a_restart().await;
+                }
+            });
+        },
+    );
+}
+
+async fn a_restart() {
+    let mut server = RedisServer::start();
+    let nodes = ["holder", "waiter", "idle"];
+    let mut all = Vec::new();
+    for node in nodes {
+        let builder = Locks::builder().lease(ms(6_000)).node_name(node);
+        all.push(builder.redis(&server.url()).await.unwrap());
+    }
+    let [holder, waiter, _idle] = &all[..] else {
+        unreachable!()
+    };
+    let mut guards = Vec::new();
+    let mut waiting = JoinSet::new();
+    for n in 0..5 {
+        let key = format!("restart {n}");
+        guards.push(held(holder, &key).await);
+        for _ in 0..3 {
+            waiting.spawn(waiter.mutex(key.as_str()).lock());
+        }
+    }
+    until("they wait", || waiter.waiting() == 15).await;
+    let watch = Watch::of("");
+    server.restart();
+    until_recovered(&watch, &nodes).await;
+    // Redis forgot the leases: the waiters get them, one after the other.
+    while let Some(granted) = soon(waiting.join_next()).await {
+        granted.unwrap().expect("it waits on").release().await.unwrap();
+    }
+    until("they are lost", || guards.iter().all(|guard| !guard.is_held())).await;
+    for node in nodes {
+        let expected = ["store_failing", "store_recovered"];
+        assert_eq!(warnings(&watch, node), expected, "{node}: {:#?}", watch.told());
+    }
+    let is_another = |told: &Told| told.event == "store_recovered" && told.text.contains("is_another=true ");
+    assert!(
+        watch
+            .told()
+            .iter()
+            .all(|told| told.event != "store_recovered" || is_another(told))
+    );
+}
+
+/// Only the connection that listens for grants broke: that is told for itself.
+#[test]
+fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
+    alone(
+        "events::an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back",
+        || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let server = RedisServer::start();
+                let builder = Locks::builder().node_name("listens");
+                let locks = builder.redis(&server.url()).await.unwrap();
+                let _guard = held(&locks, "held").await;
+                let watch = Watch::of("");
+                let killed: usize = Eyes::on(&server).text("CLIENT KILL TYPE pubsub");
+                assert_eq!(killed, 1);
+                watch.until("inbox_open").await;
+                until("both are told", || warnings(&watch, "listens").len() >= 2).await;
+                assert_eq!(warnings(&watch, "listens"), ["inbox_lost", "inbox_open"]);
+            });
+        },
+    );
+}
+
+/// Another server behind the same address, and nobody noticed that the connection broke.
+#[test]
+fn another_server_behind_the_address_is_one_warning() {
+    alone("events::another_server_behind_the_address_is_one_warning", || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let (one, other) = (RedisServer::with_args(&["--timeout", "1"]), RedisServer::start());
+            let proxy = Proxy::start(addr(&one));
+            let builder = Locks::builder().node_name("moved");
+            // Without an inbox, which tells at once that a server is gone.
+            let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
+            held_at_once(&locks, "before").await;
+            let watch = Watch::of("");
+            // Closed while it is idle, which is no trouble.
+            let mut eyes = Eyes::on(&one);
+            until("the server hung up", || {
+                let clients: String = eyes.text("CLIENT LIST");
+                !clients.contains("name=tenure")
+            })
+            .await;
+            proxy.redirect(addr(&other));
+            held_at_once(&locks, "after").await;
+            watch.until("server_changed").await;
+            assert_eq!(
+                warnings(&watch, "moved"),
+                ["server_changed"],
+                "{:#?}",
+                watch.told()
+            );
+        });
+    });
+}
+
+/// A lock that is taken and given back without an inbox.
+async fn held_at_once(locks: &Locks, key: &str) {
+    let guard = soon(locks.mutex(key).try_lock()).await.unwrap();
+    soon(guard.expect("it is free").release()).await.unwrap();
+}
+
 /// A server that hangs up on who is idle is told to nobody but who debugs; one that is gone is found out.
 #[test]
 fn a_connection_that_was_closed_while_idle_is_no_outage() {
@@ -171,7 +306,8 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
 
 fn loud(watch: &Watch) -> Vec<String> {
     let told = watch.told().into_iter();
-    let loud = told.filter(|told| told.level <= Level::INFO);
+    let is_loud = |told: &Told| told.level <= Level::INFO && told.event != "locks_built";
+    let loud = told.filter(is_loud);
     loud.map(|told| told.text).collect()
 }
 
@@ -258,6 +394,8 @@ async fn a_lock_that_is_inherited_is_told() {
     dead.hears("holds");
     let waiting = tokio::spawn(locks.mutex("inheritance").lock());
     until("it waits", || eyes.queue("inheritance") == 1).await;
+    let record: String = eyes.text("GET lock:inheritance");
+    let of = record.split(':').next().unwrap();
     dead.kill();
     let guard = soon(waiting).await.unwrap().unwrap();
     let told = watch.until("inherited").await;
@@ -266,6 +404,8 @@ async fn a_lock_that_is_inherited_is_told() {
         told.text.contains("node_name=the heir ") && told.text.contains("kind=lock "),
         "{told:?}"
     );
+    // The record names the node that died.
+    assert!(told.text.contains(&format!("from={of} ")), "{told:?} {of}");
     guard.release().await.unwrap();
 }
 
@@ -282,4 +422,53 @@ async fn a_connection_is_called_after_its_node() {
     drop(held(&locks, "named").await);
     let clients: String = Eyes::on(&server).text("CLIENT LIST");
     assert!(clients.contains(" name=tenure:web_1__FLUSHALL "), "{clients}");
+}
+
+/// What a process is told of whom it locks with, before anything else.
+#[tokio::test]
+async fn locks_that_are_built_say_where() {
+    let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
+    let watch = Watch::of("node_name=built here ");
+    let url = format!("redis://:hunter2@127.0.0.1:{}/", server.port());
+    let builder = Locks::builder().node_name("built here").prefix("shop:lock:");
+    let locks = builder.redis(&url).await.unwrap();
+    let told = watch.until("locks_built").await;
+    assert_eq!(told.level, Level::INFO);
+    let server = format!("server=127.0.0.1:{} ", server.port());
+    let node = format!("node={} ", locks.node());
+    for field in [&*server, &*node, "prefix=shop:lock: "] {
+        assert!(told.text.contains(field), "{field} is not in {told:?}");
+    }
+    assert!(!format!("{:?}", watch.told()).contains("hunter2"));
+}
+
+/// One story for a process that was stopped: what follows blames neither the scheduler nor the renewals.
+#[test]
+fn a_process_that_was_stopped_says_so_once_and_blames_nothing_else() {
+    let server = RedisServer::start();
+    let mut child = Other::plays("stands still", &server.url(), "stopped", ms(2_000));
+    child.hears("ready");
+    child.signal("-STOP");
+    std::thread::sleep(ms(6_000));
+    child.signal("-CONT");
+    let told = child.hears("told");
+    let events: Vec<&str> = told.split(' ').collect();
+    let count = |event: &str| events.iter().filter(|told| **told == event).count();
+    assert_eq!(events[0], "process_paused", "{events:?}");
+    assert_eq!(count("process_paused"), 1, "{events:?}");
+    assert_eq!(count("lost"), 1, "{events:?}");
+    for other in [
+        "engine_missed",
+        "store_failing",
+        "inbox_lost",
+        "job_blocks",
+        "held_long",
+    ] {
+        assert_eq!(count(other), 0, "{events:?}");
+    }
+    let paused: u64 = child.hears("paused").parse().unwrap();
+    // It beats each half a second, and a busy machine lets it stand still for longer.
+    assert!((5_000..20_000).contains(&paused), "{paused}");
+    let cause = child.hears("cause");
+    assert!(cause.contains("stood still"), "{cause}");
 }

@@ -100,7 +100,7 @@ async fn a_poisoned_queue_keeps_nobody_from_leaving() {
     granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", holder(2, 1), WAIT).await,
-        Reply::Queued(Some(_))
+        Reply::QueuedBehind(Some(_), _)
     ));
     let mut client = server.client();
     let queues: Vec<String> = redis::cmd("KEYS").arg("tenure1:q:*").query(&mut client).unwrap();
@@ -126,11 +126,11 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", holder(2, 1), WAIT).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     assert!(matches!(
         ask(&link, b"b", holder(3, 1), WAIT).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
 
     let () = redis::cmd("CONFIG")
@@ -151,7 +151,7 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"a", holder(1, 1), Verb::Renew).await);
     assert!(matches!(
         ask(&link, b"b", holder(3, 1), Verb::Renew).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
     let grant = inbox.grant().await;
@@ -267,7 +267,7 @@ async fn who_may_not_publish_still_hands_over() {
     granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", holder(2, 1), WAIT).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     let both = batch(vec![
         request(b"a", holder(1, 1), Verb::Leave),
@@ -396,16 +396,16 @@ async fn the_documented_acl_is_enough() {
         ));
         assert!(matches!(
             ask(&link, b"a", holder(2, 1), WAIT).await,
-            Reply::Queued(Some(_))
+            Reply::QueuedBehind(Some(_), _)
         ));
         assert!(matches!(
             ask(&link, b"a", holder(2, 1), Verb::Renew).await,
-            Reply::Queued(Some(_))
+            Reply::QueuedBehind(Some(_), _)
         ));
         let to = holder(1, 2);
         assert!(matches!(
             ask(&link, b"a", holder(1, 1), Verb::Yield { to }).await,
-            Reply::Queued(Some(_))
+            Reply::QueuedBehind(Some(_), _)
         ));
         assert_eq!(inbox.grant().await.holder, holder(2, 1));
         assert_eq!(ask(&link, b"a", to, Verb::Leave).await, Reply::Done);
@@ -566,7 +566,7 @@ async fn every_byte_makes_a_key() {
         granted(&ask(&link, key, holder(1, n), CLAIM).await);
         assert!(matches!(
             ask(&link, key, holder(2, n), WAIT).await,
-            Reply::Queued(_)
+            Reply::QueuedBehind(..)
         ));
         assert_eq!(ask(&link, key, holder(1, n), Verb::Leave).await, Reply::Done);
         let grant = inbox.grant().await;
@@ -658,7 +658,7 @@ async fn a_waiter_costs_eight_calls() {
     granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", holder(2, 1), WAIT).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     let mut client = server.client();
     // In the same millisecond a heartbeat changes nothing, and one call more has to find out whether it waits.
@@ -668,7 +668,7 @@ async fn a_waiter_costs_eight_calls() {
     let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
     assert!(matches!(
         ask(&link, b"a", holder(2, 1), Verb::Renew).await,
-        Reply::Queued(_)
+        Reply::QueuedBehind(..)
     ));
     let stats: String = command("INFO commandstats").query(&mut client).unwrap();
     let calls = stats

@@ -18,7 +18,14 @@ pub(crate) enum DriverEvent {
     /// To a key.
     Key { name: Name, event: KeyEvent },
     /// A lease ended while it was held.
-    Lost { name: Name, cause: LostCause },
+    Lost {
+        name: Name,
+        cause: LostCause,
+        /// Its deadline passed while this process stood still, for so long.
+        paused: Option<Duration>,
+    },
+    /// This process stood still, for so long at least.
+    ProcessPaused { lasted: Duration },
     /// A connection to the store is open.
     Connected { took: Duration },
     /// A connection was given up, or could not be opened.
@@ -30,7 +37,10 @@ pub(crate) enum DriverEvent {
         server: Arc<str>,
         away: Duration,
         cost: Cost,
+        is_another: bool,
     },
+    /// Another run of a server answers, and no outage tells of it.
+    ServerChanged { server: Arc<str> },
     /// Grants are pushed to this node. `away`: for how long they were not, if that was told as a warning.
     InboxOpen { away: Option<Duration> },
     /// And are no more. `is_news`: nothing was told that explains it.
@@ -46,12 +56,14 @@ impl DriverEvent {
     pub(super) fn count(&self) -> bool {
         match self {
             DriverEvent::Key { name, event } => return count_of_key(name, event),
-            DriverEvent::Lost { name, cause } => kept::lost(name, *cause),
+            DriverEvent::Lost { name, cause, .. } => kept::lost(name, *cause),
             DriverEvent::ConnectionLost { error } => kept::store_failed("connection", error),
             DriverEvent::InboxLost { error, .. } => kept::store_failed("inbox", error),
             DriverEvent::Connected { .. }
             | DriverEvent::StoreFailing { .. }
             | DriverEvent::StoreRecovered { .. }
+            | DriverEvent::ServerChanged { .. }
+            | DriverEvent::ProcessPaused { .. }
             | DriverEvent::InboxOpen { .. }
             | DriverEvent::ServerWarning { .. }
             | DriverEvent::DriverFailed => return false,
@@ -88,6 +100,8 @@ impl DriverEvent {
             | DriverEvent::StoreRecovered { .. }
             | DriverEvent::InboxOpen { .. }
             | DriverEvent::InboxLost { .. }
+            | DriverEvent::ServerChanged { .. }
+            | DriverEvent::ProcessPaused { .. }
             | DriverEvent::ServerWarning { .. } => Level::WARN,
             DriverEvent::DriverFailed => Level::ERROR,
         })
@@ -97,14 +111,21 @@ impl DriverEvent {
     pub(super) fn tell(&self, of: &Label) {
         match self {
             DriverEvent::Key { name, event } => tell_of_key(of, name, event),
-            DriverEvent::Lost { name, cause } => observe::lost(of, name, *cause),
+            DriverEvent::Lost { name, cause, paused } => observe::lost(of, name, *cause, *paused),
+            DriverEvent::ProcessPaused { lasted } => observe::process_paused(of, *lasted),
             DriverEvent::Connected { took } => observe::connected(of, *took),
             DriverEvent::ConnectionLost { error } => observe::connection_lost(of, error),
             DriverEvent::StoreFailing { server, error } => observe::store_failing(of, server, error),
-            DriverEvent::StoreRecovered { server, away, cost } => {
+            DriverEvent::StoreRecovered {
+                server,
+                away,
+                cost,
+                is_another,
+            } => {
                 let counts = [cost.requests_failed, cost.callers_refused, cost.leases_lost];
-                observe::store_recovered(of, server, *away, counts);
+                observe::store_recovered(of, server, (*away, *is_another), counts);
             }
+            DriverEvent::ServerChanged { server } => observe::server_changed(of, server),
             DriverEvent::InboxOpen { away } => observe::inbox_open(of, *away),
             DriverEvent::InboxLost { error, is_news } => observe::inbox_lost(of, error, *is_news),
             DriverEvent::ServerWarning { text } => observe::server_warning(of, text),
@@ -150,7 +171,7 @@ pub(super) fn level_of_key(event: &KeyEvent) -> Option<Level> {
         | KeyEvent::WaitFailed { .. }
         | KeyEvent::LeaveFailed { .. }
         | KeyEvent::Late => Some(Level::DEBUG),
-        KeyEvent::Inherited => Some(Level::INFO),
+        KeyEvent::Inherited { .. } => Some(Level::INFO),
         KeyEvent::Overdue { .. } | KeyEvent::HeldLong { .. } | KeyEvent::UnlikeCapacity { .. } => {
             Some(Level::WARN)
         }
@@ -172,7 +193,7 @@ fn tell_of_key(of: &Label, name: &Name, event: &KeyEvent) {
         KeyEvent::Renewed { slack } => observe::renewed(of, name, *slack),
         KeyEvent::RenewFailed { left, error } => observe::renew_failed(of, name, *left, error),
         KeyEvent::WaitFailed { error } => observe::wait_failed(of, name, error),
-        KeyEvent::Inherited => observe::inherited(of, name),
+        KeyEvent::Inherited { from } => observe::inherited(of, name, *from),
         KeyEvent::Overdue { held, left } => observe::overdue(of, name, *held, *left),
         KeyEvent::HeldLong { held } => observe::held_long(of, name, *held),
         KeyEvent::UnlikeCapacity { ours, theirs } => observe::capacity_differs(of, name, *ours, *theirs),

@@ -231,7 +231,7 @@ fn every_event_is_told_as_loudly_as_it_says() {
     let of_key = [
         KeyEvent::HandedOn,
         KeyEvent::PushUsed,
-        KeyEvent::Inherited,
+        KeyEvent::Inherited { from: None },
         KeyEvent::Overdue { held: left, left },
         KeyEvent::HeldLong { held: left },
         KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 },
@@ -259,6 +259,7 @@ fn every_event_is_told_as_loudly_as_it_says() {
         [LostCause::Ended, LostCause::Overdue, LostCause::Gone].map(|cause| DriverEvent::Lost {
             name: name("a"),
             cause,
+            paused: None,
         }),
     );
     events.extend([
@@ -282,10 +283,15 @@ fn every_event_is_told_as_loudly_as_it_says() {
             server: "there".into(),
             away: took,
             cost: Cost::default(),
+            is_another: false,
+        },
+        DriverEvent::ServerChanged {
+            server: "there".into(),
         },
         DriverEvent::ServerWarning {
             text: "evicts".into(),
         },
+        DriverEvent::ProcessPaused { lasted: took },
         DriverEvent::DriverFailed,
     ]);
     for event in events {

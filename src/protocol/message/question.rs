@@ -207,6 +207,23 @@ pub struct JobReport {
     pub mark: Option<TickTime>,
     /// The latest tick that was run to its end and went well.
     pub well: Option<TickTime>,
+    /// No tick between this one and `mark` was granted. `None` if that is unknown.
+    pub after: Option<TickTime>,
     /// What the runs of this tick have left; told to its owner alone.
     pub saved: Option<Checkpoint>,
+}
+
+impl JobReport {
+    /// Returns whether the tick was ever granted, if that is known.
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn was_granted(&self, tick: TickTime) -> Option<bool> {
+        let known = [self.mark, self.well, self.after];
+        if known.contains(&Some(tick)) {
+            Some(true)
+        } else if Some(tick) > self.mark || self.after.is_some_and(|after| tick > after) {
+            Some(false)
+        } else {
+            None
+        }
+    }
 }

@@ -264,20 +264,15 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         return decode_bytes(*letter, rest);
     }
     let rest = String::from_utf8_lossy(rest);
-    let left = || {
-        if rest.is_empty() {
-            Ok(None)
-        } else {
-            rest.parse().map(Some)
-        }
-    };
+    let (ends, node) = rest.split_once(':').unwrap_or((&rest, ""));
+    let left = || (!ends.is_empty()).then(|| ends.parse()).transpose();
     let two = |what: &str| {
         let parts = rest.split_once(':');
         parts.ok_or_else(|| malformed(format_args!("a reply of the script does not tell {what}")))
     };
     let bad = |_| malformed("a reply of the script has a bad number");
     Ok(match letter {
-        b'Q' => Reply::Queued(left().map_err(bad)?),
+        b'Q' => queued(left().map_err(bad)?, node),
         b'P' => Reply::QueuedBehindForeign(left().map_err(bad)?),
         b'B' => Reply::Busy(left().map_err(bad)?),
         b'W' => {
@@ -311,6 +306,12 @@ fn decode_reply(value: Value) -> Result<Reply, Failure> {
         b'E' => Reply::Refused(refusal(&rest)),
         letter => return decode_latch(*letter, &rest),
     })
+}
+
+/// Queued behind the owner of that node, if it is one that owns alone.
+fn queued(left: Option<u64>, node: &str) -> Reply {
+    let behind = node.parse().map(|node| Reply::QueuedBehind(left, node));
+    behind.unwrap_or(Reply::Queued(left))
 }
 
 /// What is told of a latch, as `lua/latch.lua` lists it.
@@ -357,16 +358,18 @@ fn decode_leader(text: &[u8]) -> Result<Option<LeaderReport>, Failure> {
     report.map(Some)
 }
 
-/// Eight numbers, as `lua/ask.lua` lists them, each with a colon behind it, and what the runs of a tick have left.
+/// Seven numbers, as `lua/ask.lua` lists them, each with a colon behind it; three that the store keeps as text, and what
+/// the runs of a tick have left.
 fn decode_report(text: &[u8]) -> Result<JobReport, Failure> {
-    let mut parts = text.splitn(9, |byte| *byte == b':');
-    let mut numbers = [0; 8];
-    for number in &mut numbers {
-        let part = parts.next().and_then(|part| std::str::from_utf8(part).ok());
-        let parsed = part.and_then(|part| part.parse().ok());
-        *number = parsed.ok_or_else(|| malformed("a report on a job is not eight numbers"))?;
+    let mut parts = text.splitn(11, |byte| *byte == b':');
+    let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
+    let mut numbers = [0; 7];
+    for each in &mut numbers {
+        *each = number().ok_or_else(|| malformed("a report on a job is not seven numbers"))?;
     }
-    let [open, ahead_ms, differs, now_ms, lost, owns, mark, well] = numbers;
+    let [open, ahead_ms, differs, now_ms, lost, owns, mark] = numbers;
+    let mut kept = || number().filter(|number: &u64| *number <= EXACT);
+    let (well, before, latest) = (kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
     let data = parts.next().and_then(|rest| rest.strip_prefix(b"="));
     Ok(JobReport {
@@ -377,7 +380,10 @@ fn decode_report(text: &[u8]) -> Result<JobReport, Failure> {
         lost: lost > 0,
         owns: owns > 0,
         mark: tick(mark),
-        well: tick(well),
+        well: well.and_then(tick),
+        after: before
+            .filter(|_| latest == tick(mark).map(|tick| tick.0))
+            .map(TickTime),
         saved: data.map(|data| Checkpoint(data.into())),
     })
 }

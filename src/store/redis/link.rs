@@ -31,6 +31,7 @@ pub(super) struct RedisLink {
     connection: MultiplexedConnection,
     store: Arc<Config>,
     time: u64,
+    run_id: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -95,11 +96,13 @@ impl RedisLink {
         for loaded in [locks, jobs, semaphores, latches, elections] {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
+        let run_id = run_id(&server);
         check_info(store, [server, memory, replication], &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
             time,
+            run_id,
             warnings: store.said.unsaid(warnings),
         })
     }
@@ -166,6 +169,10 @@ impl Link for RedisLink {
 
     fn time(&self) -> u64 {
         self.time
+    }
+
+    fn run_id(&self) -> Option<&str> {
+        self.run_id.as_deref()
     }
 
     fn warnings(&self) -> &[String] {
@@ -423,6 +430,12 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
         ));
     }
     Ok(())
+}
+
+/// Which run of the server this is, if the user may ask.
+fn run_id(server: &Value) -> Option<String> {
+    let server = text(server.clone())?;
+    field(&server, "run_id").map(str::to_owned)
 }
 
 fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {

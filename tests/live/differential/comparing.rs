@@ -260,6 +260,9 @@ impl Run {
 /// The same but for a few milliseconds.
 pub(super) fn same(real: &Reply, model: &Reply) -> bool {
     match (real, model) {
+        (Reply::QueuedBehind(a, node), Reply::QueuedBehind(b, owner)) if node == owner => {
+            same(&Reply::Queued(*a), &Reply::Queued(*b))
+        }
         (Reply::Queued(a), Reply::Queued(b))
         | (Reply::QueuedBehindForeign(a), Reply::QueuedBehindForeign(b))
         | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {

@@ -6,8 +6,8 @@
 -- KEYS[i]       the record
 -- KEYS[n+1+i]   the queue
 -- returns       U<open tick, or 0>:<ahead>:<1 when another fingerprint was kept>:<now>:<1 when a tick that is over was
---               open>:<1 when the holder owns it>:<mark>:<latest tick that went well>:, and then nothing, or = and what
---               the runs of the tick have left
+--               open>:<1 when the holder owns it>:<mark>:<latest tick that went well>:<`passed`, or 0:0>:, and then
+--               nothing, or = and what the runs of the tick have left
 local ask
 if asks then
   -- Keeps what a run leaves, unless something later of the same run came first.
@@ -24,7 +24,7 @@ if asks then
     if verb == 'o' then
       print, over = string.match(to, '^(%d+):(%d+)$')
       over = over + 0
-      if job and job.mark > 0 and over > 0 and over <= ms and job:is_open(over) then
+      if job.mark > 0 and over > 0 and over <= ms and job:is_open(over) then
         redis.call('HSET', job.key, 'mark', format('%d', over), 'done', '1')
         job.mark, job.done, lost = over, true, 1
       end
@@ -34,13 +34,11 @@ if asks then
       -- Whom it is asked about may be who was next.
       number = find(records[i] or '', holder, 1, true) == 1
     end
-    if not job then return 'U0:0:0:0:0:0:0:0:' end
     local open, ahead, differs, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, ''
     local mark = job.mark
     local owns = verb ~= 'o' and verb ~= 'z' and number and tick == mark
-    local well = tonumber(redis.call('HGET', job.key, 'well') or nil) or 0
-    -- As in recall: one that no node can read would spoil the batch.
-    if not (well >= 0 and well <= 9007199254740992) then well = 0 end
+    -- As they are: a node that cannot read them does without.
+    local found = redis.call('HMGET', job.key, 'well', 'passed')
     if verb == 'z' then
       if ahead > 0 then
         redis.call('HSET', job.key, 'mark', format('%d', ms), 'done', '1')
@@ -59,6 +57,6 @@ if asks then
     elseif owns and verb == 'm' and job.saved and find(job.saved, format('%d:', tick), 1, true) == 1 then
       data = '=' .. (redis.call('HGET', job.key, 'data') or '')
     end
-    return format('U%d:%d:%d:%d:%d:%d:%d:%d:', open, ahead, differs, ms, lost, owns and 1 or 0, mark, well) .. data
+    return format('U%d:%d:%d:%d:%d:%d:%d:%s:%s:', open, ahead, differs, ms, lost, owns and 1 or 0, mark, found[1] or '0', found[2] or '0:0') .. data
   end
 end

@@ -5,7 +5,7 @@
 --                  attempt  how often it was granted
 --                  winner   <node>:<claim>:<nonce>, to whom it was granted last
 --                  skipped  the latest tick that came while an earlier one was running
---                  passed   <tick>:<tick>, one that was granted and the one granted next
+--                  passed   <tick>:<tick>, one that was granted, or 0, and the one granted next
 --                  print    the fingerprint of service and expression of whoever asked last
 --                  well     the latest tick that was run to its end and went well
 --                  saved    <tick>:<attempt>:<seq> of what the runs of a tick have left
@@ -56,7 +56,7 @@ if jobs then
     job.attempt = tick == job.mark and job.attempt + 1 or 1
     local change = { 'mark', format('%d', tick), 'done', '0', 'attempt', format('%d', job.attempt),
       'winner', string.sub(holder, 1, -2) }
-    if job.known and tick ~= job.mark then
+    if not (job.known and tick == job.mark) then
       change[9], change[10] = 'passed', format('%d:%d', job.mark, tick)
     end
     job.known, job.mark, job.done, job.winner = true, tick, false, change[8]

@@ -16,11 +16,12 @@ local leads, elected
 local left, grant
 if claims or renews or yields then
   -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is
-  -- no claim of ours, or may leave it free: it tells nobody of its release.
+  -- no claim of ours, or may leave it free: it tells nobody of its release. Behind a colon the node
+  -- that owns it alone, if it is asked for.
   function left(i, letter)
-    local ttl = redis.call('PTTL', KEYS[i])
-    if letter == 'Q' and (gap or not shared[i] and string.match(records[i] or '', '^%x+():%d+:%x+:%d+$') ~= 33) then letter = 'P' end
-    return ttl < 0 and letter or letter .. format('%d', ttl)
+    local ttl, node = redis.call('PTTL', KEYS[i]), letter == 'Q' and string.match(records[i] or '', '^(%x+):%d+:%x+:%d+$') or ''
+    if letter == 'Q' and (gap or not shared[i] and #node ~= 32) then letter = 'P' end
+    return letter .. (ttl < 0 and '' or format('%d', ttl)) .. ':' .. node
   end
 end
 
