@@ -160,6 +160,10 @@ impl Queue {
     }
 
     fn most_urgent(&self, most: usize, gathers: Option<Class>) -> Option<usize> {
+        // After each batch of a store that answers at once.
+        if self.len == self.grouped {
+            return None;
+        }
         let is_held = |kind: usize, class: usize| {
             let is_full = || {
                 self.kinds[kind]
