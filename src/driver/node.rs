@@ -490,6 +490,12 @@ impl Node {
                     waiter.decide(Ok(*fence), wakes);
                 }
             }
+            Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
+                if let Some(waiter) = waiters.get(ticket) {
+                    waiter.decide(Err(error.clone()), wakes);
+                }
+                return true;
+            }
             Effect::Denied(ticket, error) => {
                 if let Some(waiter) = waiters.remove(ticket) {
                     waiter.decide(Err(error.clone()), wakes);
@@ -527,7 +533,7 @@ impl Node {
                 }
                 self.events.lost(name, *cause);
             }
-            Effect::Denied(_, AcquireError::Store(error)) => {
+            Effect::Denied(_, AcquireError::Store(error) | AcquireError::Kept(_, error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);
             }
             _ => {}

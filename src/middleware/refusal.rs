@@ -200,6 +200,7 @@ impl From<&Error> for Refused {
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
             Error::Closed { .. } => Refused::Closed,
+            Error::StillHeld { source, .. } => Refused::from(&**source),
             // Whoever held it may have begun, and what it wrote may have been done in part.
             Error::Lost { .. }
             | Error::Gone { .. }

@@ -52,6 +52,13 @@ impl Held {
         }
     }
 
+    /// The same holding under another ticket: what it was to become was refused.
+    pub(crate) fn resumed(&self, ticket: Ticket, waiter: Arc<Waiter>, fence: Fence) -> Self {
+        self.handle.node().fetched(&self.name, ticket, &waiter);
+        let what = (self.name.clone(), self.mode, self.fixed);
+        Held::new(self.handle.clone(), what, ticket, waiter, fence)
+    }
+
     pub(crate) fn is_fixed(&self) -> bool {
         self.fixed
     }

@@ -56,6 +56,10 @@ pub enum Flaw {
     OldLookBelieved,
     /// Who lost a lease claims it again at once.
     NeverRests,
+    /// A refusal is told as one, though an earlier request of it may have been executed.
+    RefusalBelieved,
+    /// A writer that becomes a reader is told that its lease is gone when there is no answer.
+    DowngradeGivesUp,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -156,7 +160,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 61] = [
+    pub const ALL: [Flaw; 63] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -172,6 +176,8 @@ impl Flaw {
         Flaw::WatchedByPushAlone,
         Flaw::OldLookBelieved,
         Flaw::NeverRests,
+        Flaw::RefusalBelieved,
+        Flaw::DowngradeGivesUp,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

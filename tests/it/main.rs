@@ -63,6 +63,7 @@ mod paused_clock;
 mod policies;
 mod proxy;
 #[cfg(feature = "scheduler")]
+mod refusals;
 mod run_all;
 mod rw_locks;
 mod scenarios;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
+use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore, TransferError};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -302,11 +302,12 @@ impl Worker {
                 self.journal.write(now(), format_args!("downgraded {id} {to}"));
                 Some((reader, to))
             }
-            Ok(Err(error)) => {
+            Ok(Err(TransferError::Failed(error))) => {
                 self.failed(key, &error);
                 None
             }
-            Err(_) => None,
+            // It still writes, and is given back.
+            Ok(Err(TransferError::Refused(..))) | Err(_) => None,
         }
     }
 
