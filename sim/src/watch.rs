@@ -452,7 +452,8 @@ impl World {
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
             // A copy is executed, and its original may be refused.
-            if gives(request.verb) && !self.watch.twin {
+            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.watch.twin;
+            if gives(request.verb) && is_done {
                 self.watch.ended.insert(actor(request));
             }
             if !before.is_free() || !after.is_free() {

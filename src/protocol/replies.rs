@@ -74,12 +74,7 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false)),
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
-            (RequestKind::Pass | RequestKind::Claim { .. }, Reply::Late)
-                if self.claims[number].is_repeatable() =>
-            {
-                let failing = in_vain(self.taken, "what is asked reaches the store too late");
-                self.ask_or_wait(cx, number, &failing);
-            }
+            (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.pass_undone(cx, number),
             (RequestKind::Claim { .. }, reply)
                 if self.claims[number].question().is_some() && reply.is_of_owner() =>
@@ -97,14 +92,21 @@ impl<P: Plant> KeyState<P> {
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
-            (RequestKind::Claim { .. }, _) => {
-                cx.event(KeyEvent::Late);
-                let claimant = self.end_number(cx, number);
-                let failing = in_vain(self.taken, "claims reach the store too late");
-                self.claim_again(cx, claimant, &failing);
-            }
+            (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
             (RequestKind::Renew, _) => self.gone(cx, number),
         }
+    }
+
+    /// What was asked reached the store too late, and nothing was done.
+    fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.claims[number].is_repeatable() {
+            let failing = in_vain(self.taken, "what is asked reaches the store too late");
+            return self.ask_or_wait(cx, number, &failing);
+        }
+        cx.event(KeyEvent::Late);
+        let claimant = self.end_number(cx, number);
+        let failing = in_vain(self.taken, "claims reach the store too late");
+        self.claim_again(cx, claimant, &failing);
     }
 
     /// A release that was a yield is answered as soon as the yield is known to be done.

@@ -33,9 +33,11 @@ impl World {
         let (server, refuser) = (RedisServer::start(), RedisServer::start());
         let _: String = Eyes::on(&refuser).text(refusal);
         let proxy = Proxy::start(addr(&server));
+        // A server that takes no connections counts as down after this.
+        let far = Locks::builder().lease(ms(60_000)).request_timeout(ms(2_000));
         World {
             near: locks(&server.url(), ms(60_000)).await,
-            far: locks(&url(proxy.addr()), ms(60_000)).await,
+            far: far.redis(&url(proxy.addr())).await.unwrap(),
             server,
             refuser,
             proxy,
