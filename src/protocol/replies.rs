@@ -181,12 +181,14 @@ impl<P: Plant> KeyState<P> {
             _ => (cx.now, 1),
         };
         claim.phase = Phase::Confirming { since, tries };
+        // It was granted, whatever is said of its repeats.
+        let failing = in_vain(self.taken, "answers come too late to be used");
+        claim.unanswered = Some(Box::new(failing.told.clone()));
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
         let is_pass = claim.pass.is_some();
-        let failing = in_vain(self.taken, "answers come too late to be used");
         match claimant {
             // What is taken over is not claimed: others may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {

@@ -273,6 +273,20 @@ fn a_downgrade_whose_repeat_is_refused_holds_nothing() {
     assert_eq!(leaves, 2, "both numbers are left");
 }
 
+/// The first request made a reader of it, and its answer came too late to be used.
+#[test]
+fn a_downgrade_that_was_granted_too_late_and_is_refused_then_holds_nothing() {
+    let (mut machine, ticket) = downgrading(options(1_000), 0);
+    let sent = machine.now;
+    machine.later(ms(900));
+    machine.answer_to(&machine.sent(), sent, Reply::Granted(GrantNumber(8)));
+    assert!(machine.denial(ticket).is_none(), "it is asked again");
+    machine.passes();
+    machine.answer(Reply::Refused(StoreRefusal::NoPermission));
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+    assert!(!machine.holds(ticket));
+}
+
 /// Lost is for ever.
 #[test]
 fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
