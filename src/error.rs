@@ -86,7 +86,8 @@ pub enum Error {
         /// Which latch.
         key: Key,
     },
-    /// The store did not do it, or what became of it is not known. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
+    /// The store did not do it, or the outcome is not known. [`StoreError::kind`] says which, and whether to page an operator or
+    /// to mend the set-up.
     #[error("the store could not serve `{key}`: {source}")]
     #[non_exhaustive]
     Store {

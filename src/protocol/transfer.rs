@@ -168,7 +168,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The owner that a lease was to be taken over from has it no more, and nobody was given it here.
+    /// The owner has the lease no more that was to be taken over.
     pub(crate) fn pass_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
@@ -239,7 +239,7 @@ impl<P: Plant> KeyState<P> {
         true
     }
 
-    /// A number of ours that was to be passed on, and perhaps was.
+    /// Leaves the number of a lease that was to be passed on, and perhaps was.
     pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
         let yielded = Yielded {
             from: old.holder,
