@@ -1,8 +1,9 @@
 //! What can go wrong, sorted by what a caller does about it.
 
+use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::key::Key;
@@ -85,7 +86,8 @@ pub enum Error {
         /// Which latch.
         key: Key,
     },
-    /// The store did not do it. See [`StoreError::kind`] for whether to page somebody or to mend the set-up.
+    /// The store did not do it, or the outcome is not known. [`StoreError::kind`] says which, and whether to page an operator or
+    /// to mend the set-up.
     #[error("the store could not serve `{key}`: {source}")]
     #[non_exhaustive]
     Store {
@@ -171,6 +173,17 @@ pub enum Error {
         /// What was locked.
         key: Key,
     },
+    /// The lease could not be [given up to others](crate::Guard::into_transfer), or a writer could not
+    /// [become a reader](crate::Guard::downgrade), and the guard is still held. It is in this error, so that `?` releases nothing:
+    /// [`into_guard`](Error::into_guard) takes it out. It is released when the last clone of this error is dropped.
+    #[error("nothing was changed, and the guard is still held by this error: {source}")]
+    #[non_exhaustive]
+    StillHeld {
+        /// Why nothing was changed.
+        source: Box<Error>,
+        /// The guard.
+        guard: KeptGuard,
+    },
     /// `shutdown` was called, or the process was forked: this handle takes no more locks. Where `shutdown` was called while the
     /// call was under way, what it asked for may have been done: a count-down, a proclamation, the release of a transfer.
     #[error("cannot go on with `{key}`: {why}")]
@@ -208,11 +221,35 @@ impl Error {
 
     /// The store could not be reached, or did not answer in time.
     pub fn is_unreachable(&self) -> bool {
-        matches!(
-            self,
-            Error::Store { source, .. } | Error::Connect { source, .. }
-                if !matches!(source.kind(), StoreErrorKind::Refused(_))
-        )
+        match self {
+            Error::Store { source, .. } | Error::Connect { source, .. } => {
+                !matches!(source.kind(), StoreErrorKind::Refused(_))
+            }
+            Error::StillHeld { source, .. } => source.is_unreachable(),
+            _ => false,
+        }
+    }
+}
+
+/// A guard that is still held, in an [`Error::StillHeld`] and its clones. [`Error::into_guard`] takes it out.
+#[derive(Clone)]
+pub struct KeptGuard(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
+
+impl KeptGuard {
+    pub(crate) fn new(guard: impl Any + Send) -> Self {
+        KeptGuard(Arc::new(Mutex::new(Some(Box::new(guard)))))
+    }
+
+    pub(crate) fn take<G: Any>(self) -> Option<G> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = kept.take()?.downcast().ok()?;
+        Some(*guard)
+    }
+}
+
+impl fmt::Debug for KeptGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeptGuard")
     }
 }
 
@@ -309,7 +346,8 @@ pub enum StoreErrorKind {
     Unreachable,
     /// No answer in time: it may or may not have been executed.
     TimedOut,
-    /// The connection ended before the answer came: it may or may not have been executed.
+    /// The connection ended before the answer came, or the server failed in the middle of it: it may or may not have been
+    /// executed.
     Interrupted,
     /// The store answered that it would not.
     Refused(StoreRefusal),
@@ -409,6 +447,14 @@ impl StoreError {
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }
 
+    /// The same of a request that may have been executed: it is no refusal, whatever the server said.
+    pub(crate) fn of_unknown_outcome(mut self) -> Self {
+        if matches!(self.kind, StoreErrorKind::Refused(_)) {
+            self.kind = StoreErrorKind::Interrupted;
+        }
+        self
+    }
+
     /// Why, in a form to match on.
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind
@@ -420,7 +466,7 @@ impl fmt::Display for StoreError {
         match self.kind {
             StoreErrorKind::Unreachable => write!(f, "unreachable: {}", self.message),
             StoreErrorKind::TimedOut => write!(f, "timed out: {}", self.message),
-            StoreErrorKind::Interrupted => write!(f, "connection lost: {}", self.message),
+            StoreErrorKind::Interrupted => write!(f, "interrupted: {}", self.message),
             StoreErrorKind::Refused(_) => write!(f, "refused: {}", self.message),
         }
     }

@@ -46,6 +46,8 @@ pub(crate) struct Caller {
     pub(crate) letter: Option<usize>,
     /// It asks about that while it lasts.
     pub(crate) in_time: bool,
+    /// The holder that it was, of what it is to become.
+    pub(crate) before: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +186,7 @@ impl World {
             travels: false,
             letter: None,
             in_time: false,
+            before: None,
         });
         node.live.push(caller);
         node.asked += 1;
@@ -229,7 +232,8 @@ impl World {
             node_is_full: false,
             ..want
         };
-        let (to, _) = self.new_caller(slot, key, next, Fetches::Later);
+        let (to, reader) = self.new_caller(slot, key, next, Fetches::Later);
+        self.nodes[slot].callers[reader].before = Some(caller);
         self.feed(slot, key, Input::Downgrade(Ticket(caller as u64 + 1), to));
     }
 
@@ -361,7 +365,7 @@ impl World {
             return self.watch_fence(slot, key, want.mode, fence);
         }
         self.nodes[slot].callers[caller].state = State::Holding;
-        self.nodes[slot].callers[caller].since = Some(self.local(slot));
+        self.nodes[slot].callers[caller].since = self.held_since(slot, caller);
         self.nodes[slot].callers[caller].claim = self.nodes[slot].shard.claim(&self.keys[key], ticket);
         self.saw(Seen::Granted);
         if want.fixed {
@@ -370,8 +374,13 @@ impl World {
         self.watch_fence(slot, key, want.mode, fence);
         self.watch_own(slot, caller, fence);
         self.watch_adopted(slot, caller);
+        self.fetch_later(slot, caller);
+    }
+
+    /// It is polled in time, or late, or never.
+    fn fetch_later(&mut self, slot: usize, caller: usize) {
         let life = self.nodes[slot].life;
-        let lease = want.term.lease_ms * MS;
+        let lease = self.nodes[slot].callers[caller].want.term.lease_ms * MS;
         let delay = match self.rng.u8(0..100) {
             0..3 => {
                 self.nodes[slot].callers[caller].fetches = Fetches::Never;
@@ -390,6 +399,32 @@ impl World {
                 act: Act::Fetch,
             },
         );
+    }
+
+    /// Since when a caller holds that was granted something now. A reader that wrote before has held it since then.
+    fn held_since(&self, slot: usize, caller: usize) -> Option<Instant> {
+        let callers = &self.nodes[slot].callers;
+        let before = callers[caller].before.filter(|_| !callers[caller].travels);
+        before.map_or(Some(self.local(slot)), |before| callers[before].since)
+    }
+
+    /// What it was to become was refused: it holds what it held.
+    fn kept(&mut self, slot: usize, caller: usize) {
+        self.saw(Seen::StillHeld);
+        let node = &mut self.nodes[slot];
+        let Some(before) = node.callers[caller].before else {
+            let key = node.callers[caller].key;
+            return self.wrong(Wrong::Outcome, Some(key), || {
+                format!("ticket {} held nothing, and holds it still", caller + 1)
+            });
+        };
+        let Caller {
+            want, claim, since, ..
+        } = node.callers[before];
+        let kept = &mut node.callers[caller];
+        (kept.want, kept.claim, kept.since) = (want, claim, since);
+        (kept.state, kept.travels) = (State::Holding, false);
+        self.fetch_later(slot, caller);
     }
 
     /// The caller is polled, and makes a guard of what it was granted.
@@ -498,21 +533,27 @@ impl World {
             AcquireError::Latch(report) => Seen::latch(*report),
             AcquireError::Leader(_) => Seen::LeaderAnswered,
             AcquireError::Closed => Seen::DeniedClosed,
-            AcquireError::Lost(_) => Seen::DeniedLost,
+            AcquireError::Lost(_) | AcquireError::Kept(..) => Seen::DeniedLost,
         });
-        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
         let may_be_busy = want.mark.is_some() && self.profile.rules.queues;
         if matches!(denial, AcquireError::Busy) && want.wait && !may_be_busy {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
         }
-        if matches!(denial, AcquireError::Store(_)) && self.is_calm() {
+        let is_of_store = matches!(denial, AcquireError::Store(_) | AcquireError::Kept(..));
+        if is_of_store && self.is_calm() {
             self.wrong(Wrong::DeniedInCalm, Some(key), || {
                 format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
             });
         }
+        if matches!(denial, AcquireError::Kept(..)) && state == State::Waiting {
+            return self.kept(slot, caller);
+        }
         self.over(slot, caller);
+        self.watch_refused_call(slot, caller, denial);
+        self.watch_given_up(slot, caller, denial);
         self.watch_not_adopted(slot, caller, denial);
         self.election_answered(slot, caller, denial);
         if let AcquireError::InUse(Some(permits)) = denial
@@ -595,6 +636,7 @@ impl World {
         let caller = self.expect(slot, ticket, &told, |state| {
             matches!(state, State::Releasing { .. })
         });
+        self.watch_refused_release(slot, caller, outcome);
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (outcome, state) {
             (Outcome::Kept, State::Releasing { held: false, .. }) => {

@@ -225,6 +225,7 @@ counters! {
     ServerRestart: "server restarted with its memory",
     ServerForgot: "server restarted empty",
     ServerRefused: "server refused requests",
+    StillHeld: "server refused to pass a lease on, and its holder went on",
     ClockSmall: "server's clock stepped within the margin",
     ClockForward: "server's clock stepped forward",
     ClockBack: "server's clock stepped back",

@@ -1,6 +1,6 @@
 //! Latches: who sets one, counts it down and waits for zero, and what must never become of that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tenure::protocol::ledger::Latch;
@@ -30,6 +30,8 @@ pub(crate) struct Latches {
     counted: HashMap<Id, GrantNumber>,
     /// When each generation was set.
     set: HashMap<GrantNumber, u64>,
+    /// The calls that changed it.
+    executed: HashSet<Id>,
     /// When it was last seen at zero.
     zero_until: Option<u64>,
     /// When it came to zero.
@@ -131,6 +133,13 @@ impl World {
         live.filter_map(move |caller| Some((*caller, made.get(&(slot, node.life, *caller))?.at)))
     }
 
+    /// The call of that caller changed the latch. Workers that start twice share a call.
+    pub(crate) fn call_was_executed(&self, slot: usize, caller: usize) -> bool {
+        let latches = &self.watch.latches;
+        let made = latches.made.get(&(slot, self.nodes[slot].life, caller));
+        made.is_some_and(|call| call.id.starts_with(b"call") && latches.executed.contains(&call.id))
+    }
+
     /// A caller was told something. Where the latch was set at about the time of its call it says that it means that one.
     pub(crate) fn latch_answered(&mut self, slot: usize, caller: usize, report: LatchReport) {
         let (node, life) = (&self.nodes[slot], self.nodes[slot].life);
@@ -184,6 +193,12 @@ impl World {
             self.watch.latches.resting = None;
         }
         let Some(after) = after else { return };
+        let told = |latch: &Latch| (latch.generation, latch.left);
+        // A copy is executed, and its original may be refused.
+        let is_changed = before.map(told) != Some(told(after)) && !self.watch.twin;
+        if let Some(id) = request.data.as_ref().filter(|_| is_changed) {
+            self.watch.latches.executed.insert(id.0.clone());
+        }
         let Some(before) = before.filter(|before| before.generation == after.generation) else {
             let was_running = before.is_some_and(|before| before.left > 0);
             self.watch.latches.set.insert(after.generation, self.now);

@@ -185,11 +185,15 @@ pub enum Wrong {
     Unnoticed,
     /// What was to be written under a lease is written after a later holder was let in.
     WriteOrder,
+    /// A caller was told that nothing was executed, and it was.
+    ToldRefused,
+    /// A holder was told that the store has its lease no more, and the store had it.
+    GivenUp,
 }
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 45] = [
+    pub const ALL: [Wrong; 47] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -235,6 +239,8 @@ impl Wrong {
         Wrong::DeniedInCalm,
         Wrong::Unnoticed,
         Wrong::WriteOrder,
+        Wrong::ToldRefused,
+        Wrong::GivenUp,
     ];
 }
 

@@ -54,6 +54,7 @@ impl World {
         };
         let (to, made) = self.new_caller(slot, key, next, Fetches::Later);
         self.nodes[slot].callers[made].travels = true;
+        self.nodes[slot].callers[made].before = Some(caller);
         self.nodes[slot].callers[made].asked_at = self.now;
         self.feed(slot, key, Input::Transfer(ticket, to, next.term));
     }

@@ -1,6 +1,7 @@
 //! What must never happen, looked for after every step.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use crate::Wrong;
 use crate::callers::{Caller, PERMITS, State};
@@ -10,13 +11,14 @@ use crate::jobs::Ticks;
 use crate::latches::Latches;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
+use tenure::error::{LostCause, StoreError, StoreErrorKind};
 use tenure::protocol::ledger::{Latch, Record, RecordOwner, Share};
 use tenure::protocol::message::{
     Batch, ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, Name, Push, Question, Reply, Request,
     Rule, Verb,
 };
 use tenure::protocol::session_step::SILENCE;
-use tenure::protocol::step::Ticket;
+use tenure::protocol::step::{AcquireError, Outcome, Ticket};
 
 /// What the watchers remember.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub(crate) struct Watch {
     highest_fences: Vec<Option<Fence>>,
     /// Of writers alone.
     written: Vec<Option<Fence>>,
+    /// Claims whose end was executed.
+    ended: HashSet<Holder>,
     /// Grants that nothing is promised of any more.
     tainted: HashSet<GrantNumber>,
     pub(crate) highest: GrantNumber,
@@ -62,6 +66,7 @@ impl Watch {
             forgot: false,
             highest_fences: vec![None; keys],
             written: vec![None; keys],
+            ended: HashSet::new(),
             tainted: HashSet::new(),
             highest: GrantNumber(0),
             amnesty: GrantNumber(0),
@@ -190,6 +195,11 @@ impl World {
                 // Its node may hold a longer lease than it asked for; a renewal may have been on its way when its time
                 // was over, and queued before it was sent.
                 let longest = asked.want.max_hold.map(|most| most + 2 * longest);
+                let fixed = asked
+                    .want
+                    .fixed
+                    .then(|| Duration::from_millis(asked.want.term.lease_ms));
+                let longest = fixed.or(longest);
                 if let (Some(longest), Some(since)) = (longest, asked.since)
                     && local > since + longest
                 {
@@ -352,6 +362,56 @@ impl World {
         }
     }
 
+    // What callers are told.
+
+    /// The store did nothing, as far as that says.
+    fn says_not_executed(error: &StoreError) -> bool {
+        matches!(
+            error.kind(),
+            StoreErrorKind::Refused(_) | StoreErrorKind::Unreachable
+        )
+    }
+
+    /// Whoever is told that nothing was executed may do it again.
+    pub(crate) fn watch_refused_call(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+        let AcquireError::Store(error) = denial else {
+            return;
+        };
+        if Self::says_not_executed(error) && self.call_was_executed(slot, caller) {
+            let key = self.nodes[slot].callers[caller].key;
+            self.wrong(Wrong::ToldRefused, Some(key), || {
+                format!("the call of ticket {} of node {slot}: {error}", caller + 1)
+            });
+        }
+    }
+
+    /// The same of a release.
+    pub(crate) fn watch_refused_release(&mut self, slot: usize, caller: usize, outcome: &Outcome) {
+        let Outcome::Failed(error) = outcome else { return };
+        let Caller { key, claim, .. } = self.nodes[slot].callers[caller];
+        if Self::says_not_executed(error) && claim.is_some_and(|claim| self.watch.ended.contains(&claim)) {
+            self.wrong(Wrong::ToldRefused, Some(key), || {
+                format!("the release of ticket {} of node {slot}: {error}", caller + 1)
+            });
+        }
+    }
+
+    /// A holder is told that the store has its lease no more, and the store has it.
+    pub(crate) fn watch_given_up(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+        let Caller { key, before, .. } = self.nodes[slot].callers[caller];
+        let Some(before) = before.filter(|_| matches!(denial, AcquireError::Lost(LostCause::Gone))) else {
+            return;
+        };
+        let claim = self.nodes[slot].callers[before].claim;
+        let owned = self.owned(&self.keys[key]);
+        let has = owned.grants().any(|(holder, _)| Some(holder) == claim);
+        if has && !self.watch.stepped_back {
+            self.wrong(Wrong::GivenUp, Some(key), || {
+                format!("ticket {} of node {slot}: {owned:?}", caller + 1)
+            });
+        }
+    }
+
     // At the server.
 
     pub(crate) fn records(&self, batch: &Batch) -> Vec<Owned> {
@@ -391,6 +451,11 @@ impl World {
             self.watch_election(key, request, reply);
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
+            // A copy is executed, and its original may be refused.
+            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.watch.twin;
+            if gives(request.verb) && is_done {
+                self.watch.ended.insert(actor(request));
+            }
             if !before.is_free() || !after.is_free() {
                 self.watch.free_since[key] = None;
             }

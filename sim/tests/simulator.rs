@@ -204,6 +204,16 @@ fn finds_a_downgrade_that_lets_a_writer_between() {
 }
 
 #[test]
+fn finds_a_downgrade_that_gives_a_valid_lease_up() {
+    finds(with(Flaw::DowngradeGivesUp), Wrong::GivenUp, 1);
+}
+
+#[test]
+fn finds_a_refusal_reported_for_an_executed_call() {
+    finds(with(Flaw::RefusalBelieved), Wrong::ToldRefused, 1);
+}
+
+#[test]
 fn finds_a_lease_that_is_adopted_twice() {
     finds(with(Flaw::AdoptedTwice), Wrong::AdoptedTwice, 1);
 }

@@ -507,6 +507,12 @@ impl Node {
                 }
                 false
             }
+            Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
+                if let Some(waiter) = waiters.get(ticket) {
+                    waiter.decide(Err(error.clone()), wakes);
+                }
+                true
+            }
             Effect::Denied(ticket, error) => {
                 if let Some(waiter) = waiters.remove(ticket) {
                     waiter.decide(Err(error.clone()), wakes);
@@ -553,7 +559,7 @@ impl Node {
                     paused: is_by_deadline.then(|| self.pause_until_now()).flatten(),
                 });
             }
-            Effect::Denied(_, AcquireError::Store(error)) => {
+            Effect::Denied(_, AcquireError::Store(error) | AcquireError::Kept(_, error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);
             }
             _ => {}

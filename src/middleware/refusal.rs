@@ -205,6 +205,7 @@ impl From<&Error> for Refused {
                 cause: LostCause::Unfetched,
                 ..
             } => Refused::Lost,
+            Error::StillHeld { source, .. } => Refused::from(&**source),
             // Whoever held it may have begun, and what it wrote may have been done in part.
             Error::Lost { .. }
             | Error::Gone { .. }

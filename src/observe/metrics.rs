@@ -404,6 +404,7 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Failed { .. }
             | Error::Reply { .. }
             | Error::Unsupported { .. }
+            | Error::StillHeld { .. }
             | Error::Unset { .. }
             | Error::Uncertain { .. },
         )) => "invalid",

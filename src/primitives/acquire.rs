@@ -152,6 +152,17 @@ pub(crate) enum Unacquired {
     Latch(LatchReport),
     /// Who leads; `None`: nobody.
     Leader(Option<LeaderReport>),
+    /// What was to be passed on was not, and is held as before.
+    Kept(Kept),
+}
+
+/// What goes on as it was held before, and why.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) ticket: Ticket,
+    pub(crate) waiter: Arc<Waiter>,
+    pub(crate) fence: Fence,
+    pub(crate) source: StoreError,
 }
 
 impl Unacquired {
@@ -167,7 +178,8 @@ impl Unacquired {
             | Unacquired::InUse(_)
             | Unacquired::Owned(_)
             | Unacquired::Latch(_)
-            | Unacquired::Leader(_) => Error::Busy {
+            | Unacquired::Leader(_)
+            | Unacquired::Kept(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
             },
@@ -399,6 +411,19 @@ impl Acquire {
             Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
             Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
             Err(AcquireError::Leader(report)) => Err(Unacquired::Leader(report)),
+            Err(AcquireError::Kept(fence, source)) => match self.take_up(&waiting, since) {
+                Ok(()) => {
+                    observe::denied_by_store(self.label(), name, &source);
+                    let (ticket, waiter) = (waiting.ticket, waiting.waiter);
+                    return Err(Unacquired::Kept(Kept {
+                        ticket,
+                        waiter,
+                        fence,
+                        source,
+                    }));
+                }
+                Err(lost) => Err(self.denied(lost, since)),
+            },
             Err(AcquireError::Store(source)) => {
                 observe::denied_by_store(self.label(), name, &source);
                 let key = name.key.clone();
@@ -480,7 +505,8 @@ impl Acquire {
             | AcquireError::InUse(_)
             | AcquireError::Owned(_)
             | AcquireError::Latch(_)
-            | AcquireError::Leader(_) => Error::Busy { key, waited },
+            | AcquireError::Leader(_)
+            | AcquireError::Kept(..) => Error::Busy { key, waited },
         }
     }
 }

@@ -54,6 +54,12 @@ impl Held {
         }
     }
 
+    /// The same holding under another ticket: what it was to become was refused.
+    pub(crate) fn resumed(&self, ticket: Ticket, waiter: Arc<Waiter>, fence: Fence) -> Self {
+        let what = (self.name.clone(), self.mode, self.fixed);
+        Held::new(self.handle.clone(), what, ticket, waiter, fence)
+    }
+
     pub(crate) fn is_fixed(&self) -> bool {
         self.fixed
     }

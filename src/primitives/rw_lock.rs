@@ -8,6 +8,7 @@ use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Lock, Mutex};
+use crate::primitives::transfer::TransferError;
 use crate::protocol::message::{Kind, Mode};
 
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
@@ -156,33 +157,32 @@ impl Guard {
     /// guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
     ///
     /// It costs a trip to the store, and the new guard has a [fence](Self::fence) of its own, larger than that of the
-    /// writer.
+    /// writer. A lost answer is asked for again. A [fixed](crate::RwLock::fixed) lease ends when it would have ended, and a
+    /// [`max_hold`](crate::RwLock::max_hold) counts from when the writer was granted.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease was lost, or the answer to that request: then nothing is held any more.
-    /// [`Error::Options`] when there are other guards of the lease ([`again`](Self::again)), which would be readers without
-    /// knowing it; this one is given up then. [`Error::Closed`].
+    /// [`TransferError::Refused`] with the guard, which still writes: there are other guards of the lease
+    /// ([`again`](Self::again)), which would be readers without knowing it; or the store refused, or was not asked, and surely
+    /// did nothing. Then the guard has its fence and its deadline as before. What watches the lease ([`lease`](Self::lease))
+    /// was told that it is released when this was called, so take a new view of it. [`TransferError::Failed`] when the lease
+    /// was lost, or the store did not answer, or the [`Locks`](crate::Locks) are closed: nothing is held any more.
     ///
     /// # Cancel safety
     /// The lock counts as given back from the first poll. Dropping the future gives up what it becomes, too.
-    pub async fn downgrade(mut self) -> Result<Guard, Error> {
-        self.held().not_forked()?;
+    pub async fn downgrade(mut self) -> Result<Guard, TransferError> {
+        self.held().not_forked().map_err(TransferError::Failed)?;
         if self.held().mode != Mode::Exclusive || self.held().name.kind != Kind::Lock {
             return Ok(self);
         }
         let key = self.key().clone();
         if !self.take() {
-            return Err(Error::Options(OptionsError(format!(
+            let error = OptionsError(format!(
                 "cannot downgrade `{key}`: there are other guards of the same lease, give them back first"
-            ))));
+            ));
+            return Err(TransferError::Refused(self, Error::Options(error)));
         }
-        let reader = Acquire::downgrade(self.held());
-        reader.await.map_err(
-            |refused| match (refused.into_error(&key), self.held().lost_before()) {
-                (Error::Lost { key, .. }, Some(cause)) => Error::Lost { key, cause },
-                (error, _) => error,
-            },
-        )
+        let reader = Acquire::downgrade(self.held()).await;
+        reader.map_err(|refused| self.not_passed(refused))
     }
 }
 

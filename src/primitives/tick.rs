@@ -64,7 +64,8 @@ async fn ask(
             | Unacquired::InUse(_)
             | Unacquired::Owned(_)
             | Unacquired::Latch(_)
-            | Unacquired::Leader(_),
+            | Unacquired::Leader(_)
+            | Unacquired::Kept(_),
         ) => Ok(JobReport::default()),
     }
 }

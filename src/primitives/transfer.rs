@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 use siphasher::sip::SipHasher24;
 
 use crate::driver::handle::Handle;
-use crate::error::{Error, LostCause, OptionsError};
+use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
@@ -55,22 +55,41 @@ pub struct Transfer {
     number: GrantNumber,
 }
 
-/// Why a lease was not given up to others.
+/// Why a lease was not given up to others ([`Guard::into_transfer`]), or a writer did not become a reader
+/// ([`Guard::downgrade`]).
+///
+/// It converts into an [`Error`], so `?` works where a function returns that. A guard that is still held is then in the error,
+/// [`Error::StillHeld`], and [`Error::into_guard`] takes it out.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// It cannot be. The guard goes on as before.
+    /// Nothing was changed, and the guard is still held: the call cannot be served, or the store refused it and did nothing.
     #[error("{1}")]
     Refused(Guard, #[source] Error),
-    /// It was lost, or the store refused or did not answer: nothing is held here any more.
+    /// The lease was lost, or the outcome is not known, as the store did not answer: nothing is held here any more.
     #[error("{0}")]
     Failed(#[source] Error),
 }
 
 impl From<TransferError> for Error {
-    /// A guard that would go on is dropped.
+    /// Keeps a guard that is still held in the error.
     fn from(error: TransferError) -> Error {
         match error {
-            TransferError::Refused(_, error) | TransferError::Failed(error) => error,
+            TransferError::Refused(guard, error) => Error::StillHeld {
+                source: Box::new(error),
+                guard: KeptGuard::new(guard),
+            },
+            TransferError::Failed(error) => error,
+        }
+    }
+}
+
+impl Error {
+    /// Takes the guard out of [`Error::StillHeld`]. Returns `None` for any other error, and if a clone of this error was asked
+    /// before.
+    pub fn into_guard(self) -> Option<Guard> {
+        match self {
+            Error::StillHeld { guard, .. } => guard.take(),
+            _ => None,
         }
     }
 }
@@ -186,7 +205,9 @@ impl Guard {
     /// # Errors
     /// [`TransferError::Refused`] with the guard, which goes on: there are other guards of the lease
     /// ([`again`](Self::again)), others of this process read by it, it is that of a job's tick, or `keep` is no lease that the
-    /// [`Builder`](crate::Builder) would take. [`TransferError::Failed`] when the lease was lost, or the store refused, or did
+    /// [`Builder`](crate::Builder) would take; or the store refused, or was not asked, and surely did nothing. Then the guard has
+    /// its fence and its deadline as before. What watches the lease ([`lease`](Self::lease)) was told that it is released when
+    /// this was called, so take a new view of it. [`TransferError::Failed`] when the lease was lost, or the store did
     /// not answer. A refusal is told at once. An answer is waited for twice at most, each time for a quarter of `keep`, 100 ms
     /// at least and the [request timeout](crate::Builder::request_timeout) at most. Then nothing is held here any more: the
     /// lease is given back in the background, or ends by itself.
@@ -219,12 +240,24 @@ impl Guard {
             Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
         };
         let made = Acquire::transfer(&held, term).await;
-        let failed = |refused: Unacquired| match (refused.into_error(&key), held.lost_before()) {
-            (Error::Lost { key, .. }, Some(cause)) => Error::Lost { key, cause },
-            (error, _) => error,
-        };
-        let made = made.map_err(|refused| TransferError::Failed(failed(refused)))?;
+        let made = made.map_err(|refused| self.not_passed(refused))?;
         made.hand_out(term).map_err(TransferError::Failed)
+    }
+
+    /// Why what was held did not become what it was to be.
+    pub(crate) fn not_passed(&self, refused: Unacquired) -> TransferError {
+        let (held, key) = (self.held(), self.key().clone());
+        match (refused, held.lost_before()) {
+            (Unacquired::Kept(kept), _) => {
+                let guard = Guard::new(held.resumed(kept.ticket, kept.waiter, kept.fence));
+                let source = kept.source;
+                TransferError::Refused(guard, Error::Store { key, source })
+            }
+            (Unacquired::Error(Error::Lost { .. }), Some(cause)) => {
+                TransferError::Failed(Error::Lost { key, cause })
+            }
+            (refused, _) => TransferError::Failed(refused.into_error(&key)),
+        }
     }
 
     /// What others are to be told of it. Its lease is none of this process's any more.

@@ -1,5 +1,6 @@
 //! The claims of a key: which it needs for those who wait here, and what is asked of the store for them.
 
+use crate::error::StoreError;
 use crate::protocol::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -158,17 +159,15 @@ impl<P: Plant> KeyState<P> {
         if keeps_number && claim.held().is_none() {
             claim.claimant = Claimant::Cohort;
         } else {
-            claim.phase = Phase::Leaving(Leaving {
-                release,
-                ends,
-                until,
-                repeated: false,
-            });
+            claim.phase = Phase::Leaving(Leaving { release, ends, until });
         }
         claim.failed_requests = 0;
-        let pass = claim.pass.take();
+        claim.unanswered = None;
+        let passed = claim.pass.take().and_then(|pass| pass.ours);
         self.ask(cx, number, RequestKind::Leave);
-        pass.inspect(|pass| self.leave_passed(cx, pass));
+        if let Some(old) = passed {
+            self.leave_passed(cx, old);
+        }
     }
 
     /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
@@ -198,14 +197,15 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, holder.claim, RequestKind::Yield);
     }
 
-    /// A dead number that was the older half of a yield, to be left. `repeated`: the yield may have done it.
+    /// A dead number that was the older half of a yield, to be left. `unanswered`: why the yield has no answer, which may have
+    /// done it.
     /// `seq`: so many requests were counted of it, or of the claim that went on with its count.
     pub(crate) fn leave_old_number(
         &mut self,
         cx: &mut StepContext<'_>,
         yielded: Yielded,
         seq: u32,
-        repeated: bool,
+        unanswered: Option<Box<StoreError>>,
     ) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
@@ -215,8 +215,8 @@ impl<P: Plant> KeyState<P> {
             release: yielded.release,
             ends,
             until: ends,
-            repeated,
         });
+        claim.unanswered = unanswered;
         // A late answer to one of those is none to what follows.
         claim.seq = seq;
         self.claims.insert(claim);
@@ -229,6 +229,7 @@ impl<P: Plant> KeyState<P> {
         // What became of it is found out by asking for it again: that is done once.
         let what = match what {
             RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
+            RequestKind::Renew if claim.question().is_some() => RequestKind::Claim { wait: false },
             what => what,
         };
         claim.seq += 1;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::error::StoreError;
 use crate::protocol::line::Caller;
 use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb};
 use crate::protocol::step::{AcquireOptions, Class, Ticket, ms};
@@ -41,6 +42,9 @@ pub(crate) struct Claim {
     pub(crate) look_again: bool,
     /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
     pub(crate) may_execute_until: Option<Instant>,
+    /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
+    /// repeats.
+    pub(crate) unanswered: Option<Box<StoreError>>,
     /// Created by a yield: what it was before.
     pub(crate) yielded: Option<Yielded>,
     /// It takes a lease over instead of claiming one, until it has it.
@@ -53,9 +57,9 @@ pub(crate) struct Claim {
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) from: Holder,
-    /// The owner is a dead number of this key machine, with this length and after so many requests: to be left if nothing
-    /// comes of it. Another's is left alone.
-    pub(crate) ours: Option<(LeaseTimes, u32)>,
+    /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
+    /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
+    pub(crate) ours: Option<Claim>,
 }
 
 /// What a claim is of, for its whole life.
@@ -231,8 +235,6 @@ pub(crate) struct Leaving {
     pub(crate) ends: Instant,
     /// When to stop telling.
     pub(crate) until: Instant,
-    /// An earlier request may have done it.
-    pub(crate) repeated: bool,
 }
 
 impl Claim {
@@ -262,6 +264,7 @@ impl Claim {
             failed_requests: 0,
             look_again: false,
             may_execute_until: None,
+            unanswered: None,
             yielded: None,
             pass: None,
             indexed: Facts::default(),
@@ -290,6 +293,11 @@ impl Claim {
         }
     }
 
+    /// What it asks first is done once, and may be asked for again under the same number.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.pass.is_some() || self.question().is_some()
+    }
+
     /// What a request of that kind asks for.
     #[inline]
     pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
@@ -307,8 +315,8 @@ impl Claim {
                 let finish = self.finished.map(|Finished { well }| Verb::Finish { well });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
-            RequestKind::Yield if !self.was_writer() => (Verb::Yield { to }, Class::Leave),
-            RequestKind::Yield | RequestKind::Pass => (Verb::Pass { to }, Class::Leave),
+            RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
+            RequestKind::Pass => (Verb::Pass { to }, Class::Leave),
         }
     }
 
@@ -350,9 +358,10 @@ impl Claim {
         }
     }
 
-    /// It makes a reader of a writer.
-    pub(crate) fn was_writer(&self) -> bool {
-        matches!(self.claimant, Claimant::Solo(caller) if caller.was_writer)
+    /// What the holder held as a writer, while it is to become a reader.
+    pub(crate) fn downgrades(&self) -> Option<&Held> {
+        let old = self.pass.as_deref()?.ours.as_ref();
+        old.filter(|old| old.mode != self.mode)?.held()
     }
 
     pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::context::StepContext;
-use crate::protocol::flaw::Plant;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
 use crate::protocol::message::{ClaimNumber, Reply, Unanswered};
@@ -23,9 +23,30 @@ pub(crate) struct Failing {
     /// When its server was last heard.
     pub(crate) heard: Option<Instant>,
     pub(crate) error: StoreError,
+    /// What a caller is told: that the request was not executed only if neither it nor an earlier one of it can have been.
+    pub(crate) told: StoreError,
 }
 
 impl Failing {
+    /// Nothing was asked before, or nothing that counts.
+    pub(crate) fn new(why: Unanswered, heard: Option<Instant>, error: StoreError) -> Self {
+        let told = if may_be_executed(why) {
+            error.clone().of_unknown_outcome()
+        } else {
+            error.clone()
+        };
+        Failing {
+            why,
+            heard,
+            error,
+            told,
+        }
+    }
+
+    pub(crate) fn may_be_executed(&self) -> bool {
+        may_be_executed(self.why)
+    }
+
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.error.kind(), StoreErrorKind::Refused(_))
     }
@@ -51,7 +72,36 @@ impl Failing {
     }
 }
 
+fn may_be_executed(why: Unanswered) -> bool {
+    matches!(why, Unanswered::Unknown | Unanswered::Bystander)
+}
+
 impl<P: Plant> KeyState<P> {
+    /// A request of a claim came to nothing. If an earlier one has no answer, either, that is what is told: it may have been
+    /// executed, whatever the store says of its repeat.
+    fn failing(
+        &mut self,
+        number: ClaimNumber,
+        why: Unanswered,
+        heard: Option<Instant>,
+        error: StoreError,
+    ) -> Failing {
+        self.error = Some(error.clone());
+        let mut failing = Failing::new(why, heard, error);
+        let believes_all = self.plant.planted(Flaw::RefusalBelieved);
+        let unanswered = &mut self.claims[number].unanswered;
+        if let Some(first) = unanswered {
+            failing.told = if believes_all {
+                failing.told
+            } else {
+                (**first).clone()
+            };
+        } else if failing.may_be_executed() {
+            *unanswered = Some(Box::new(failing.told.clone()));
+        }
+        failing
+    }
+
     pub(crate) fn failed(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -64,8 +114,7 @@ impl<P: Plant> KeyState<P> {
         let Some(asked) = self.take_asked(tag) else {
             return;
         };
-        self.error = Some(error.clone());
-        let failing = Failing { why, heard, error };
+        let failing = self.failing(tag.claim, why, heard, error);
         match asked {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failing);
@@ -85,14 +134,9 @@ impl<P: Plant> KeyState<P> {
         asked: RequestKind,
         error: StoreError,
     ) {
-        self.error = Some(error.clone());
-        let failing = Failing {
-            why: Unanswered::No,
-            heard: self.taken,
-            error,
-        };
+        let failing = self.failing(number, Unanswered::No, self.taken, error);
         match asked {
-            RequestKind::Claim { .. } => self.question_or_claim_again(cx, number, &failing, false),
+            RequestKind::Claim { .. } => self.claim_undone(cx, number, &failing),
             RequestKind::Yield => {
                 let refusal = Reply::NotThere;
                 self.yield_undone(cx, number, &refusal);
@@ -113,7 +157,7 @@ impl<P: Plant> KeyState<P> {
     ) -> (Claimant, u32) {
         let now = cx.now;
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
-            let error = AcquireError::Store(failing.error.clone());
+            let error = AcquireError::Store(failing.told.clone());
             cx.effects.push(Effect::Denied(caller.ticket, error));
         };
         match claimant {
@@ -149,7 +193,7 @@ impl<P: Plant> KeyState<P> {
         let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failing);
         let lease = match claimant {
             Claimant::Solo(caller) => {
-                self.go_on_alone(cx, caller);
+                self.solos.insert(caller.ticket, caller);
                 caller.lease()
             }
             Claimant::Cohort if !self.line.is_empty() => {
@@ -170,22 +214,25 @@ impl<P: Plant> KeyState<P> {
         });
     }
 
-    /// The same for a number that leaves nothing behind. `may_be_executed`: what it asked, if it asked something.
-    fn question_or_claim_again(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        failing: &Failing,
-        may_be_executed: bool,
-    ) {
-        match self
-            .claims
-            .remove(number)
-            .map_or(Claimant::Nobody, |claim| claim.claimant)
-        {
-            Claimant::Watch(_) => self.look_failed(cx, number, failing),
-            claimant if may_be_executed => self.claim_again(cx, claimant.repeated(), failing),
-            claimant => self.claim_again(cx, claimant, failing),
+    /// A first request was not executed, or asks something: its number leaves nothing behind. A caller asks the same again
+    /// under the same number, where it is known whether it may have been executed before.
+    fn claim_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+        let claim = &mut self.claims[number];
+        match claim.claimant {
+            Claimant::Solo(caller) if caller.options.question.is_some() => {
+                if failing.may_be_executed() {
+                    claim.claimant = claim.claimant.repeated();
+                }
+                self.ask_or_wait(cx, number, failing);
+            }
+            Claimant::Watch(_) => {
+                self.claims.end(number);
+                self.look_failed(cx, number, failing);
+            }
+            claimant => {
+                self.claims.end(number);
+                self.claim_again(cx, claimant, failing);
+            }
         }
     }
 
@@ -197,12 +244,12 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failing: &Failing,
     ) {
-        let may_be_executed = matches!(failing.why, Unanswered::Unknown | Unanswered::Bystander);
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
         if let Some(yielded) = self.claims[number].yielded.take() {
             cx.event(KeyEvent::LeaveRepeated);
-            let seq = self.claims[number].seq;
-            self.leave_old_number(cx, yielded, seq, may_be_executed);
+            let claim = &self.claims[number];
+            let (seq, unanswered) = (claim.seq, claim.unanswered.clone());
+            self.leave_old_number(cx, yielded, seq, unanswered);
         }
         let claim = &mut self.claims[number];
         match claim.phase {
@@ -212,8 +259,8 @@ impl<P: Plant> KeyState<P> {
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
         // A question leaves nothing behind, whether it was executed or not.
-        if !may_be_executed || claim.question().is_some() {
-            return self.question_or_claim_again(cx, number, failing, may_be_executed);
+        if !failing.may_be_executed() || claim.question().is_some() {
+            return self.claim_undone(cx, number, failing);
         }
         claim.may_execute_until = Some(late_after.max(cx.now));
         let is_wanted = match claim.claimant {
@@ -232,17 +279,23 @@ impl<P: Plant> KeyState<P> {
         self.ask_or_wait(cx, number, failing);
     }
 
-    /// Asks what became of a claim: at once for a bystander, and after the first failure.
+    /// Asks what became of a claim, or the same again: at once for a bystander, and after the first failure.
     pub(crate) fn ask_or_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
         let claim = &self.claims[number];
         if failing.is_bystander(cx.now, claim.lease()) {
             return self.ask(cx, number, RequestKind::Renew);
         }
+        if self.keeps_holding(cx, number, failing) {
+            return;
+        }
+        let claim = &self.claims[number];
+        let is_question = claim.question().is_some();
         let (claimant, failed_claims) = self.count_failed_claim(cx, claim.claimant, failing);
         let claim = &mut self.claims[number];
         claim.claimant = claimant;
         let is_first = failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
         match claimant {
+            Claimant::Nobody if is_question => self.claims.end(number),
             // Nobody is left: it will be found unwanted.
             Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
             Claimant::Cohort if self.line.is_empty() => {}
@@ -286,18 +339,17 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         cx.event(KeyEvent::LeaveRepeated);
-        leaving.repeated |= matches!(failing.why, Unanswered::Unknown | Unanswered::Bystander);
         let is_over = cx.now >= leaving.until;
         let at_once = is_bystander || (claim.failed_requests == 0 && failing.why != Unanswered::Down);
-        let error = || failing.error.clone();
         if (is_over || !at_once)
             && let Some(ticket) = leaving.release.take()
         {
-            cx.effects
-                .push(Effect::Released(ticket, Outcome::Failed(error())));
+            let failed = Outcome::Failed(failing.told.clone());
+            cx.effects.push(Effect::Released(ticket, failed));
         }
         if is_over {
-            cx.event(KeyEvent::LeaveFailed { error: Some(error()) });
+            let error = Some(failing.error.clone());
+            cx.event(KeyEvent::LeaveFailed { error });
             self.claims.end(number);
         } else if at_once {
             claim.failed_requests += u32::from(!is_bystander);

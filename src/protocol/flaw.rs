@@ -60,6 +60,10 @@ pub enum Flaw {
     EffectsLeft,
     /// A lease that was given back because its caller did not take it up is returned as a guard all the same.
     LostGrantReturned,
+    /// A refusal is told as one, though an earlier request of it may have been executed.
+    RefusalBelieved,
+    /// A writer that becomes a reader is told that its lease is gone when there is no answer.
+    DowngradeGivesUp,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -162,7 +166,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 64] = [
+    pub const ALL: [Flaw; 66] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -180,6 +184,8 @@ impl Flaw {
         Flaw::NeverRests,
         Flaw::EffectsLeft,
         Flaw::LostGrantReturned,
+        Flaw::RefusalBelieved,
+        Flaw::DowngradeGivesUp,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

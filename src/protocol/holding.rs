@@ -31,6 +31,9 @@ impl<P: Plant> KeyState<P> {
             Claimant::Watch(_) | Claimant::Nobody => None,
         };
         self.taken = Some(cx.now);
+        // Who goes on as a reader has held it since then, and for no longer than before.
+        let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
+        claim.pass = None;
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
@@ -45,17 +48,19 @@ impl<P: Plant> KeyState<P> {
                 return self.give_way(cx, number, None);
             }
             self.line.pop();
-        } else if next.was_writer && !claim.fixed && next.options.max_hold.is_none() {
+        } else if before.is_some() && !claim.fixed && next.options.max_hold.is_none() {
             // From now on it is as any other.
             claim.claimant = Claimant::Cohort;
         }
         let is_open = claim.claimant == Claimant::Cohort && claim.mode == Mode::Read;
-        let unfetched = cx.now + lease;
+        let mut local = Local::new(cx.now, next.ticket, next.options, lease);
+        local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
-            self.readers.add(next.ticket, (number, 0), cx.now, unfetched);
+            self.readers
+                .add(next.ticket, (number, 0), local.hold, cx.now + lease);
             Holders::Readers(1)
         } else {
-            Holders::One(Local::new(cx.now, next.ticket, next.options, lease))
+            Holders::One(local)
         };
         claim.phase = Phase::Held(Held {
             number: grant,

@@ -225,7 +225,6 @@ impl<P: Plant> KeyState<P> {
             options,
             entered: cx.now,
             failed_claims: 0,
-            was_writer: false,
         };
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
             self.rest(cx, caller);
@@ -338,7 +337,12 @@ impl<P: Plant> KeyState<P> {
                 }
                 (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
+                    let is_asked = claim.asking.is_some();
+                    let is_question = claim.question().is_some();
                     claim.claimant = Claimant::Nobody;
+                    if is_question && !is_asked {
+                        self.claims.end(number);
+                    }
                 }
                 _ => {}
             }

@@ -19,8 +19,6 @@ pub(crate) struct Caller {
     pub(crate) entered: Instant,
     /// Failures in a row of a claim of its own.
     pub(crate) failed_claims: u32,
-    /// It held as a writer, and wants to go on as a reader with nobody in between.
-    pub(crate) was_writer: bool,
 }
 
 impl Caller {

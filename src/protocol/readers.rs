@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::protocol::claim::Hold;
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
@@ -13,11 +14,9 @@ pub(crate) struct Reader {
     pub(crate) claim: ClaimNumber,
     /// Its place among the local holders of the grant.
     pub(crate) index: u64,
-    pub(crate) since: Instant,
+    pub(crate) hold: Hold,
     /// When it is given back, if its caller has not taken it up by then.
     unfetched: Option<Instant>,
-    /// It has been told of that it holds for long.
-    pub(crate) is_told: bool,
 }
 
 impl Reader {
@@ -39,15 +38,14 @@ impl Readers {
         &mut self,
         ticket: Ticket,
         (claim, index): (ClaimNumber, u64),
-        since: Instant,
+        hold: Hold,
         unfetched: Instant,
     ) {
         let reader = Reader {
             claim,
             index,
-            since,
+            hold,
             unfetched: Some(unfetched),
-            is_told: false,
         };
         self.by_ticket.insert(ticket, reader);
         self.unfetched.insert((unfetched, ticket));

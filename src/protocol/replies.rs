@@ -28,6 +28,12 @@ const UNKNOWN_SEQ: u32 = 1 << 31;
 /// How often it is told that the number of permits differs, of all semaphores of a shard.
 const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
 
+/// The store answers, and to no use. Callers that were told before that somebody has the key go on.
+fn in_vain(heard: Option<Instant>, text: &str) -> Failing {
+    let error = StoreError::new(StoreErrorKind::TimedOut, text);
+    Failing::new(Unanswered::No, heard, error)
+}
+
 impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
     pub(crate) fn take_asked(&mut self, tag: Tag) -> Option<RequestKind> {
@@ -73,7 +79,8 @@ impl<P: Plant> KeyState<P> {
             }
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true, None)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
-            (RequestKind::Pass, reply) => self.pass_undone(cx, number, &reply),
+            (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
+            (RequestKind::Pass, _) => self.pass_undone(cx, number),
             (RequestKind::Claim { .. }, reply)
                 if self.claims[number].question().is_some() && reply.is_of_owner() =>
             {
@@ -90,13 +97,21 @@ impl<P: Plant> KeyState<P> {
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
-            (RequestKind::Claim { .. }, _) => {
-                cx.event(KeyEvent::Late);
-                let claimant = self.end_number(cx, number);
-                self.in_vain(cx, claimant, "claims reach the store too late");
-            }
+            (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
             (RequestKind::Renew, _) => self.gone(cx, number),
         }
+    }
+
+    /// What was asked reached the store too late, and nothing was done.
+    fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.claims[number].is_repeatable() {
+            let failing = in_vain(self.taken, "what is asked reaches the store too late");
+            return self.ask_or_wait(cx, number, &failing);
+        }
+        cx.event(KeyEvent::Late);
+        let claimant = self.end_number(cx, number);
+        let failing = in_vain(self.taken, "claims reach the store too late");
+        self.claim_again(cx, claimant, &failing);
     }
 
     /// A release that was a yield is answered as soon as the yield is known to be done.
@@ -115,6 +130,13 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         let (lease, hold) = (claim.lease(), claim.hold());
         let deadline = if from_reply { cx.now } else { sent } + lease;
+        claim.unanswered = None;
+        // A fixed lease does not start again when its writer becomes a reader.
+        let ends = claim
+            .downgrades()
+            .filter(|_| claim.fixed)
+            .map(|held| held.deadline);
+        let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {
                 // Past the deadline it was lost before we got here: nothing revives it.
@@ -134,8 +156,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 let claim = &mut self.claims[number];
                 claim.may_execute_until = None;
-                claim.pass = None;
-                if deadline.since(cx.now) < lease / 3 {
+                if deadline.since(cx.now) < lease / 3 && ends.is_none() {
                     self.stale(cx, number);
                 } else {
                     self.start(cx, number, grant, deadline);
@@ -165,11 +186,22 @@ impl<P: Plant> KeyState<P> {
             _ => (cx.now, 1),
         };
         claim.phase = Phase::Confirming { since, tries };
+        // It was granted, whatever is said of its repeats.
+        let failing = in_vain(self.taken, "answers come too late to be used");
+        claim.unanswered = Some(Box::new(failing.told.clone()));
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
-        self.in_vain(cx, claimant, "answers come too late to be used");
+        let is_pass = claim.pass.is_some();
+        match claimant {
+            // What is taken over is not claimed: others may have had it meanwhile.
+            Claimant::Solo(caller) if is_pass => {
+                let denied = AcquireError::Store(failing.told);
+                cx.effects.push(Effect::Denied(caller.ticket, denied));
+            }
+            claimant => self.claim_again(cx, claimant, &failing),
+        }
     }
 
     /// `is_foreign`: the owner will not tell anybody of its release. `owner`: its node, if that is known.
@@ -183,6 +215,7 @@ impl<P: Plant> KeyState<P> {
         self.yield_is_done(cx, number);
         let claim = &mut self.claims[number];
         claim.may_execute_until = None;
+        claim.unanswered = None;
         match claim.phase {
             // Executed before the grant that was pushed meanwhile: it says only that t₀ could be younger.
             Phase::Confirming { since, tries } if sent < since => {
@@ -240,10 +273,11 @@ impl<P: Plant> KeyState<P> {
                     .push(Effect::Denied(caller.ticket, caller.options.busy()));
             }
             Claimant::Solo(caller) => {
-                self.go_on_alone(
-                    cx,
+                let failed_claims = 0;
+                self.solos.insert(
+                    caller.ticket,
                     Caller {
-                        failed_claims: 0,
+                        failed_claims,
                         ..caller
                     },
                 );
@@ -282,10 +316,7 @@ impl<P: Plant> KeyState<P> {
     /// The answer to a leave.
     fn left(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = &mut self.claims[number];
-        let Phase::Leaving(Leaving {
-            release, repeated, ..
-        }) = &mut claim.phase
-        else {
+        let Phase::Leaving(Leaving { release, .. }) = &mut claim.phase else {
             // Only a number that outlives its leave, which is a planted mistake, comes here.
             self.claims.end(number);
             return;
@@ -293,7 +324,7 @@ impl<P: Plant> KeyState<P> {
         if let Some(ticket) = release.take() {
             // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
             // tick: the store knows its latest winner after it has left, so another has it, or had it.
-            let kept = *reply == Reply::Done || (*repeated && claim.finished.is_none());
+            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && claim.finished.is_none());
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -316,9 +347,6 @@ impl<P: Plant> KeyState<P> {
     /// A yield that was not done: the old number may still own, the new one never was.
     pub(crate) fn yield_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = self.claims.remove(number);
-        if let Some(Claimant::Solo(caller)) = claim.as_ref().map(|claim| claim.claimant) {
-            self.go_on_alone(cx, caller);
-        }
         if let Some((seq, mut yielded)) = claim.and_then(|claim| Some((claim.seq, claim.yielded?))) {
             // Or it is gone; what the leave finds would look like the work of a first try.
             if *reply == Reply::Gone
@@ -327,7 +355,7 @@ impl<P: Plant> KeyState<P> {
                 let outcome = Outcome::Lost(LostCause::Gone);
                 cx.effects.push(Effect::Released(ticket, outcome));
             }
-            self.leave_old_number(cx, yielded, seq, false);
+            self.leave_old_number(cx, yielded, seq, None);
         }
     }
 
@@ -344,7 +372,7 @@ impl<P: Plant> KeyState<P> {
                 cx.event(KeyEvent::Requeued);
                 // Whoever waits is claimed for under the next.
                 if let Claimant::Solo(caller) = self.end_number(cx, number) {
-                    self.go_on_alone(cx, caller);
+                    self.solos.insert(caller.ticket, caller);
                 }
             }
         }
@@ -363,7 +391,6 @@ impl<P: Plant> KeyState<P> {
                     release: None,
                     ends,
                     until: ends,
-                    repeated: false,
                 });
                 claim.act = Some(until);
             }
@@ -372,16 +399,6 @@ impl<P: Plant> KeyState<P> {
             }
         }
         claimant
-    }
-
-    /// The store answers, and to no use. Whoever was told before that somebody has the key goes on.
-    fn in_vain(&mut self, cx: &mut StepContext<'_>, claimant: Claimant, text: &str) {
-        let failing = Failing {
-            why: Unanswered::No,
-            heard: self.taken,
-            error: StoreError::new(StoreErrorKind::TimedOut, text),
-        };
-        self.claim_again(cx, claimant, &failing);
     }
 
     /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
@@ -447,7 +464,7 @@ impl<P: Plant> KeyState<P> {
             term,
             release: None,
         };
-        self.leave_old_number(cx, yielded, UNKNOWN_SEQ, false);
+        self.leave_old_number(cx, yielded, UNKNOWN_SEQ, None);
         if self.plant.planted(Flaw::UnknownKept) {
             let number = grant.holder.claim;
             self.claims[number].claimant = Claimant::Cohort;

@@ -1,17 +1,16 @@
-//! Readers of one process behind one claim of their node, and a writer that becomes a reader.
+//! Readers of one process behind one claim of their node.
 //!
 //! A claim that reads lets callers in until the burst is over, as an exclusive one is handed on; whoever comes later has a
 //! claim of their own node's again, behind whoever waits in the store. The line is in order, so nobody is let in past a
 //! writer of this process.
 
 use crate::error::LostCause;
-use crate::protocol::claim::{Claim, ClaimKind, Claimant, Held, Holders, Phase, RequestKind, Yielded};
+use crate::protocol::claim::{Held, Hold, Holders, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::KeyState;
-use crate::protocol::line::Caller;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, KeyEvent, Outcome, Ticket};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 
 impl<P: Plant> KeyState<P> {
     /// Lets readers in that are first in the line, by the claim that is open to them.
@@ -56,7 +55,8 @@ impl<P: Plant> KeyState<P> {
         let (index, fence) = (*index, Fence::new(*grant, *index));
         self.line.pop();
         let unfetched = cx.now + lease;
-        self.readers.add(next.ticket, (number, index), cx.now, unfetched);
+        let hold = Hold::new(cx.now, next.options);
+        self.readers.add(next.ticket, (number, index), hold, unfetched);
         self.taken = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
@@ -157,64 +157,11 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn note_long_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let long = cx.source.rules.long_hold;
         for reader in self.readers.of_mut(number) {
-            let held = cx.now.since(reader.since);
-            if held >= long && !reader.is_told {
-                reader.is_told = true;
+            let held = cx.now.since(reader.hold.since);
+            if held >= long && !reader.hold.is_told {
+                reader.hold.is_told = true;
                 cx.effects.push(Effect::Event(KeyEvent::HeldLong { held }));
             }
-        }
-    }
-
-    /// A writer becomes a reader: one request, which ends the number that it wrote by.
-    pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
-        let number = self.claims.of(ticket).map(|claim| claim.holder.claim);
-        let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive && claim.held().is_some();
-        let number = number.filter(|number| is_writer(&self.claims[*number]));
-        let Some(old) = number.and_then(|number| self.claims.remove(number)) else {
-            return cx.effects.extend(Self::passed_too_late(ticket, to));
-        };
-        let caller = Caller {
-            ticket: to,
-            options: AcquireOptions {
-                fixed: old.fixed,
-                solo: false,
-                max_hold: old.held().and_then(Held::local).and_then(|local| local.hold.most),
-                ..AcquireOptions::of_another(old.term, Mode::Read)
-            },
-            entered: cx.now,
-            failed_claims: 0,
-            was_writer: true,
-        };
-        let kind = ClaimKind {
-            mode: Mode::Read,
-            fixed: old.fixed,
-            mark: None,
-        };
-        let holder = cx.source.holder();
-        let mut claim = Claim::new(holder, Claimant::Solo(caller), old.term, kind, cx.now);
-        claim.seq = old.seq;
-        claim.yielded = Some(Yielded {
-            from: old.holder,
-            term: old.term,
-            release: Some(ticket),
-        });
-        self.claims.insert(claim);
-        self.ask(cx, holder.claim, RequestKind::Yield);
-    }
-
-    pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
-        let denied = AcquireError::Lost(LostCause::Deadline);
-        [Self::released_too_late(ticket), Effect::Denied(to, denied)]
-    }
-
-    /// Somebody's own claim came to nothing: it is claimed for again. A writer that would become a reader is not, as others
-    /// may have written meanwhile.
-    pub(crate) fn go_on_alone(&mut self, cx: &mut StepContext<'_>, caller: Caller) {
-        if caller.was_writer {
-            let denied = AcquireError::Lost(LostCause::Gone);
-            cx.effects.push(Effect::Denied(caller.ticket, denied));
-        } else {
-            self.solos.insert(caller.ticket, caller);
         }
     }
 }

@@ -116,10 +116,12 @@ pub enum Input {
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
-    /// what it holds then belongs to the other ticket. Its options stay.
+    /// what it holds then belongs to the other ticket. Its options stay, and when it began. If the store refuses, the other
+    /// ticket holds what was held before.
     Downgrade(Ticket, Ticket),
     /// A holder gives its lease to whoever is told of it, in one step: what it held by this ticket is over, and what the
-    /// other ticket holds then, for this lease and no longer, is to be [handed out](Self::HandedOut).
+    /// other ticket holds then, for this lease and no longer, is to be [handed out](Self::HandedOut). If the store refuses, the
+    /// other ticket holds what was held before.
     Transfer(Ticket, Ticket, LeaseTimes),
     /// A caller wants the lease of this owner, of whom it was told.
     Adopt(Ticket, AcquireOptions, Holder),
@@ -278,8 +280,10 @@ pub enum AcquireError {
     Leader(Option<LeaderReport>),
     /// The node is closing.
     Closed,
-    /// A writer that would become a reader lost what it held.
+    /// What was to be taken over from its owner is lost.
     Lost(LostCause),
+    /// What was to be passed on was not, as the store did nothing: it is held as before, under this ticket.
+    Kept(Fence, StoreError),
 }
 
 impl AcquireError {

@@ -214,7 +214,7 @@ impl<P: Plant> KeyState<P> {
         watch.callers.retain(|ticket, caller| {
             let stays = failing.keeps_waiting(caller, failed_looks, now);
             if !stays {
-                let error: StoreError = failing.error.clone();
+                let error: StoreError = failing.told.clone();
                 cx.effects
                     .push(Effect::Denied(*ticket, AcquireError::Store(error)));
             }

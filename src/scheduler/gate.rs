@@ -440,12 +440,13 @@ impl Gate {
                 self.note_over(mark);
                 over(TickOutcome::Elsewhere)
             }
-            // Those answer questions, and this was none.
+            // Those answer questions or passes, and this was none.
             Unacquired::Report(_)
             | Unacquired::InUse(_)
             | Unacquired::Owned(_)
             | Unacquired::Latch(_)
-            | Unacquired::Leader(_) => over(TickOutcome::Elsewhere),
+            | Unacquired::Leader(_)
+            | Unacquired::Kept(_) => over(TickOutcome::Elsewhere),
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)

@@ -233,8 +233,11 @@ async fn what_is_given_back(parent: Parent) {
         "into_transfer",
         next().into_transfer(keep).await.map_err(Error::from),
     );
-    closed("downgrade", next().downgrade().await);
-    closed("downgrade of a reader", parent.reader.downgrade().await);
+    closed("downgrade", next().downgrade().await.map_err(Error::from));
+    closed(
+        "downgrade of a reader",
+        parent.reader.downgrade().await.map_err(Error::from),
+    );
     closed("release", next().release().await);
     closed("release of several", parent.several.release().await);
     closed("release of a leader", parent.leads.release().await);

@@ -62,7 +62,7 @@ async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
     let guard = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();
     store.with_ledger(|ledger, _| ledger.forget());
     assert_eq!(soon(guard.lost()).await, LostCause::Gone);
-    let error = guard.downgrade().await.unwrap_err();
+    let error = Error::from(guard.downgrade().await.unwrap_err());
     assert!(
         matches!(
             error,

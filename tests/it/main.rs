@@ -65,6 +65,7 @@ mod paused_clock;
 mod policies;
 mod proxy;
 #[cfg(feature = "scheduler")]
+mod refusals;
 mod run_all;
 mod runtimes;
 mod rw_locks;

@@ -46,6 +46,7 @@ mod pools;
 mod quiet;
 mod reconnect;
 #[cfg(feature = "axum")]
+mod refusals;
 mod requests;
 mod retries;
 #[cfg(feature = "scheduler")]

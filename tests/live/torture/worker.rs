@@ -29,7 +29,7 @@ use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore};
+use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore, TransferError};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -300,11 +300,12 @@ impl Worker {
                 self.journal.write(now(), format_args!("downgraded {id} {to}"));
                 Some((reader, to))
             }
-            Ok(Err(error)) => {
+            Ok(Err(TransferError::Failed(error))) => {
                 self.failed(key, &error);
                 None
             }
-            Err(_) => None,
+            // It still writes, and is given back.
+            Ok(Err(TransferError::Refused(..))) | Err(_) => None,
         }
     }
 

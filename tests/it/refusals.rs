@@ -1,0 +1,452 @@
+//! Requests whose answer is lost and whose repeat is refused, and holders whose request is refused.
+
+use tenure::error::{LostCause, StoreError, StoreErrorKind, StoreRefusal};
+use tenure::protocol::message::{
+    Called, Checkpoint, ClaimNumber, GrantNumber, Holder, LatchReport, LeaseTimes, Mode, Name, NodeId,
+    Question, Reply, Unanswered, Verb,
+};
+use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
+use tenure::{Error, Guard, Key, Locks, TransferError};
+
+use crate::help::{ms, soon};
+use crate::machine::{Machine, options};
+
+const REFUSED: Reply = Reply::Refused(StoreRefusal::ReadOnly);
+
+fn another() -> Holder {
+    Holder {
+        node: NodeId::numbered(9),
+        claim: ClaimNumber(9),
+        nonce: 9,
+    }
+}
+
+/// What may count twice, or leaves something behind, with the name that it is asked of.
+fn calls() -> [(Question, Name); 7] {
+    let called = Called::default();
+    let (of, repeats) = (another(), false);
+    let key = || Key::from("a");
+    let set = Question::SetCount {
+        count: 1,
+        life_ms: 1_000,
+        called,
+    };
+    [
+        (set, Name::latch(key())),
+        (Question::CountDown { called }, Name::latch(key())),
+        (Question::Extend { of }, Name::lock(key())),
+        (Question::Release { of, repeats }, Name::lock(key())),
+        (Question::Save { of, seq: 1 }, Name::job(key())),
+        (Question::Proclaim { of, seq: 1 }, Name::election(key())),
+        (Question::Reset, Name::job(key())),
+    ]
+}
+
+/// The machine of a call that was sent once.
+fn called((question, name): (Question, Name)) -> (Machine, Ticket) {
+    let mut machine = Machine::of(name, Rules::default());
+    let ticket = machine.shard.issue();
+    let wanted = AcquireOptions {
+        wait: false,
+        question: Some(question),
+        ..options(1_000)
+    };
+    machine.tell(Input::Save(ticket, wanted, Checkpoint(b"id"[..].into())));
+    (machine, ticket)
+}
+
+fn kind_told(machine: &Machine, ticket: Ticket) -> StoreErrorKind {
+    match machine.denial(ticket) {
+        Some(AcquireError::Store(error)) => error.kind().clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
+    for call in calls() {
+        for bystander in [false, true] {
+            let (mut machine, ticket) = called(call.clone());
+            if bystander {
+                machine.fail(Unanswered::Bystander, Some(machine.now));
+            } else {
+                machine.fail(Unanswered::Unknown, None);
+            }
+            assert!(machine.denial(ticket).is_none(), "it is asked again");
+            let again = machine.sent().request;
+            assert_eq!(again.data, Some(Checkpoint(b"id"[..].into())), "with the same id");
+            machine.answer(REFUSED);
+            assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
+            assert!(machine.shard.is_empty(), "nothing is left behind");
+        }
+    }
+}
+
+#[test]
+fn a_call_whose_repeat_was_not_sent_is_told_as_unknown() {
+    for call in calls() {
+        let (mut machine, ticket) = called(call.clone());
+        machine.fail(Unanswered::Unknown, None);
+        let unreachable = StoreError::new(StoreErrorKind::Unreachable, "nobody there");
+        machine.fail_with(&machine.sent(), Unanswered::Down, None, unreachable);
+        assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
+    }
+}
+
+#[test]
+fn a_call_that_was_never_executed_is_told_as_refused() {
+    for call in calls() {
+        let (mut machine, ticket) = called(call.clone());
+        machine.answer(REFUSED);
+        let refused = StoreErrorKind::Refused(StoreRefusal::ReadOnly);
+        assert_eq!(kind_told(&machine, ticket), refused, "{call:?}");
+        assert!(machine.shard.is_empty(), "nothing is left behind");
+    }
+}
+
+/// A script that ended in its middle has done a part, whatever the server says of it.
+#[test]
+fn an_error_in_the_middle_of_a_script_is_no_refusal() {
+    for call in calls() {
+        let (mut machine, ticket) = called(call.clone());
+        let error = StoreError::refused(StoreRefusal::Other("ERR user_script:1".into()));
+        machine.fail_with(&machine.sent(), Unanswered::Unknown, None, error);
+        assert_eq!(
+            kind_told(&machine, ticket),
+            StoreErrorKind::Interrupted,
+            "{call:?}"
+        );
+    }
+}
+
+/// It comes to the server too late, after a first request without an answer.
+#[test]
+fn a_repeated_call_that_comes_too_late_is_told_as_unknown() {
+    let [call, ..] = calls();
+    let (mut machine, ticket) = called(call);
+    machine.fail(Unanswered::Bystander, Some(machine.now));
+    machine.answer(Reply::Late);
+    machine.answer(REFUSED);
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+}
+
+/// A pause before the repeat, and then an answer.
+#[test]
+fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
+    let [_, call, ..] = calls();
+    let (mut machine, ticket) = called(call.clone());
+    machine.fail(Unanswered::Unknown, None);
+    machine.answer(Reply::Latch(LatchReport::Left(2)));
+    assert!(matches!(
+        machine.denial(ticket),
+        Some(AcquireError::Latch(LatchReport::Left(2)))
+    ));
+    let (mut machine, ticket) = called(call);
+    machine.close();
+    assert!(matches!(machine.denial(ticket), Some(AcquireError::Closed)));
+    machine.answer(REFUSED);
+    assert!(machine.shard.is_empty());
+}
+
+fn outcome(machine: &Machine, of: Ticket) -> Option<&Outcome> {
+    machine.effects.iter().find_map(|effect| match effect {
+        Effect::Released(ticket, outcome) if *ticket == of => Some(outcome),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
+    for is_unanswered in [true, false] {
+        let mut machine = Machine::new(Rules::default());
+        let holder = machine.holder(1_000);
+        machine.tell(Input::Release(holder));
+        if is_unanswered {
+            machine.fail(Unanswered::Unknown, None);
+        } else {
+            machine.answer(REFUSED);
+        }
+        machine.answer(REFUSED);
+        let Some(Outcome::Failed(error)) = outcome(&machine, holder) else {
+            panic!("{:?}", machine.effects)
+        };
+        let is_refused = matches!(error.kind(), StoreErrorKind::Refused(_));
+        assert_eq!(is_refused, !is_unanswered, "{error}");
+    }
+}
+
+/// A lock whose claim has no answer may have been granted.
+#[test]
+fn a_claim_whose_look_is_refused_is_told_as_unknown() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.enter(AcquireOptions {
+        wait: false,
+        ..options(1_000)
+    });
+    machine.fail(Unanswered::Unknown, None);
+    machine.answer(REFUSED);
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+}
+
+#[test]
+fn an_adoption_whose_repeat_is_refused_is_told_as_unknown() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.shard.issue();
+    machine.tell(Input::Adopt(ticket, options(1_000), another()));
+    machine.fail(Unanswered::Unknown, None);
+    machine.answer(REFUSED);
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+}
+
+// Downgrades.
+
+/// A writer that asked to go on as a reader.
+fn downgrading(wanted: AcquireOptions, after_ms: u64) -> (Machine, Ticket) {
+    let mut machine = Machine::new(Rules::default());
+    let writer = machine.enter(wanted);
+    machine.answer(Reply::Granted(GrantNumber(7)));
+    assert!(machine.take_up(writer));
+    machine.later(ms(after_ms));
+    let reader = machine.shard.issue();
+    machine.tell(Input::Downgrade(writer, reader));
+    assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
+    (machine, reader)
+}
+
+#[test]
+fn a_downgrade_without_an_answer_is_asked_for_again() {
+    let (mut machine, reader) = downgrading(options(1_000), 0);
+    let first = machine.sent().request;
+    machine.fail(Unanswered::Unknown, None);
+    let again = machine.sent().request;
+    assert_eq!(
+        (again.holder, again.verb, again.mode),
+        (first.holder, first.verb, Mode::Read)
+    );
+    assert!(machine.denial(reader).is_none(), "{:?}", machine.denial(reader));
+    machine.answer(Reply::Granted(GrantNumber(8)));
+    assert!(machine.holds(reader));
+}
+
+fn is_kept(machine: &Machine, ticket: Ticket) -> bool {
+    matches!(machine.denial(ticket), Some(AcquireError::Kept(fence, _)) if fence.number() == GrantNumber(7))
+}
+
+#[test]
+fn a_refused_downgrade_still_writes() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    machine.answer(REFUSED);
+    assert!(is_kept(&machine, ticket), "{:?}", machine.denial(ticket));
+    let left = machine.shard.remaining(machine.now, &machine.name, ticket);
+    assert_eq!(left, Some(ms(800)), "as before");
+    assert!(machine.take_up(ticket));
+    // It is renewed, alone, and given back as before.
+    machine.passes();
+    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    machine.answer(Reply::Granted(GrantNumber(7)));
+    assert!(machine.holds(ticket));
+    machine.tell(Input::Release(ticket));
+    machine.answer(Reply::Done);
+    assert!(matches!(outcome(&machine, ticket), Some(Outcome::Kept)));
+    assert!(machine.shard.is_empty());
+}
+
+/// What the server was never sent is as good as refused.
+#[test]
+fn a_downgrade_that_was_not_sent_still_writes() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    machine.fail(Unanswered::Down, None);
+    assert!(is_kept(&machine, ticket), "{:?}", machine.denial(ticket));
+    assert!(machine.holds(ticket));
+}
+
+/// The first request may have made a reader of it: the number that wrote stays dead.
+#[test]
+fn a_downgrade_whose_repeat_is_refused_holds_nothing() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    machine.fail(Unanswered::Unknown, None);
+    machine.answer(REFUSED);
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+    assert!(!machine.holds(ticket));
+    let left = |effect: &Effect| matches!(effect, Effect::Send(sent) if sent.request.verb == Verb::Leave);
+    let leaves = machine.effects.iter().filter(|effect| left(effect)).count();
+    assert_eq!(leaves, 2, "both numbers are left");
+}
+
+/// The first request made a reader of it, and its answer came too late to be used.
+#[test]
+fn a_downgrade_that_was_granted_too_late_and_is_refused_then_holds_nothing() {
+    let (mut machine, ticket) = downgrading(options(1_000), 0);
+    let sent = machine.now;
+    machine.later(ms(900));
+    machine.answer_to(&machine.sent(), sent, Reply::Granted(GrantNumber(8)));
+    assert!(machine.denial(ticket).is_none(), "it is asked again");
+    machine.passes();
+    machine.answer(Reply::Refused(StoreRefusal::NoPermission));
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+    assert!(!machine.holds(ticket));
+}
+
+/// Lost is for ever.
+#[test]
+fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    machine.later(ms(800));
+    machine.answer(REFUSED);
+    assert!(!is_kept(&machine, ticket));
+    assert!(!machine.holds(ticket));
+}
+
+/// Nobody waits for it any more: it is given back.
+#[test]
+fn a_refused_downgrade_that_nobody_waits_for_is_left() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    machine.tell(Input::Cancel(ticket));
+    machine.answer(REFUSED);
+    assert!(!machine.holds(ticket));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+}
+
+/// A caller of this process that came meanwhile has a claim in the store's queue, and keeps it.
+#[test]
+fn who_came_during_a_refused_downgrade_waits_on() {
+    let (mut machine, ticket) = downgrading(options(1_000), 200);
+    let pass = machine.sent();
+    let waiter = machine.enter(options(1_000));
+    machine.answer(Reply::Queued(None));
+    machine.answer_to(&pass, machine.now, REFUSED);
+    assert!(is_kept(&machine, ticket) && !machine.is_granted(waiter));
+    machine.tell(Input::Release(ticket));
+    assert_eq!(
+        machine.sent().request.verb,
+        Verb::Leave,
+        "the store hands it over"
+    );
+    assert!(!machine.is_granted(waiter));
+}
+
+#[test]
+fn a_downgraded_holder_keeps_its_max_hold() {
+    let wanted = AcquireOptions {
+        max_hold: Some(ms(700)),
+        ..options(1_000)
+    };
+    let (mut machine, reader) = downgrading(wanted, 500);
+    machine.answer(Reply::Granted(GrantNumber(8)));
+    assert!(machine.take_up(reader));
+    assert_eq!(machine.passes(), ms(200));
+    let overdue = |effect: &Effect| matches!(effect, Effect::Overdue(ticket) if *ticket == reader);
+    assert!(machine.effects.iter().any(overdue));
+}
+
+#[test]
+fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
+    let wanted = AcquireOptions {
+        fixed: true,
+        ..options(1_000)
+    };
+    for is_repeated in [false, true] {
+        let (mut machine, reader) = downgrading(wanted, 500);
+        assert_eq!(machine.sent().request.term.lease_ms, 500, "in the store, too");
+        if is_repeated {
+            machine.later(ms(100));
+            machine.fail(Unanswered::Unknown, None);
+        }
+        machine.later(ms(200));
+        machine.answer(Reply::Granted(GrantNumber(8)));
+        assert!(machine.take_up(reader));
+        let left = if is_repeated { 200 } else { 300 };
+        let remaining = machine.shard.remaining(machine.now, &machine.name, reader);
+        assert_eq!(remaining, Some(ms(left)));
+        machine.passes();
+        let lost =
+            |effect: &Effect| matches!(effect, Effect::Lost(ticket, LostCause::Ended) if *ticket == reader);
+        assert!(machine.effects.iter().any(lost));
+    }
+}
+
+// Transfers.
+
+#[test]
+fn a_refused_transfer_is_still_held() {
+    for mode in [Mode::Exclusive, Mode::Read] {
+        let mut machine = Machine::new(Rules::default());
+        let holder = machine.enter(AcquireOptions {
+            mode,
+            ..options(1_000)
+        });
+        machine.answer(Reply::Granted(GrantNumber(7)));
+        assert!(machine.take_up(holder));
+        let to = machine.shard.issue();
+        let keep = LeaseTimes {
+            lease_ms: 60_000,
+            margin_ms: 250,
+        };
+        machine.tell(Input::Transfer(holder, to, keep));
+        machine.answer(REFUSED);
+        assert!(is_kept(&machine, to), "{mode:?}: {:?}", machine.denial(to));
+        assert!(machine.take_up(to));
+        machine.passes();
+        assert_eq!(machine.sent().request.verb, Verb::Renew);
+        assert!(machine.holds(to));
+    }
+}
+
+/// A lease that others hold by now is not claimed by who was to take it over.
+#[test]
+fn an_adoption_whose_answers_come_too_late_claims_nothing() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.shard.issue();
+    machine.tell(Input::Adopt(ticket, options(1_000), another()));
+    for _ in 0..3 {
+        let sent = machine.now;
+        machine.later(ms(900));
+        machine.answer_to(&machine.sent(), sent, Reply::Granted(GrantNumber(7)));
+        if machine.denial(ticket).is_none() {
+            machine.passes();
+        }
+    }
+    assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+}
+
+// What `?` makes of them.
+
+async fn downgraded(guard: Guard) -> Result<Guard, Error> {
+    Ok(guard.downgrade().await?)
+}
+
+#[tokio::test]
+async fn a_guard_that_is_still_held_is_in_the_error() {
+    let locks = Locks::memory();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    let (fence, again) = (guard.fence(), guard.again().unwrap());
+    let error = downgraded(guard).await.unwrap_err();
+    drop(again);
+    assert!(matches!(error, Error::StillHeld { .. }), "{error:?}");
+    assert!(error.to_string().contains("other guards"), "{error}");
+    assert!(locks.mutex("a").try_lock().await.unwrap().is_none(), "it is held");
+    let copy = error.clone();
+    let guard = error.into_guard().expect("it is in there");
+    assert!(guard.is_held() && guard.fence() == fence);
+    assert!(copy.into_guard().is_none(), "once");
+    // Who does not take it out gives it back.
+    let again = guard.again().unwrap();
+    let refused: Error = guard.into_transfer(ms(60_000)).await.unwrap_err().into();
+    drop(again);
+    drop(refused);
+    soon(locks.idle()).await;
+    assert!(locks.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn what_is_not_held_any_more_is_a_plain_error() {
+    let locks = Locks::memory();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    soon(locks.shutdown()).await;
+    let error = guard.downgrade().await.unwrap_err();
+    let TransferError::Failed(Error::Lost { cause, .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(cause, LostCause::Shutdown);
+}
