@@ -23,7 +23,6 @@ use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
-#[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
 use crate::protocol::step::{
@@ -329,6 +328,14 @@ impl Node {
         })
     }
 
+    /// A caller is about to give up: asks the servers for a sign of life, so that the caller is told what kept it.
+    pub(crate) fn look_for_life(self: &Arc<Self>) {
+        for server in self.servers.all() {
+            self.feed(server, SessionInput::SignWanted);
+        }
+        self.alarm.ring();
+    }
+
     /// Somebody may wait: grants must be pushed here.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
@@ -512,14 +519,18 @@ impl Node {
                     waiter.settle(outcome.clone(), wakes);
                 }
             }
-            Effect::Event(_) => return true,
+            Effect::PushMissed | Effect::Event(_) => return true,
         }
         false
     }
 
     /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    pub(super) fn tell(&self, name: &Name, effect: &Effect) {
+    pub(super) fn tell(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
+            Effect::PushMissed => {
+                self.feed(self.servers.of(name), SessionInput::PushMissed);
+                self.alarm.ring();
+            }
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {

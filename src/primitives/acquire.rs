@@ -1,12 +1,15 @@
 //! The way from wanting to holding: one future for everything that can be acquired.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use crate::driver::handle::Handle;
+use crate::driver::node::Node;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
 use crate::error::{ClosedCause, Error, OptionsError, StoreError, StoreErrorKind};
@@ -72,6 +75,28 @@ impl Wanted {
             data: None,
         }
     }
+}
+
+/// The store is asked for a sign of life so long before a wait ends. Longer than a server may be quiet before it is silent.
+const LAST_LOOK: Duration = Duration::from_millis(250);
+
+/// Returns the answer of `future`, or `None` if the wait ends first. Asks the servers of `nodes` for a sign of life shortly before
+/// the end, so that a caller that gives up is told whether a holder or the store kept it.
+pub(crate) async fn within<F: Future + Unpin>(
+    nodes: impl IntoIterator<Item = &Arc<Node>>,
+    wait: Duration,
+    mut future: F,
+) -> Option<F::Output> {
+    // An answer at once needs no timer.
+    if let Poll::Ready(answer) = poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await {
+        return Some(answer);
+    }
+    let last = LAST_LOOK.min(wait / 2);
+    if let Ok(answer) = timeout(wait - last, &mut future).await {
+        return Some(answer);
+    }
+    nodes.into_iter().for_each(Node::look_for_life);
+    timeout(last, future).await.ok()
 }
 
 /// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.

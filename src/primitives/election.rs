@@ -12,7 +12,7 @@ use futures_core::Stream;
 use crate::driver::handle::Handle;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::{Acquire, Unacquired, Wanted, within};
 use crate::primitives::guard::{Guard, Lease};
 use crate::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
@@ -109,13 +109,9 @@ impl Election {
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         let mut stands = self.candidate(false);
-        // Who is answered at once needs no timer.
-        if let Poll::Ready(answer) = poll_fn(|cx| Poll::Ready(Pin::new(&mut stands).poll(cx))).await {
-            return self.won(answer);
-        }
-        match tokio::time::timeout(wait, &mut stands).await {
-            Ok(answer) => self.won(answer),
-            Err(_) => Err(stands.gave_up(wait)),
+        match within([self.handle.node()], wait, &mut stands).await {
+            Some(answer) => self.won(answer),
+            None => Err(stands.gave_up(wait)),
         }
     }
 

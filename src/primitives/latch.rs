@@ -1,9 +1,6 @@
 //! A number that is counted down to zero, across every process that uses the store.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -12,7 +9,7 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::{Acquire, Unacquired, Wanted, within};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
 
@@ -207,18 +204,13 @@ impl CountDownLatch {
             return Ok(self.count().await? == 0);
         }
         let mut waits = self.waits();
-        // Who is answered at once needs no timer.
-        let answer = match poll_fn(|cx| Poll::Ready(Pin::new(&mut waits).poll(cx))).await {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => match tokio::time::timeout(wait, &mut waits).await {
-                Ok(answer) => answer,
-                Err(_) => match waits.gave_up(wait) {
-                    Error::Busy { .. } => return Ok(false),
-                    error => return Err(error),
-                },
+        match within([self.handle.node()], wait, &mut waits).await {
+            Some(answer) => self.waited_for(answer).map(|()| true),
+            None => match waits.gave_up(wait) {
+                Error::Busy { .. } => Ok(false),
+                error => Err(error),
             },
-        };
-        self.waited_for(answer).map(|()| true)
+        }
     }
 
     fn waits(&self) -> Acquire {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::acquire::{Acquire, Wanted, within};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guard;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
@@ -261,12 +261,12 @@ impl Multi {
     pub async fn lock_timeout(&self, wait: Duration) -> Result<MultiGuard, Error> {
         let mut pursuit = Pursuit::new(self, !wait.is_zero());
         let ended = {
-            let mut run = pin!(pursuit.run());
-            // Who is answered at once needs no timer.
-            match poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await {
-                Poll::Ready(result) => Some(result),
-                Poll::Pending if wait.is_zero() => Some(run.await),
-                Poll::Pending => tokio::time::timeout(wait, run).await.ok(),
+            let run = pin!(pursuit.run());
+            let nodes = self.groups.iter().map(|group| group.handle.node());
+            if wait.is_zero() {
+                Some(run.await)
+            } else {
+                within(nodes, wait, run).await
             }
         };
         match ended {

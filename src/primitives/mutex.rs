@@ -1,7 +1,7 @@
 //! An exclusive lock on one key, across every process that uses the store.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::acquire::{Acquire, Wanted, within};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
 use crate::protocol::message::{Mode, Name};
@@ -258,14 +258,8 @@ impl Mutex {
             return self.enter(mode, false).await;
         }
         let mut lock = self.enter(mode, true);
-        // Who is answered at once needs no timer.
-        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(Pin::new(&mut lock).poll(cx))).await {
-            return result;
-        }
-        match tokio::time::timeout(wait, &mut lock).await {
-            Ok(result) => result,
-            Err(_) => Err(lock.0.gave_up(wait)),
-        }
+        let answer = within([self.handle.node()], wait, &mut lock).await;
+        answer.unwrap_or_else(|| Err(lock.0.gave_up(wait)))
     }
 
     pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {

@@ -1,13 +1,13 @@
 //! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
 //!
-//! Whoever waits already rides out an outage of one lease, counted from when the server was last heard. Whoever comes to
-//! a store that is away hears of it: at once when it is known to be down, else after one more try.
+//! A caller that waits already rides out an outage of one lease. The outage counts from when the server was last heard, or
+//! from the sending of the first request since then that came to nothing: while nothing was asked it may have been there. A
+//! caller that comes to a store that is away hears of it: at once when it is known to be down, else after one more try.
 
-use std::time::Duration;
-
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::protocol::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::context::StepContext;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
@@ -16,56 +16,18 @@ use crate::protocol::renewal::LONGEST_RETRY;
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
-/// A request that came to nothing.
-#[derive(Debug)]
-pub(crate) struct Failing {
-    pub(crate) why: Unanswered,
-    /// When its server was last heard.
-    pub(crate) heard: Option<Instant>,
-    pub(crate) error: StoreError,
-}
-
-impl Failing {
-    pub(crate) fn is_refused(&self) -> bool {
-        matches!(self.error.kind(), StoreErrorKind::Refused(_))
-    }
-
-    fn is_for_good(&self) -> bool {
-        matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
-    }
-
-    /// Whether the connection that broke had worked before, so that the request is not to blame: it is sent again at once
-    /// and counts as no failure. Connections that break one after the other without a word from the server are an outage.
-    pub(crate) fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
-        self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
-    }
-
-    /// Whether the store may still answer that caller in time, after so many failures in a row.
-    pub(crate) fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
-        let rides_out = caller.options.wait
-            && self
-                .heard
-                .is_some_and(|heard| caller.entered <= heard && now < heard + caller.lease());
-        let has_another = self.why != Unanswered::Down && failed_claims <= 1 && !self.is_refused();
-        !self.is_for_good() && (rides_out || has_another)
-    }
-}
-
 impl<P: Plant> KeyState<P> {
     pub(crate) fn failed(
         &mut self,
         cx: &mut StepContext<'_>,
         tag: Tag,
-        why: Unanswered,
         late_after: Instant,
-        heard: Option<Instant>,
-        error: StoreError,
+        failing: Failing,
     ) {
         let Some(asked) = self.take_asked(tag) else {
             return;
         };
-        self.error = Some(error.clone());
-        let failing = Failing { why, heard, error };
+        self.error = Some(failing.error.clone());
         match asked {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failing);
@@ -89,6 +51,7 @@ impl<P: Plant> KeyState<P> {
         let failing = Failing {
             why: Unanswered::No,
             heard: self.taken,
+            away: self.taken,
             error,
         };
         match asked {

@@ -56,6 +56,8 @@ pub enum Flaw {
     OldLookBelieved,
     /// Who lost a lease claims it again at once.
     NeverRests,
+    /// An inbox is believed to be heard though a grant is found that was never pushed to it.
+    SilentInboxTrusted,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -156,7 +158,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 61] = [
+    pub const ALL: [Flaw; 62] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -172,6 +174,7 @@ impl Flaw {
         Flaw::WatchedByPushAlone,
         Flaw::OldLookBelieved,
         Flaw::NeverRests,
+        Flaw::SilentInboxTrusted,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

@@ -179,6 +179,7 @@ impl<P: Plant> KeyState<P> {
                 ..AcquireOptions::of_another(old.term, Mode::Read)
             },
             entered: cx.now,
+            behind: false,
             failed_claims: 0,
             was_writer: true,
         };

@@ -6,7 +6,7 @@
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::{Claim, ClaimKind, Claimant, Holders, Pass, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
-use crate::protocol::failures::Failing;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;
@@ -87,6 +87,7 @@ impl<P: Plant> KeyState<P> {
             ticket,
             options: AcquireOptions { term, ..options },
             entered: cx.now,
+            behind: false,
             failed_claims: 0,
             was_writer: false,
         };
@@ -118,6 +119,7 @@ impl<P: Plant> KeyState<P> {
             let failing = Failing {
                 why: Unanswered::No,
                 heard: self.taken,
+                away: self.taken,
                 error: StoreError::new(StoreErrorKind::TimedOut, text),
             };
             return self.ask_or_wait(cx, number, &failing);

@@ -162,6 +162,7 @@ impl Stage {
             Input::Answered {
                 tag: sent.outgoing.tag,
                 sent: sent.at,
+                time: 0,
                 reply,
             },
         );
@@ -187,6 +188,7 @@ impl Stage {
                 why: Unanswered::Unknown,
                 late_after,
                 heard: None,
+                away: None,
                 error,
             },
         );
