@@ -141,6 +141,8 @@ pub enum Wrong {
     DeadGranted,
     /// A lock is free and somebody waits for it.
     Asleep,
+    /// A node that knows of a silent inbox waits for its pushes on.
+    Unheard,
     /// A call counted twice in a latch.
     CountedTwice,
     /// A call counted in a generation of a latch that was set after it, or a latch was set that was not at zero.
@@ -189,7 +191,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 45] = [
+    pub const ALL: [Wrong; 46] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -214,6 +216,7 @@ impl Wrong {
         Wrong::Orphan,
         Wrong::DeadGranted,
         Wrong::Asleep,
+        Wrong::Unheard,
         Wrong::CountedTwice,
         Wrong::CountedLate,
         Wrong::NotCounted,

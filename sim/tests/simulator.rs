@@ -416,6 +416,11 @@ fn finds_who_lost_and_claims_again_at_once() {
     finds(with(Flaw::NeverRests), Wrong::Restless, 1);
 }
 
+#[test]
+fn finds_a_silent_inbox_that_is_not_suspected() {
+    finds(with(Flaw::SilentInboxTrusted), Wrong::Unheard, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]
