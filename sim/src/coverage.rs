@@ -25,6 +25,7 @@ counters! {
     PushStale: "push for a dead number ignored",
     UnknownLeft: "grant for an unknown number left",
     FoundGranted: "waiting claim found granted when it asked",
+    PushMissed: "grant found whose push should have come",
     Renewed: "lease renewed",
     RenewFailed: "renewal failed",
     Asking: "answer to a claim lost and asked for",

@@ -1,10 +1,13 @@
 //! The inboxes: subscriptions by which grants are pushed.
 
+use std::collections::BTreeMap;
+
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{NodeId, Push};
+use tenure::protocol::message::{ClaimNumber, NodeId, Push, Reply};
 use tenure::protocol::session_step::{Attempt, SessionInput};
 use tenure::protocol::step::Input;
 
+use crate::Wrong;
 use crate::coverage::Seen;
 use crate::network::error;
 use crate::world::{Event, MS, World};
@@ -16,15 +19,26 @@ pub(crate) struct Inbox {
     pub(crate) sub: Option<Attempt>,
     pub(crate) open: bool,
     had_one: bool,
+    /// What a subscription that fell silent kept from its node.
+    silent: Option<Silent>,
     last: u64,
     pub(crate) held_until: u64,
+}
+
+/// Grants that were pushed into nothing.
+#[derive(Debug, Default)]
+struct Silent {
+    /// By claim, and when they were given.
+    grants: BTreeMap<ClaimNumber, u64>,
+    /// When the node first found one of them that was old enough to have been pushed.
+    found: Option<u64>,
 }
 
 impl World {
     pub(crate) fn subscribe(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
         let inbox = &mut self.nodes[slot].inbox;
-        (inbox.sub, inbox.open) = (Some(sub), false);
+        (inbox.sub, inbox.open, inbox.silent) = (Some(sub), false, None);
         self.nodes[slot].opened += 1;
         let way = self.delay();
         self.after(way, Event::Subscribe { slot, life, sub });
@@ -181,7 +195,12 @@ impl World {
         });
         let sub = match self.server.listening.get(&slot) {
             Some(&(at, sub, true)) if at == life => sub,
-            _ => return self.saw(Seen::PushLost),
+            _ => {
+                if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
+                    silent.grants.insert(grant.holder.claim, self.now);
+                }
+                return self.saw(Seen::PushLost);
+            }
         };
         let way = self.delay();
         let inbox = &mut self.nodes[slot].inbox;
@@ -239,5 +258,43 @@ impl World {
             self.saw(Seen::PushBeforeAnswer);
         }
         self.feed(slot, key, Input::Pushed(grant));
+    }
+
+    /// Nothing comes through a subscription any more. The server counts it as before, and no error is reported.
+    pub(crate) fn silence_inbox(&mut self, slot: usize) {
+        if let Some((life, _, whole)) = self.server.listening.get_mut(&slot)
+            && *life == self.nodes[slot].life
+        {
+            *whole = false;
+            self.nodes[slot].inbox.silent = Some(Silent::default());
+            self.saw(Seen::InboxSilent);
+            self.note(Some(slot), None, || "its subscription falls silent".into());
+        }
+    }
+
+    /// A node that has found one grant that was not pushed to it looks often from then on: it does not wait for pushes.
+    pub(crate) fn watch_found(&mut self, slot: usize, key: usize, claim: ClaimNumber, reply: &Reply) {
+        let (now, way) = (self.now, self.profile.delay.1);
+        let Some(silent) = &mut self.nodes[slot].inbox.silent else {
+            return;
+        };
+        let given = reply.number().and_then(|_| silent.grants.remove(&claim));
+        let Some(given) = given else { return };
+        let unknown = now - given;
+        let Some(found) = silent.found else {
+            if unknown > 100 * MS + 3 * way {
+                silent.found = Some(now);
+            }
+            return;
+        };
+        let bound = 255 * MS + 4 * way + 2 * self.profile.lag + 30 * MS;
+        if given > found + bound && unknown > bound {
+            self.wrong(Wrong::Unheard, Some(key), || {
+                format!(
+                    "{claim} of node {slot} was granted {} ms ago, and its node knows that its inbox is silent",
+                    unknown / MS
+                )
+            });
+        }
     }
 }

@@ -141,6 +141,8 @@ pub enum Wrong {
     DeadGranted,
     /// A lock is free and somebody waits for it.
     Asleep,
+    /// A node that knows of a silent inbox waits for its pushes on.
+    Unheard,
     /// A call counted twice in a latch.
     CountedTwice,
     /// A call counted in a generation of a latch that was set after it, or a latch was set that was not at zero.
@@ -193,7 +195,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 47] = [
+    pub const ALL: [Wrong; 48] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -218,6 +220,7 @@ impl Wrong {
         Wrong::Orphan,
         Wrong::DeadGranted,
         Wrong::Asleep,
+        Wrong::Unheard,
         Wrong::CountedTwice,
         Wrong::CountedLate,
         Wrong::NotCounted,

@@ -243,6 +243,7 @@ impl World {
     }
 
     fn effects(&mut self, slot: usize, mut effects: Vec<Effect>) {
+        let mut missed = false;
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => self.queue(slot, outgoing),
@@ -256,6 +257,10 @@ impl World {
                 Effect::Overdue(ticket) => self.overdue(slot, ticket),
                 Effect::Lost(ticket, cause) => self.lost(slot, ticket, cause),
                 Effect::Released(ticket, outcome) => self.released(slot, ticket, &outcome),
+                Effect::PushMissed => {
+                    self.saw(Seen::PushMissed);
+                    missed = true;
+                }
                 Effect::Event(notice) => {
                     self.note(Some(slot), None, || format!("   -> {notice:?}"));
                     if let Some(seen) = Seen::notice(&notice) {
@@ -266,6 +271,9 @@ impl World {
         }
         self.effects = effects;
         self.arm(slot);
+        if missed {
+            self.tell_session(slot, SessionInput::PushMissed);
+        }
     }
 
     /// Leaves a request with the session, which the driver steps soon.
@@ -456,6 +464,9 @@ impl World {
         let (Input::Answered { tag, .. } | Input::Failed { tag, .. }) = input else {
             return;
         };
+        if let Input::Answered { reply, .. } = input {
+            self.watch_found(slot, key, tag.claim, reply);
+        }
         self.nodes[slot].unsent.retain(|(unsent, _)| unsent != tag);
         let known = self.nodes[slot].requests.remove(&(tag.claim, tag.seq));
         if known.is_none_or(|(_, of)| of != key) {

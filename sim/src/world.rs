@@ -175,6 +175,10 @@ pub(crate) enum Event {
         slot: usize,
     },
     ServerUp,
+    /// A subscription falls silent while everything else works.
+    FallSilent {
+        slot: usize,
+    },
     Fault,
     Audit,
     Drain,
@@ -318,6 +322,11 @@ impl World {
         if until > from {
             world.at(from, Event::Fault);
         }
+        // Not drawn, and only where nothing else goes wrong.
+        if until == 0 && !world.profile.crowd && setup.seed.is_multiple_of(2) {
+            let slot = setup.seed as usize / 2 % world.nodes.len();
+            world.at(1_500 * MS, Event::FallSilent { slot });
+        }
         let drain = world.profile.drain;
         world.at(drain, Event::Drain);
         world.at(20 * MS, Event::Audit);
@@ -425,6 +434,7 @@ impl World {
             Event::Resume { slot, life } if self.is(slot, life) => self.resume(slot),
             Event::Rise { slot } => self.rise(slot),
             Event::ServerUp => self.server.down = false,
+            Event::FallSilent { slot } => self.silence_inbox(slot),
             Event::Fault => self.fault(),
             Event::Audit => self.audit(),
             Event::Drain => self.drain(),

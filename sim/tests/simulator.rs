@@ -441,6 +441,11 @@ fn finds_a_guard_of_a_lease_that_was_lost_before_it_was_taken_up() {
     finds(with(Flaw::LostGrantReturned), Wrong::Outcome, 1);
 }
 
+#[test]
+fn finds_a_silent_inbox_that_is_not_suspected() {
+    finds(with(Flaw::SilentInboxTrusted), Wrong::Unheard, 1);
+}
+
 // Of the session, and of the link under it.
 
 #[test]

@@ -61,7 +61,11 @@ impl Node {
     /// Somebody has the key for sure, as was heard since then; else what kept the store from saying so.
     pub(crate) fn why_waiting(&self, name: &Name, since: Instant) -> Result<(), Option<StoreError>> {
         let keys = lock(&self.cell(name).keys);
-        if keys.shard.told_taken(self.clock.now(), name, since) {
+        let now = self.clock.now();
+        // What it said before it fell silent is no news, except of what is held here.
+        let is_silent = lock(&self.servers.of(name).session).is_silent(now);
+        let is_known = !is_silent || keys.shard.held_alone(now, name).is_some();
+        if is_known && keys.shard.told_taken(now, name, since) {
             Ok(())
         } else {
             Err(keys.shard.last_error(name))

@@ -24,7 +24,6 @@ use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::context::Seed;
 use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
-#[cfg(feature = "redis")]
 use crate::protocol::session_step::SessionInput;
 use crate::protocol::shard::Shard;
 use crate::protocol::step::{
@@ -159,7 +158,7 @@ impl Aftermath {
     }
 
     /// Tells and wakes when nothing is locked, and keeps the room for the next step. Returns whether something waits to be sent.
-    pub(super) fn finish(mut self: Box<Self>, node: &Node) -> bool {
+    pub(super) fn finish(mut self: Box<Self>, node: &Arc<Node>) -> bool {
         if !self.told.is_empty() {
             self.told
                 .drain(..)
@@ -363,6 +362,14 @@ impl Node {
         })
     }
 
+    /// A caller is about to give up: asks the servers for a sign of life, so that the caller is told what kept it.
+    pub(crate) fn look_for_life(self: &Arc<Self>) {
+        for server in self.servers.all() {
+            self.feed(server, SessionInput::SignWanted);
+        }
+        self.alarm.ring();
+    }
+
     /// Somebody may wait: grants must be pushed here.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
@@ -453,7 +460,7 @@ impl Node {
     }
 
     /// Ends steps of a shard: unlocks it, then does what may run foreign code.
-    fn finish(&self, cell: &Cell, keys: MutexGuard<'_, Keys>, after: Box<Aftermath>) -> Followup {
+    fn finish(self: &Arc<Self>, cell: &Cell, keys: MutexGuard<'_, Keys>, after: Box<Aftermath>) -> Followup {
         let due = cell.note_due(&keys.shard);
         let is_empty = keys.shard.is_empty();
         drop(keys);
@@ -537,7 +544,7 @@ impl Node {
                 }
                 false
             }
-            Effect::Event(_) => true,
+            Effect::PushMissed | Effect::Event(_) => true,
         };
         if is_told {
             after.told.push((name.clone(), effect.clone()));
@@ -545,8 +552,12 @@ impl Node {
     }
 
     /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    fn tell(&self, name: &Name, effect: &Effect) {
+    fn tell(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
+            Effect::PushMissed => {
+                self.feed(self.servers.of(name), SessionInput::PushMissed);
+                self.alarm.ring();
+            }
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {

@@ -91,7 +91,7 @@ impl Node {
     }
 
     /// Asks a server of which nobody wants anything whether it is there, so that the end of its outage is told.
-    fn look_for_life(self: &Arc<Self>, server: &Arc<Server>) {
+    fn probe_server(self: &Arc<Self>, server: &Arc<Server>) {
         let (probed, _) = server.probe();
         self.feed(server, probed);
         self.alarm.ring();
@@ -113,7 +113,7 @@ impl Node {
             InboxLoss::Alone => true,
             InboxLoss::Doubted { is_asked } => {
                 if !is_asked || lock(&server.io).connections.is_empty() {
-                    self.look_for_life(server);
+                    self.probe_server(server);
                 }
                 return;
             }
@@ -141,7 +141,7 @@ impl Node {
                     self.events.push(DriverEvent::InboxOpen { away });
                 }
                 if server.outage.is_on() {
-                    self.look_for_life(server);
+                    self.probe_server(server);
                 }
             }
             SessionEvent::InboxLost(error) => self.inbox_lost(server, error),

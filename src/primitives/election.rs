@@ -110,7 +110,7 @@ impl Election {
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         let mut stands = self.candidate(false);
-        match within(wait, &mut stands).await {
+        match within([self.handle.node()], wait, &mut stands).await {
             Some(answer) => self.won(answer),
             None => Err(stands.gave_up(wait)),
         }

@@ -205,7 +205,7 @@ impl CountDownLatch {
             return Ok(self.count().await? == 0);
         }
         let mut waits = self.waits();
-        match within(wait, &mut waits).await {
+        match within([self.handle.node()], wait, &mut waits).await {
             Some(answer) => self.waited_for(answer).map(|()| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),

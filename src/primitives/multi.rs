@@ -263,10 +263,11 @@ impl Multi {
         let mut pursuit = Pursuit::new(self, !wait.is_zero());
         let ended = {
             let run = pin!(pursuit.run());
+            let nodes = self.groups.iter().map(|group| group.handle.node());
             if wait.is_zero() {
                 Some(run.await)
             } else {
-                within(wait, run).await
+                within(nodes, wait, run).await
             }
         };
         match ended {

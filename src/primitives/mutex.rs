@@ -259,7 +259,7 @@ impl Mutex {
             return self.enter(mode, false).await;
         }
         let mut lock = self.enter(mode, true);
-        let answer = within(wait, &mut lock).await;
+        let answer = within([self.handle.node()], wait, &mut lock).await;
         answer.unwrap_or_else(|| Err(lock.0.gave_up(wait)))
     }
 

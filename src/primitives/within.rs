@@ -2,17 +2,28 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::task::coop;
 use tokio::time::timeout;
 
-/// Returns the answer of `future`, or `None` when `wait` is over.
+use crate::driver::node::Node;
+
+/// The store is asked for a sign of life so long before a wait ends. Longer than a server may be quiet before it is silent.
+const LAST_LOOK: Duration = Duration::from_millis(250);
+
+/// Returns the answer of `future`, or `None` when `wait` is over. Asks the servers of `nodes` for a sign of life shortly before
+/// the end, so that a caller that gives up is told whether a holder or the store kept it.
 ///
 /// An answer that is there at once needs no timer, so a runtime without timers does. Where the task has no budget left, the
 /// second look decides: the first one only let other tasks run.
-pub(crate) async fn within<F: Future + Unpin>(wait: Duration, mut future: F) -> Option<F::Output> {
+pub(crate) async fn within<F: Future + Unpin>(
+    nodes: impl IntoIterator<Item = &Arc<Node>>,
+    wait: Duration,
+    mut future: F,
+) -> Option<F::Output> {
     let mut has_yielded = false;
     let first = poll_fn(|cx| {
         let polled = Pin::new(&mut future).poll(cx);
@@ -22,8 +33,13 @@ pub(crate) async fn within<F: Future + Unpin>(wait: Duration, mut future: F) -> 
         }
         Poll::Ready(polled)
     });
-    match first.await {
-        Poll::Ready(answer) => Some(answer),
-        Poll::Pending => timeout(wait, future).await.ok(),
+    if let Poll::Ready(answer) = first.await {
+        return Some(answer);
     }
+    let last = LAST_LOOK.min(wait / 2);
+    if let Ok(answer) = timeout(wait - last, &mut future).await {
+        return Some(answer);
+    }
+    nodes.into_iter().for_each(Node::look_for_life);
+    timeout(last, future).await.ok()
 }

@@ -61,7 +61,7 @@ impl<P: Plant> Session<P> {
         }
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
-        let mut replies = reply.replies;
+        let (time, mut replies) = (reply.time, reply.replies);
         for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
                 self.saw(number);
@@ -78,7 +78,12 @@ impl<P: Plant> Session<P> {
                 let (tag, sent) = (request.tag, batch.sent);
                 effects.push(SessionEffect::Tell(
                     request.name,
-                    Input::Answered { tag, sent, reply },
+                    Input::Answered {
+                        tag,
+                        sent,
+                        time,
+                        reply,
+                    },
                 ));
             }
         }
@@ -116,6 +121,7 @@ impl<P: Plant> Session<P> {
         if refused {
             self.used(now);
         }
+        self.miss(batch.sent);
         // Nobody is excused by a connection that never answered: it may break for what they ask.
         let why = match executed {
             Executed::No => Unanswered::No,
@@ -169,6 +175,7 @@ impl<P: Plant> Session<P> {
             why,
             late_after,
             heard: self.heard,
+            away: self.missed.max(self.heard),
             error,
         }
     }

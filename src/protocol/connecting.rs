@@ -7,8 +7,9 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::backoff::part_of_pause;
 use crate::protocol::connection::{Connection, next_attempt};
 use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::in_flight::InFlight;
 use crate::protocol::message::Unanswered;
-use crate::protocol::session::Session;
+use crate::protocol::session::{NO_ANSWER, Session};
 use crate::protocol::session_step::{Attempt, PAUSE, SessionEffect, SessionEvent};
 use crate::protocol::time::Instant;
 
@@ -32,6 +33,22 @@ impl<P: Plant> Session<P> {
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
     }
 
+    /// What was sent at `sent` came to nothing: the first of these since the server was last heard begins an outage.
+    pub(super) fn miss(&mut self, sent: Instant) {
+        if self.missed <= self.heard {
+            self.missed = Some(sent);
+        }
+    }
+
+    /// Whether nothing is known of what the server would have said lately: there is no connection, or was none just now, or
+    /// what was sent on it has no answer.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        let is_old = |since: Instant| now.since(since) >= NO_ANSWER;
+        let is_unanswered = |batch: &InFlight| is_old(batch.sent.max(self.heard.unwrap_or_default()));
+        let is_open = matches!(self.connection, Connection::Open { .. }) && self.back.is_none_or(is_old);
+        self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
+    }
+
     pub(super) fn connect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         let attempt = next_attempt(&mut self.ids);
         self.connection = Connection::Opening { attempt, began: now };
@@ -52,7 +69,10 @@ impl<P: Plant> Session<P> {
         };
         self.hear_time(time, began, now);
         self.heard = Some(now);
-        (self.lost, self.unreachable) = (None, false);
+        self.unreachable = false;
+        if self.lost.take().is_some() {
+            self.back = Some(now);
+        }
         self.connection = Connection::Open {
             attempt,
             proven: false,
@@ -70,10 +90,12 @@ impl<P: Plant> Session<P> {
         error: StoreError,
         effects: &mut Vec<SessionEffect>,
     ) {
-        // A late error of an old attempt says nothing of its successor.
-        if !matches!(self.connection, Connection::Opening { attempt: ours, .. } if ours == attempt) {
-            return;
-        }
+        let began = match self.connection {
+            Connection::Opening { attempt: ours, began } if ours == attempt => began,
+            // A late error of an old attempt says nothing of its successor.
+            _ => return,
+        };
+        self.miss(began);
         self.unreachable = true;
         self.close(now, error, false, effects);
         if self.is_down(now) {
@@ -172,6 +194,7 @@ impl<P: Plant> Session<P> {
         if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
             return;
         }
+        self.miss(sent);
         let excused = self.is_proven(connection);
         if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
             self.predecessor = Some(connection);
@@ -199,8 +222,8 @@ impl<P: Plant> Session<P> {
             };
             self.tell_unanswered(now, batch, why, &error, effects);
         }
-        // Silence of one puts the other under suspicion.
-        self.inbox.suspect(now, effects);
+        // What broke or silenced one did so to the other, or soon will.
+        self.inbox.connection_lost(now, sent, effects);
     }
 
     /// Nothing was under way for a while before what was sent then and what is still under way.

@@ -1,13 +1,13 @@
 //! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
 //!
-//! Whoever waits already rides out an outage of one lease, counted from when the server was last heard. Whoever comes to
-//! a store that is away hears of it: at once when it is known to be down, else after one more try.
+//! A caller that waits already rides out an outage of one lease. The outage counts from when the server was last heard, or
+//! from the sending of the first request since then that came to nothing: while nothing was asked it may have been there. A
+//! caller that comes to a store that is away hears of it: at once when it is known to be down, else after one more try.
 
-use std::time::Duration;
-
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::protocol::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::context::StepContext;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
@@ -16,78 +16,11 @@ use crate::protocol::renewal::LONGEST_RETRY;
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
-/// A request that came to nothing.
-#[derive(Debug)]
-pub(crate) struct Failing {
-    pub(crate) why: Unanswered,
-    /// When its server was last heard.
-    pub(crate) heard: Option<Instant>,
-    pub(crate) error: StoreError,
-    /// What a caller is told: that the request was not executed only if neither it nor an earlier one of it can have been.
-    pub(crate) told: StoreError,
-}
-
-impl Failing {
-    /// Nothing was asked before, or nothing that counts.
-    pub(crate) fn new(why: Unanswered, heard: Option<Instant>, error: StoreError) -> Self {
-        let told = if may_be_executed(why) {
-            error.clone().of_unknown_outcome()
-        } else {
-            error.clone()
-        };
-        Failing {
-            why,
-            heard,
-            error,
-            told,
-        }
-    }
-
-    pub(crate) fn may_be_executed(&self) -> bool {
-        may_be_executed(self.why)
-    }
-
-    pub(crate) fn is_refused(&self) -> bool {
-        matches!(self.error.kind(), StoreErrorKind::Refused(_))
-    }
-
-    fn is_for_good(&self) -> bool {
-        matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
-    }
-
-    /// Whether the connection that broke had worked before, so that the request is not to blame: it is sent again at once
-    /// and counts as no failure. Connections that break one after the other without a word from the server are an outage.
-    pub(crate) fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
-        self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
-    }
-
-    /// Whether the store may still answer that caller in time, after so many failures in a row.
-    pub(crate) fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
-        let rides_out = caller.options.wait
-            && self
-                .heard
-                .is_some_and(|heard| caller.entered <= heard && now < heard + caller.lease());
-        let has_another = self.why != Unanswered::Down && failed_claims <= 1 && !self.is_refused();
-        !self.is_for_good() && (rides_out || has_another)
-    }
-}
-
-fn may_be_executed(why: Unanswered) -> bool {
-    matches!(why, Unanswered::Unknown | Unanswered::Bystander)
-}
-
 impl<P: Plant> KeyState<P> {
     /// A request of a claim came to nothing. If an earlier one has no answer, either, that is what is told: it may have been
     /// executed, whatever the store says of its repeat.
-    fn failing(
-        &mut self,
-        number: ClaimNumber,
-        why: Unanswered,
-        heard: Option<Instant>,
-        error: StoreError,
-    ) -> Failing {
-        self.error = Some(error.clone());
-        let mut failing = Failing::new(why, heard, error);
+    fn failing(&mut self, number: ClaimNumber, mut failing: Failing) -> Failing {
+        self.error = Some(failing.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
         let unanswered = &mut self.claims[number].unanswered;
         if let Some(first) = unanswered {
@@ -106,15 +39,13 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         tag: Tag,
-        why: Unanswered,
         late_after: Instant,
-        heard: Option<Instant>,
-        error: StoreError,
+        failing: Failing,
     ) {
         let Some(asked) = self.take_asked(tag) else {
             return;
         };
-        let failing = self.failing(tag.claim, why, heard, error);
+        let failing = self.failing(tag.claim, failing);
         match asked {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failing);
@@ -134,7 +65,8 @@ impl<P: Plant> KeyState<P> {
         asked: RequestKind,
         error: StoreError,
     ) {
-        let failing = self.failing(number, Unanswered::No, self.taken, error);
+        let failing = Failing::new(Unanswered::No, self.taken, self.taken, error);
+        let failing = self.failing(number, failing);
         match asked {
             RequestKind::Claim { .. } => self.claim_undone(cx, number, &failing),
             RequestKind::Yield => {

@@ -64,6 +64,8 @@ pub enum Flaw {
     RefusalBelieved,
     /// A writer that becomes a reader is told that its lease is gone when there is no answer.
     DowngradeGivesUp,
+    /// An inbox is believed to be heard though a grant is found that was never pushed to it.
+    SilentInboxTrusted,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -166,7 +168,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 66] = [
+    pub const ALL: [Flaw; 67] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -186,6 +188,7 @@ impl Flaw {
         Flaw::LostGrantReturned,
         Flaw::RefusalBelieved,
         Flaw::DowngradeGivesUp,
+        Flaw::SilentInboxTrusted,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

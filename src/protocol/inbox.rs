@@ -161,6 +161,38 @@ impl Inbox {
         }
     }
 
+    /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
+    /// server where nothing may be published that costs little.
+    pub(crate) fn missed_push(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if let State::Open { heard, .. } = self.state
+            && now.since(heard) >= PAUSE.1
+        {
+            self.suspect(now, effects);
+        }
+    }
+
+    /// The connection to its server was given up, on which something was sent at `sent` in vain. An inbox without a sign of
+    /// life since then is replaced together with the connection. One that is young is only suspected, as each of both may
+    /// open and break in turn.
+    pub(crate) fn connection_lost(&mut self, now: Instant, sent: Instant, effects: &mut Vec<SessionEffect>) {
+        match self.state {
+            State::Open {
+                attempt,
+                since,
+                heard,
+                ..
+            } if self.remote && heard < sent && now.since(since) >= PAUSE.1 => {
+                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+                self.state = State::Closed {
+                    since: now,
+                    until: now,
+                };
+                self.tell(InboxState::Unconfirmed, effects);
+            }
+            _ => self.suspect(now, effects),
+        }
+    }
+
     /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     pub(crate) fn retry_now(&mut self, now: Instant) {
         if let State::Closed { since, until } = &mut self.state

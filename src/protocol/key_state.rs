@@ -7,6 +7,7 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
 use crate::protocol::claims::Claims;
 use crate::protocol::context::StepContext;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::line::{Caller, Line};
 use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
@@ -81,14 +82,23 @@ impl<P: Plant> KeyState<P> {
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
             Input::Refuted(holder, grant) => self.refuted(cx, holder, grant),
-            Input::Answered { tag, sent, reply } => self.answered(cx, tag, sent, reply),
+            Input::Answered {
+                tag,
+                sent,
+                time,
+                reply,
+            } => self.answered(cx, tag, (sent, time), reply),
             Input::Failed {
                 tag,
                 why,
                 late_after,
                 heard,
+                away,
                 error,
-            } => self.failed(cx, tag, why, late_after, heard, error),
+            } => {
+                let failing = Failing::new(why, heard, away, error);
+                self.failed(cx, tag, late_after, failing);
+            }
             Input::Pushed(grant) => self.pushed(cx, &grant),
             Input::Changed => self.look_at_news(),
         }
@@ -224,6 +234,7 @@ impl<P: Plant> KeyState<P> {
             ticket,
             options,
             entered: cx.now,
+            behind: false,
             failed_claims: 0,
         };
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
@@ -245,7 +256,8 @@ impl<P: Plant> KeyState<P> {
             self.solos.insert(ticket, caller);
             return;
         }
-        if let Some(denial) = self.refuses(options) {
+        caller.behind = self.claims.is_taken(options.mode);
+        if let Some(denial) = self.refuses(options, caller.behind) {
             return cx.effects.push(Effect::Denied(ticket, denial));
         }
         caller.options.wait &= !options.node_is_full;
@@ -262,8 +274,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    fn refuses(&self, options: AcquireOptions) -> Option<AcquireError> {
-        let is_taken = self.claims.is_taken(options.mode);
+    fn refuses(&self, options: AcquireOptions, is_taken: bool) -> Option<AcquireError> {
         if !options.wait {
             return is_taken.then_some(AcquireError::Busy);
         }

@@ -17,6 +17,8 @@ pub(crate) struct Caller {
     pub(crate) options: AcquireOptions,
     /// When it came. Whoever came before the store was last heard waits through an outage.
     pub(crate) entered: Instant,
+    /// A claim of this node waited for the key or held it then.
+    pub(crate) behind: bool,
     /// Failures in a row of a claim of its own.
     pub(crate) failed_claims: u32,
 }

@@ -8,7 +8,7 @@
 //! jobs; `latch`, `election`: what is with those; `watchers`: who is told of news).
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (what goes into a key machine and comes out), [`shard`], `timers`,
-//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `resting`, `replies`, `failures`, `renewal`,
+//! `line`, `claim`, `claims`, `key_state`, `asking`, `holding`, `readers`, `sharing`, `watch`, `watching`, `resting`, `replies`, `failing`, `failures`, `renewal`,
 //! [`server_clock`], [`session`], `queue`, `in_flight`, `connection`, `connecting`, `inbox`, `backoff`, `batch_replies`,
 //! [`write`](mod@write), `writing`, [`ledger`].
 
@@ -22,6 +22,7 @@ pub(crate) mod connecting;
 pub(crate) mod connection;
 pub mod context;
 pub(crate) mod election;
+mod failing;
 pub mod failures;
 pub mod flaw;
 pub(crate) mod hand_over;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
-use crate::protocol::failures::Failing;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::{KeyState, Reclaim};
 use crate::protocol::line::Caller;
@@ -22,6 +22,9 @@ use crate::protocol::time::Instant;
 /// end, and never be used.
 const STALE_ANSWERS: u32 = 3;
 
+/// A grant of this age, in µs, has been pushed. Far more than a push takes longer than an answer.
+const PUSH_MISSED_US: u64 = 100_000;
+
 /// A number that is not known here may have asked for anything. Nobody asks so often.
 const UNKNOWN_SEQ: u32 = 1 << 31;
 
@@ -31,7 +34,7 @@ const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
 /// The store answers, and to no use. Callers that were told before that somebody has the key go on.
 fn in_vain(heard: Option<Instant>, text: &str) -> Failing {
     let error = StoreError::new(StoreErrorKind::TimedOut, text);
-    Failing::new(Unanswered::No, heard, error)
+    Failing::new(Unanswered::No, heard, heard, error)
 }
 
 impl<P: Plant> KeyState<P> {
@@ -43,7 +46,14 @@ impl<P: Plant> KeyState<P> {
         Some(asking.what)
     }
 
-    pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, tag: Tag, sent: Instant, reply: Reply) {
+    /// `sent`: when the request was, and `time`: the server's clock when it was executed.
+    pub(crate) fn answered(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        tag: Tag,
+        (sent, time): (Instant, u64),
+        reply: Reply,
+    ) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
         let Some(asked) = self.take_asked(tag) else {
             return;
@@ -59,19 +69,19 @@ impl<P: Plant> KeyState<P> {
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
             (_, reply) if watches => self.looked(cx, number, sent, reply),
-            (_, Reply::Granted(grant)) => self.granted(cx, number, sent, grant),
+            (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
             (_, Reply::Unlike(grant, theirs)) => {
                 self.note_unlike(cx, number, theirs);
-                self.granted(cx, number, sent, grant);
+                self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Won(grant, attempt)) => {
                 self.claims[number].attempt = attempt;
-                self.granted(cx, number, sent, grant);
+                self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Overtook(grant, tick)) => {
                 let claim = &mut self.claims[number];
                 (claim.attempt, claim.overtook) = (1, Some(tick));
-                self.granted(cx, number, sent, grant);
+                self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false, None)),
             (_, Reply::QueuedBehind(left, node)) => {
@@ -124,7 +134,13 @@ impl<P: Plant> KeyState<P> {
 
     /// "Granted" counts from the sending of the request that was answered, because claim and renew extend as the
     /// owner.
-    fn granted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, grant: GrantNumber) {
+    fn granted(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        (sent, time): (Instant, u64),
+        grant: GrantNumber,
+    ) {
         self.yield_is_done(cx, number);
         let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
         let claim = &mut self.claims[number];
@@ -153,6 +169,7 @@ impl<P: Plant> KeyState<P> {
                 if matches!(claim.phase, Phase::Queued { .. }) {
                     cx.event(KeyEvent::FoundGranted);
                     self.note_inheritance(cx, number);
+                    self.note_missed_push(cx, time, grant);
                 }
                 let claim = &mut self.claims[number];
                 claim.may_execute_until = None;
@@ -162,6 +179,15 @@ impl<P: Plant> KeyState<P> {
                     self.start(cx, number, grant, deadline);
                 }
             }
+        }
+    }
+
+    /// Has the inbox asked for a sign of life if the grant is so old that its push must have come. The number of a grant is the
+    /// server's clock when it was given, so both times are of one clock. A grant that was given to the renewal itself is not
+    /// pushed; it is as young as its answer.
+    fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
+        if time.saturating_sub(grant.0) >= PUSH_MISSED_US && !self.plant.planted(Flaw::SilentInboxTrusted) {
+            cx.effects.push(Effect::PushMissed);
         }
     }
 

@@ -38,6 +38,8 @@ pub(super) const BATCHES: usize = 16;
 const GATHERS: Duration = Duration::from_millis(20);
 /// A request is given this long at least.
 const SHORTEST: Duration = Duration::from_millis(100);
+/// After so long without an answer a server is silent.
+pub(super) const NO_ANSWER: Duration = Duration::from_millis(200);
 /// A lease shorter than this does not decide over the connection that all share.
 pub(super) const LONG: Duration = Duration::from_secs(2);
 
@@ -62,6 +64,10 @@ pub struct Session<P: Plant = Sound> {
     pub(super) highest: GrantNumber,
     /// When it last answered.
     pub(super) heard: Option<Instant>,
+    /// When that was sent which first came to nothing since then. Earlier than `heard`: nothing did.
+    pub(super) missed: Option<Instant>,
+    /// When a connection last opened after one was lost.
+    pub(super) back: Option<Instant>,
     /// Why the last connection was lost, or could not be opened, until the next one opens.
     pub(super) lost: Option<StoreError>,
     /// The last attempt to connect failed.
@@ -103,6 +109,8 @@ impl<P: Plant> Session<P> {
             jobs_sent: None,
             highest: GrantNumber::default(),
             heard: None,
+            missed: None,
+            back: None,
             lost: None,
             unreachable: false,
             backoff: Backoff::default(),
@@ -184,6 +192,13 @@ impl<P: Plant> Session<P> {
                     self.retry_now(now);
                 }
             }
+            SessionInput::SignWanted => {
+                let is_young = self.heard.is_some_and(|heard| now.since(heard) < NO_ANSWER);
+                if self.in_flight.is_empty() && !is_young {
+                    self.ask_for_a_sign(now, effects);
+                }
+            }
+            SessionInput::PushMissed => self.inbox.missed_push(now, effects),
             SessionInput::InboxHeard(attempt) => self.inbox.heard(now, attempt, effects),
             SessionInput::InboxFailed(attempt, error) => {
                 let part = part_of_pause(&mut self.jitter);
@@ -423,13 +438,15 @@ impl<P: Plant> Session<P> {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of");
             self.give_up(now, connection, sent, error, effects);
         }
-        let (mut told, mut overdue) = (Vec::new(), Vec::new());
+        let (mut told, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);
         for batch in &mut self.in_flight {
             if batch.deadline.is_some_and(|deadline| deadline <= now) {
                 overdue.extend(batch.write);
                 batch.expire(now, &mut told);
+                missed.get_or_insert(batch.sent);
             }
         }
+        missed.inspect(|sent| self.miss(*sent));
         self.tell_overdue_writes(overdue, effects);
         if !told.is_empty() {
             effects.push(SessionEffect::Event(SessionEvent::TimedOut(told.len())));

@@ -75,6 +75,10 @@ pub enum SessionInput {
     InboxWanted,
     /// The inbox is open: from now on grants are pushed.
     InboxOpened(Attempt),
+    /// A caller is about to give up: the server has to give a sign of life, unless it was just heard.
+    SignWanted,
+    /// A grant was found whose push did not come.
+    PushMissed,
     /// The inbox gave a sign of life.
     InboxHeard(Attempt),
     /// The inbox could not be opened, or broke.

@@ -139,6 +139,8 @@ pub enum Input {
         tag: Tag,
         /// Read from the clock before the request was written.
         sent: Instant,
+        /// The server's clock when it was executed, in microseconds; 0 when it did not look.
+        time: u64,
         /// What was answered.
         reply: Reply,
     },
@@ -152,6 +154,8 @@ pub enum Input {
         late_after: Instant,
         /// When its server was last heard, if it ever was.
         heard: Option<Instant>,
+        /// Since when it is away: when it was last heard, or since then the first request was sent that came to nothing.
+        away: Option<Instant>,
         /// What happened.
         error: StoreError,
     },
@@ -176,6 +180,8 @@ pub enum Effect {
     Lost(Ticket, LostCause),
     /// What became of [`Input::Release`].
     Released(Ticket, Outcome),
+    /// A grant was found whose push did not come: the inbox has to be asked for a sign of life.
+    PushMissed,
     /// Something worth telling happened.
     Event(KeyEvent),
 }

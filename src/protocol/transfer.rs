@@ -9,7 +9,7 @@ use crate::protocol::claim::{
     Claim, ClaimKind, Claimant, Facts, Held, Holders, Local, Pass, Phase, RequestKind, Yielded,
 };
 use crate::protocol::context::StepContext;
-use crate::protocol::failures::Failing;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;
@@ -145,6 +145,7 @@ impl<P: Plant> KeyState<P> {
             ticket,
             options: AcquireOptions { term, ..options },
             entered: cx.now,
+            behind: false,
             failed_claims: 0,
         };
         let kind = ClaimKind {

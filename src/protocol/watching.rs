@@ -11,7 +11,7 @@ use std::mem;
 use crate::error::StoreError;
 use crate::protocol::claim::Claimant;
 use crate::protocol::context::StepContext;
-use crate::protocol::failures::Failing;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key_state::KeyState;
 use crate::protocol::line::Caller;

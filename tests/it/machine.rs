@@ -156,7 +156,12 @@ impl Machine {
 
     pub(crate) fn answer_to(&mut self, outgoing: &Outgoing, sent: Instant, reply: Reply) {
         let tag = outgoing.tag;
-        self.tell(Input::Answered { tag, sent, reply });
+        self.tell(Input::Answered {
+            tag,
+            sent,
+            time: 0,
+            reply,
+        });
     }
 
     /// The latest request comes to nothing; its server was last heard at `heard`.
@@ -176,6 +181,7 @@ impl Machine {
             why,
             late_after: self.now + ms(50),
             heard,
+            away: heard,
             error,
         });
     }

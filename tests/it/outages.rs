@@ -158,6 +158,49 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
     }
 }
 
+/// A caller that came after the latest answer, behind a holder of its own process, waits as those do who came before: it rides
+/// out a lease from the sending of the first request that came to nothing.
+#[test]
+fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
+    let mut machine = Machine::new(Rules::default());
+    let holder = machine.holder(1000);
+    let heard = machine.now;
+    machine.later(ms(100));
+    let before = machine.enter(options(1000));
+    // The holder's renewal is the first request that has no answer.
+    machine.passes();
+    let away = machine.now;
+    assert_eq!(machine.sent().class, Class::OwnerRenewal);
+    machine.later(ms(1));
+    let after = machine.enter(options(1000));
+    let mut denied = [None, None];
+    while denied.iter().any(Option::is_none) {
+        let outgoing = machine.sent();
+        let sends = machine.sends();
+        machine.tell(Input::Failed {
+            tag: outgoing.tag,
+            why: Unanswered::Down,
+            late_after: machine.now,
+            heard: Some(heard),
+            away: Some(away),
+            error: tenure::testing::timed_out(),
+        });
+        for (caller, denied) in [before, after].into_iter().zip(&mut denied) {
+            if is_told_of_the_store(&machine, caller) {
+                denied.get_or_insert(machine.now);
+            }
+        }
+        while machine.sends() == sends && denied.iter().any(Option::is_none) {
+            machine.passes();
+        }
+        assert!(machine.now.since(away) < ms(1500), "waits for ever");
+    }
+    assert!(!machine.holds(holder));
+    let [before, after] = denied.map(|at| at.expect("denied").since(away));
+    assert!(before >= ms(1000), "denied after {before:?} of the outage");
+    assert!(after < before, "came when the server was away: {after:?}");
+}
+
 #[test]
 fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
     let mut machine = Machine::yielding();
@@ -364,6 +407,46 @@ fn waiters_look_often_while_nobody_knows_whether_grants_are_pushed() {
     machine.answer(Reply::Queued(None));
     let pause = machine.passes();
     assert!((ms(9_000)..=ms(10_000)).contains(&pause), "{pause:?}");
+}
+
+/// A waiter that finds itself the owner by a grant of some age was not told by a push. A grant that is young may still be on its
+/// way, or was given to the very request that found it.
+#[test]
+fn an_old_grant_that_was_not_pushed_is_noticed() {
+    for (age_us, is_missed) in [(0, false), (99_000, false), (100_000, true)] {
+        let mut machine = Machine::new(Rules::default());
+        let ticket = machine.lock(false);
+        machine.answer(Reply::Queued(None));
+        machine.passes();
+        machine.tell(Input::Answered {
+            tag: machine.sent().tag,
+            sent: machine.now,
+            time: 7_000_000 + age_us,
+            reply: Reply::Granted(GrantNumber(7_000_000)),
+        });
+        assert!(machine.holds(ticket));
+        let missed = machine
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::PushMissed));
+        assert_eq!(missed, is_missed, "{age_us} µs old");
+    }
+    // The owner's own renewals say the same number again.
+    let mut machine = Machine::new(Rules::default());
+    machine.holder(1000);
+    machine.passes();
+    machine.tell(Input::Answered {
+        tag: machine.sent().tag,
+        sent: machine.now,
+        time: 9_000_000,
+        reply: Reply::Granted(GrantNumber(7)),
+    });
+    assert!(
+        !machine
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::PushMissed))
+    );
 }
 
 #[test]

@@ -163,6 +163,7 @@ impl Stage {
             Input::Answered {
                 tag: sent.outgoing.tag,
                 sent: sent.at,
+                time: 0,
                 reply,
             },
         );
@@ -188,6 +189,7 @@ impl Stage {
                 why: Unanswered::Unknown,
                 late_after,
                 heard: None,
+                away: None,
                 error,
             },
         );

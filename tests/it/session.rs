@@ -171,6 +171,24 @@ impl Bench {
         found
     }
 
+    /// Opens an inbox.
+    fn subscribe(&mut self) -> Attempt {
+        self.tell(SessionInput::InboxWanted);
+        let opening = self.effects.iter().find_map(|effect| match effect {
+            SessionEffect::Inbox(InboxEffect::Open(attempt)) => Some(*attempt),
+            _ => None,
+        });
+        let inbox = opening.expect("it is opened");
+        self.tell(SessionInput::InboxOpened(inbox));
+        assert!(self.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
+        self.effects.clear();
+        inbox
+    }
+
+    fn does(&self, wanted: InboxEffect) -> bool {
+        self.wants(|effect| matches!(effect, SessionEffect::Inbox(done) if *done == wanted))
+    }
+
     fn wants(&self, wanted: impl Fn(&SessionEffect) -> bool) -> bool {
         self.effects.iter().any(wanted)
     }
@@ -474,15 +492,7 @@ fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
 #[test]
 fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     let (mut bench, connection) = Bench::proven();
-    bench.tell(SessionInput::InboxWanted);
-    let opening = bench.effects.iter().find_map(|effect| match effect {
-        SessionEffect::Inbox(InboxEffect::Open(attempt)) => Some(*attempt),
-        _ => None,
-    });
-    let inbox = opening.expect("it is opened");
-    bench.tell(SessionInput::InboxOpened(inbox));
-    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
-    bench.effects.clear();
+    let inbox = bench.subscribe();
     bench.pass(SILENCE);
     assert!(
         bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
@@ -508,6 +518,130 @@ fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     assert!(
         bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Open(of)) if *of != inbox))
     );
+}
+
+/// An inbox without a sign of life since the request that was sent in vain is replaced in the step that replaces the connection.
+#[test]
+fn an_inbox_is_replaced_together_with_its_connection() {
+    let is_opened =
+        |bench: &Bench| bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Open(_))));
+    for is_broken in [false, true] {
+        let (mut bench, connection) = Bench::proven();
+        let inbox = bench.subscribe();
+        bench.pass(ms(1_500));
+        bench.ask("a", 2, 10_000, Class::Claim);
+        bench.step();
+        let (_, batch, _) = bench.sent().remove(0);
+        bench.effects.clear();
+        if is_broken {
+            let reply = Err(interrupted());
+            bench.tell(SessionInput::Replied { batch, reply });
+        } else {
+            bench.pass(TIMEOUT);
+        }
+        assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == connection)));
+        assert!(bench.does(InboxEffect::Close(inbox)) && is_opened(&bench));
+        assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
+    }
+    // One that is young has to answer, and no more: both might open and break in turn.
+    let (mut bench, _) = Bench::proven();
+    let inbox = bench.subscribe();
+    bench.pass(ms(500));
+    bench.ask("a", 2, 10_000, Class::Claim);
+    bench.step();
+    let (_, batch, _) = bench.sent().remove(0);
+    let reply = Err(interrupted());
+    bench.tell(SessionInput::Replied { batch, reply });
+    assert!(bench.does(InboxEffect::Ping(inbox)) && !is_opened(&bench));
+}
+
+/// A grant that was found although its push should have come long ago puts the inbox under suspicion, once a second at most.
+#[test]
+fn a_missed_push_puts_the_inbox_under_suspicion() {
+    let (mut bench, _) = Bench::proven();
+    let inbox = bench.subscribe();
+    bench.pass(ms(1_500));
+    bench.tell(SessionInput::PushMissed);
+    assert!(bench.does(InboxEffect::Ping(inbox)));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
+    bench.tell(SessionInput::InboxHeard(inbox));
+    bench.effects.clear();
+    bench.pass(ms(500));
+    bench.tell(SessionInput::PushMissed);
+    assert!(!bench.does(InboxEffect::Ping(inbox)), "it just answered");
+    bench.pass(ms(500));
+    bench.tell(SessionInput::PushMissed);
+    assert!(bench.does(InboxEffect::Ping(inbox)));
+    bench.pass(TIMEOUT);
+    assert!(bench.does(InboxEffect::Close(inbox)), "it did not answer");
+}
+
+/// An outage begins when the first request is sent that comes to nothing, and not when the server was last heard.
+#[test]
+fn an_outage_counts_from_the_first_request_that_came_to_nothing() {
+    let (mut bench, _) = Bench::proven();
+    let heard = bench.now;
+    bench.pass(ms(1_000));
+    bench.ask("a", 2, 10_000, Class::OwnerRenewal);
+    bench.step();
+    let sent = bench.now;
+    bench.pass(ms(500));
+    bench.ask("b", 3, 10_000, Class::Claim);
+    bench.step();
+    bench.effects.clear();
+    bench.pass(ms(1_500));
+    let told = bench.effects.iter().filter_map(|effect| match effect {
+        SessionEffect::Tell(_, Input::Failed { heard, away, .. }) => Some((*heard, *away)),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told, [(Some(heard), Some(sent)); 2]);
+    bench.ask("a", 2, 10_000, Class::OwnerRenewal);
+    // It answers again, so what comes to nothing later begins another outage.
+    bench.connect();
+    let (_, id, batch) = bench.sent().remove(0);
+    bench.answer(id, batch.requests.len());
+    let again = bench.now;
+    bench.pass(ms(300));
+    bench.ask("c", 4, 10_000, Class::Claim);
+    bench.step();
+    let sent = bench.now;
+    bench.effects.clear();
+    bench.pass(TIMEOUT);
+    assert!(bench.wants(
+        |effect| matches!(effect, SessionEffect::Tell(_, Input::Failed { heard, away, .. })
+        if *heard == Some(again) && *away == Some(sent))
+    ));
+}
+
+/// What a caller that gives up is told: whether the server would have said otherwise lately.
+#[test]
+fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
+    let (mut bench, _) = Bench::proven();
+    bench.pass(ms(5_000));
+    assert!(!bench.session.is_silent(bench.now), "nothing is asked");
+    bench.tell(SessionInput::SignWanted);
+    assert_eq!(bench.sent().len(), 1);
+    bench.tell(SessionInput::SignWanted);
+    assert!(bench.sent().is_empty(), "one is under way");
+    bench.pass(ms(199));
+    assert!(!bench.session.is_silent(bench.now));
+    bench.pass(ms(1));
+    assert!(bench.session.is_silent(bench.now));
+    bench.pass(TIMEOUT);
+    assert!(bench.session.is_silent(bench.now), "no connection");
+    bench.ask("a", 2, 10_000, Class::Claim);
+    bench.connect();
+    let (_, id, batch) = bench.sent().remove(0);
+    bench.answer(id, batch.requests.len());
+    assert!(bench.session.is_silent(bench.now), "there was none just now");
+    bench.pass(ms(200));
+    assert!(!bench.session.is_silent(bench.now));
+    bench.tell(SessionInput::SignWanted);
+    let (_, id, _) = bench.sent().remove(0);
+    bench.answer(id, 0);
+    bench.tell(SessionInput::SignWanted);
+    assert!(bench.sent().is_empty(), "it just answered");
 }
 
 #[test]

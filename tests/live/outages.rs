@@ -172,6 +172,69 @@ async fn a_line_rides_out_a_mute_server() {
     a_line_rides_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
 }
 
+/// Nobody who waits is denied before the outage has lasted for a lease: not those behind a holder of their own process whose
+/// renewal was just due, not those who came after the latest answer, and not those of another process.
+async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let lease = ms(3_000);
+    let here = leasing(&url(proxy.addr()), lease).await;
+    let elsewhere = leasing(&url(proxy.addr()), lease).await;
+    let key = format!("all {}", proxy.addr());
+    let watch = Watch::of(format!("key={key} "));
+    let guard = held(&here, key.as_str()).await;
+    let mut waits = JoinSet::new();
+    let mut wait = |locks: &Locks, count: usize| {
+        for _ in 0..count {
+            let waiting = locks.mutex(key.as_str()).lock();
+            waits.spawn(async move {
+                match waiting.await {
+                    Ok(guard) => Ok(drop(guard.release().await)),
+                    Err(error) => Err((now(), error)),
+                }
+            });
+        }
+    };
+    wait(&elsewhere, 4);
+    wait(&here, 10);
+    until("they wait", || here.waiting() == 10 && elsewhere.waiting() == 4).await;
+    // Shortly before the next renewal.
+    watch.until("renewed").await;
+    tokio::time::sleep(ms(900)).await;
+    wait(&here, 10);
+    until("all wait", || here.waiting() == 20).await;
+    let away = now();
+    outage(&proxy);
+    tokio::time::sleep((away + lease * 98 / 100).saturating_sub(now())).await;
+    proxy.heal();
+    let mut early = Vec::new();
+    while let Some(answer) = soon(waits.join_next()).await {
+        if let Err((at, error)) = answer.unwrap()
+            && at - away < lease
+        {
+            early.push((at - away, error.to_string()));
+        }
+    }
+    assert!(
+        early.is_empty(),
+        "{} of 24 were denied, the first {:?} after the outage began, with a lease of {lease:?}: {}",
+        early.len(),
+        early[0].0,
+        early[0].1
+    );
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_ride_out_refused_connections() {
+    all_ride_out(cut).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_ride_out_a_mute_server() {
+    all_ride_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
+}
+
 /// Grants are pushed again as soon as commands pass again, in every process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pushes_are_back_with_the_commands() {

@@ -39,6 +39,158 @@ async fn hand_overs_go_on_when_the_path_went_silent() {
     );
 }
 
+/// The times without a grant of a key between two moments, as `(after, for)`.
+fn gaps(contest: &Contest, key: &str, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
+    let turns = contest.turns(key, from);
+    let granted = turns.iter().map(|turn| turn.granted).filter(|at| *at < to);
+    let mut moments: Vec<Duration> = granted.chain([from, to]).collect();
+    moments.sort_unstable();
+    let gaps = moments.windows(2).map(|two| (two[0] - from, two[1] - two[0]));
+    gaps.filter(|(_, gap)| *gap > ms(300)).collect()
+}
+
+/// A subscription that carries nothing while the commands of its node pass: the node asks its inbox for a sign of life as
+/// soon as it finds a grant that was not pushed to it, so a key stands still once and no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_subscription_holds_a_contended_key_up_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let nodes = [
+        Locks::redis(&url(proxy.addr())).await.unwrap(),
+        Locks::redis(&server.url()).await.unwrap(),
+        Locks::redis(&server.url()).await.unwrap(),
+    ];
+    let keys = ["a".to_owned()];
+    let contest = Contest::start([(keys[0].clone(), &nodes[..])], ms(10));
+    contest.until_handed_over(&keys, now(), 10).await;
+    proxy.set_subscribed(Direction::Both, Flow::Hold);
+    let silent = now();
+    let end = silent + ms(9_000);
+    tokio::time::sleep(end.saturating_sub(now())).await;
+    let gaps = gaps(&contest, "a", silent, end);
+    println!("without a grant: {gaps:?}");
+    assert!(proxy.counts().held[1] > 0, "no push was held");
+    let later: Vec<_> = gaps.iter().skip(1).collect();
+    assert!(
+        gaps.iter().all(|(_, gap)| *gap <= ms(3_600)) && later.iter().all(|(_, gap)| *gap <= ms(1_500)),
+        "without a grant after the subscription fell silent: {gaps:?}"
+    );
+}
+
+/// The inbox is replaced with the connection: callers who wait for half a second are served as soon as that is done, and
+/// none of them is told that the lock is held by others.
+///
+/// `behind`: how many of three nodes fall silent. What their callers are told counts.
+async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
+    const WAIT: Duration = ms(500);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let url = url(proxy.addr());
+    let mut nodes = Vec::new();
+    for n in 0..3 {
+        let direct = server.url();
+        nodes.push(
+            Locks::redis(if n < behind { &url } else { &direct })
+                .await
+                .unwrap(),
+        );
+    }
+    let answers = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut clients = JoinSet::new();
+    for (node, key) in (0..36).map(|n| (n % 3, n / 3 % 4)) {
+        let locks = &nodes[node];
+        let (mutex, answers) = (locks.mutex(key.to_string()), answers.clone());
+        clients.spawn(async move {
+            loop {
+                let answer = mutex.lock_timeout(WAIT).await;
+                let said = answer
+                    .as_ref()
+                    .map(|_| ())
+                    .map_err(|error| matches!(error, Error::Busy { .. }));
+                if node < behind {
+                    answers.lock().unwrap().push((now(), key, said));
+                }
+                match answer {
+                    Ok(guard) => {
+                        tokio::time::sleep(ms(2)).await;
+                        let _ = guard.release().await;
+                    }
+                    Err(_) => tokio::time::sleep(ms(20)).await,
+                }
+            }
+        });
+    }
+    // A service asks for much that is free, too.
+    for (n, locks) in nodes.iter().enumerate() {
+        let free = locks.mutex(format!("free {n}"));
+        clients.spawn(async move {
+            loop {
+                if let Ok(Some(guard)) = free.try_lock().await {
+                    let _ = guard.release().await;
+                }
+                tokio::time::sleep(ms(1)).await;
+            }
+        });
+    }
+    let since = |from: Duration, said: Result<(), bool>| -> Vec<(Duration, usize)> {
+        let answers = answers.lock().unwrap();
+        let found = answers.iter().filter(|(at, _, of)| *at > from && *of == said);
+        found.map(|(at, key, _)| (*at - from, *key)).collect()
+    };
+    let begin = now();
+    until("they take turns", || since(begin, Ok(())).len() > 200).await;
+    proxy.set_existing(Direction::Both, Flow::Hold);
+    let silent = now();
+    let served = || {
+        let grants = since(silent + ms(1_000), Ok(()));
+        (0..4).all(|key| grants.iter().any(|(_, of)| *of == key))
+    };
+    until("they are served again", served).await;
+    let back = now() - silent;
+    tokio::time::sleep(ms(1_500)).await;
+    clients.shutdown().await;
+    let busy = since(silent, Err(true));
+    println!(
+        "served after {back:?}, {} busy, {} told of the store",
+        busy.len(),
+        since(silent, Err(false)).len()
+    );
+    assert!(back <= ms(3_000), "served again after {back:?}");
+    assert!(busy.len() <= 5, "{} were told busy: {busy:?}", busy.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_inboxes_are_replaced_together_with_silent_connections() {
+    an_inbox_is_replaced_with_its_connection(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_inbox_of_one_node_is_replaced_together_with_its_silent_connection() {
+    an_inbox_is_replaced_with_its_connection(1).await;
+}
+
+/// A store that said so at first and then stopped is not contention either: what it said is older than its silence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_stops_after_its_first_answer_is_not_contention() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (locks, other) = (
+        Locks::redis(&server.url()).await.unwrap(),
+        Locks::redis(&server.url()).await.unwrap(),
+    );
+    let _guard = held(&other, "a").await;
+    let mutex = locks.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock_timeout(ms(4_500)).await.map(drop) });
+    until("it waits", || eyes.queue("a") == 1).await;
+    server.freeze();
+    let answer = soon(waiting).await.unwrap();
+    server.thaw();
+    assert!(
+        answer.as_ref().is_err_and(Error::is_unreachable),
+        "told {answer:?} by a store that was stopped"
+    );
+}
+
 /// Who waits for a store that says nothing is told so. Busy is what somebody is who was heard to have the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_does_not_answer_is_not_contention() {

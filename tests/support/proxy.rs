@@ -7,6 +7,7 @@
 //! let proxy = Proxy::start(server);                   // clients connect to proxy.addr(), other processes too
 //! proxy.set(Replies, Flow::Delay(ms(50)));            // all connections, present and to come
 //! proxy.set_existing(Both, Flow::Hold);               // what is open now; new connections pass
+//! proxy.set_subscribed(Both, Flow::Hold);             // the same of subscriptions alone; commands pass
 //! proxy.release();                                    // what was held arrives late, in order
 //! proxy.discard();                                    // or never: thrown away, and its connections reset
 //! proxy.set(Replies, Flow::Cut);                      // executed, answer lost
@@ -187,6 +188,18 @@ impl Proxy {
         });
     }
 
+    /// For the connections that are open now and have subscribed to something.
+    pub fn set_subscribed(&self, direction: Direction, flow: Flow) {
+        self.change(|state| {
+            let connections = state.connections.values_mut();
+            for connection in connections.filter(|connection| connection.subscribed) {
+                for &way in direction.ways() {
+                    connection.own[way] = Some(flow);
+                }
+            }
+        });
+    }
+
     /// For connections to come. Those that are open stay as they are.
     pub fn set_new(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
@@ -348,6 +361,8 @@ struct Connection {
     /// Where it differs from the others.
     own: [Option<Flow>; 2],
     pipes: [Pipe; 2],
+    /// A request said so.
+    subscribed: bool,
     end: Option<End>,
     ended: Arc<Notify>,
 }
@@ -450,6 +465,7 @@ impl Connection {
     /// Bytes came.
     fn push(&mut self, way: usize, bytes: &[u8], common: &mut Common<'_>) {
         common.counts.arrived[way] += bytes.len() as u64;
+        self.subscribed |= way == UP && contains(bytes, b"SUBSCRIBE");
         let pipe = &mut self.pipes[way];
         if way == UP && !common.traps.is_empty() {
             pipe.tail.extend_from_slice(bytes);
