@@ -17,7 +17,7 @@
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
 //! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
-//! | a cron job on several replicas | `Locks::job`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
+//! | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
 //!
 //! Code that is not async calls [`blocking_lock`](Mutex::blocking_lock) and its like. A guard of each kind is renewed while it
 //! lives, says when it is lost, and has a [fence](crate::Guard::fence) for what it writes.
@@ -99,7 +99,7 @@ impl Locks {
     }
 
     /// Locks on a Redis with defaults: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
-    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, and a master. An event of level WARN tells where it
+    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, a master, and no node of a Redis Cluster. An event of level WARN tells where it
     /// is set to evict keys (`maxmemory-policy`).
     ///
     /// # Errors
@@ -218,8 +218,8 @@ impl Locks {
     ///
     /// # Errors
     /// [`Error::Connect`] with what keeps the store from answering, or with
-    /// [`StoreErrorKind::TimedOut`](crate::error::StoreErrorKind::TimedOut) after the request timeout. [`Error::Closed`] in a
-    /// fork, whose key is then `ping`.
+    /// [`StoreErrorKind::TimedOut`](crate::error::StoreErrorKind::TimedOut) after the request timeout. A node of a Redis Cluster
+    /// and a Sentinel are refused. In a forked child [`Error::Closed`], with `ping` as its key.
     pub async fn ping(&self) -> Result<(), Error> {
         self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();

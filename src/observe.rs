@@ -30,7 +30,7 @@
 //! | `overdue` | warn | a lock was held for as long as its `max_hold` allows; it is renewed no more and lost after `left_ms` |
 //! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding, and never of jobs and leaders |
 //! | `capacity_differs` | warn | a semaphore is used with `ours` permits here and `theirs` elsewhere, as while a deploy changes it; told once a minute |
-//! | `lost` | error | a lease ended while it was held; warn when nobody had taken it up for a whole lease, or its `max_hold` was over. With `paused_ms` when its deadline passed while this process stood still |
+//! | `lost` | error | a lease ended while it was held; warn when it was not taken up for a whole lease, or its `max_hold` was over. With `paused_ms` when its deadline passed while this process stood still |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | debug | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | debug | a waiter's heartbeat failed and is tried again |
@@ -60,7 +60,7 @@
 //! | `extension_missing` | error | a layer's key is made of an extension that the request does not have: layers are in the wrong order; likewise |
 //! | `leave_failed` | debug | a dead claim could not be withdrawn; it ends by itself |
 //! | `tick_starts` | info | a tick of a job is run here; with an `attempt` above 1 another node began it and did not end it |
-//! | `tick` | info | a tick is over for this node; `outcome` says how, and of a run here `took_ms`, `attempt` and `fence` do. Debug when another node ran it. Warn when it was `missed`: the store was asked again, and no node was granted it |
+//! | `tick` | info | a tick is over for this node; `outcome` says how, and of a run here `took_ms`, `attempt` and `fence` do. Debug when another node ran it. Warn when it was `missed`: the store was asked again, and no node was granted it. The store knows the latest two ticks that were granted; a tick before these counts as run elsewhere |
 //! | `tick_failed` | warn | a job failed, panicked or ran into its timeout: "try 2 of 4, again in 3 s". Info when it is tried again and it was no timeout |
 //! | `tick_waits` | debug | the store cannot be reached, so nobody runs the tick; trying again |
 //! | `tick_untold` | warn | a tick has ended, and the store could not be told |

@@ -372,7 +372,7 @@ impl World {
         )
     }
 
-    /// Whoever is told that nothing was executed may do it again.
+    /// A caller that is told that nothing was executed may repeat its call.
     pub(crate) fn watch_refused_call(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
         let AcquireError::Store(error) = denial else {
             return;

@@ -134,7 +134,7 @@ impl Outage {
             on.count(what);
             return (false, None);
         }
-        // The loss of its connection is told with that, and one that was closed while nobody used it is no trouble.
+        // The loss of its connection is told with that, and one that was closed while it was not used is no trouble.
         let is_told_elsewhere = matches!(
             error.kind(),
             StoreErrorKind::Interrupted | StoreErrorKind::Unreachable

@@ -90,7 +90,7 @@ impl Node {
         });
     }
 
-    /// Asks a server of which nobody wants anything whether it is there, so that the end of its outage is told.
+    /// Asks a server for a sign of life when no caller has a request for it, so that the end of its outage is told.
     fn probe_server(self: &Arc<Self>, server: &Arc<Server>) {
         let (probed, _) = server.probe();
         self.feed(server, probed);
@@ -99,8 +99,7 @@ impl Node {
 
     /// The inbox is lost, or was not opened.
     fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError) {
-        // A server that refuses is there. One that is never away cannot be asked, and nobody waits at a node that nobody
-        // holds on to.
+        // A server that refuses is there. A store that is never away cannot be asked. A node without handles has no waiters.
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
         if self.pause_until_now().is_some() {

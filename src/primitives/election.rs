@@ -171,7 +171,7 @@ impl Election {
         let mut rests = false;
         loop {
             let guard = match self.stand(rests).await {
-                // It never led, or it cannot be known who leads.
+                // It never led, or the leader is not known.
                 Err(error) if error.is_unreachable() || error.is_lost() => {
                     rests = true;
                     continue;

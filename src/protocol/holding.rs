@@ -31,7 +31,7 @@ impl<P: Plant> KeyState<P> {
             Claimant::Watch(_) | Claimant::Nobody => None,
         };
         self.taken = Some(cx.now);
-        // Who goes on as a reader has held it since then, and for no longer than before.
+        // A writer that became a reader has held it since then. Its `max_hold` does not start again.
         let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
         claim.pass = None;
         let Some(next) = next else {

@@ -31,7 +31,7 @@ const UNKNOWN_SEQ: u32 = 1 << 31;
 /// How often it is told that the number of permits differs, of all semaphores of a shard.
 const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
 
-/// The store answers, and to no use. Callers that were told before that somebody has the key go on.
+/// Treats an answer without a usable grant as a failed request. Callers that were told before that the key is held go on.
 fn in_vain(heard: Option<Instant>, text: &str) -> Failing {
     let error = StoreError::new(StoreErrorKind::TimedOut, text);
     Failing::new(Unanswered::No, heard, heard, error)
@@ -230,7 +230,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// `is_foreign`: the owner will not tell anybody of its release. `owner`: its node, if that is known.
+    /// `is_foreign`: the owner does not tell of its release. `owner`: its node, if that is known.
     fn queued(
         &mut self,
         cx: &mut StepContext<'_>,

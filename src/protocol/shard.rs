@@ -181,8 +181,8 @@ impl<P: Plant> Shard<P> {
         Some((name, self.effects()))
     }
 
-    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed; while
-    /// nobody knows, every waiting claim looks often.
+    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed. While
+    /// that is not known, every waiting claim looks often.
     pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
         let before = std::mem::replace(&mut self.source.inbox, state);
         if before != state || state == InboxState::Confirmed {

@@ -1,5 +1,5 @@
-//! A lease that a holder of this process gives to whoever is told of it, one that a caller of this process takes over, and a
-//! writer that becomes a reader.
+//! A lease that a holder of this process gives away by a text, a lease that a caller of this process takes over, and a writer
+//! that becomes a reader.
 //!
 //! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a grant. That is
 //! done once, so it may be asked for again: a repeat finds what the first has done.

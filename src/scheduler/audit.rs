@@ -52,7 +52,7 @@ impl Gate {
                 own = self.tell_of(in_doubt, outcome).unwrap_or(own);
                 let mut doubts = lock(&self.doubts);
                 if doubts.ticks.is_empty() {
-                    // In one step with the look: a tick that comes now finds that nobody asks.
+                    // In one step with the look: a tick that comes now finds that no task asks.
                     doubts.is_asked = false;
                     std::mem::forget(asking);
                     return own;

@@ -158,7 +158,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
     }
 }
 
-/// A caller that came after the latest answer, behind a holder of its own process, waits as those do who came before: it rides
+/// A caller that came after the latest answer, behind a holder of its own process, waits as earlier callers do: it rides
 /// out a lease from the sending of the first request that came to nothing.
 #[test]
 fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {

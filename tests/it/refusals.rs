@@ -297,7 +297,7 @@ fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
     assert!(!machine.holds(ticket));
 }
 
-/// Nobody waits for it any more: it is given back.
+/// Its caller has gone: the lease is given back.
 #[test]
 fn a_refused_downgrade_that_nobody_waits_for_is_left() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
@@ -392,7 +392,7 @@ fn a_refused_transfer_is_still_held() {
     }
 }
 
-/// A lease that others hold by now is not claimed by who was to take it over.
+/// An adoption whose transfer may be over claims nothing: another caller may hold the lease by now.
 #[test]
 fn an_adoption_whose_answers_come_too_late_claims_nothing() {
     let mut machine = Machine::new(Rules::default());
@@ -430,7 +430,7 @@ async fn a_guard_that_is_still_held_is_in_the_error() {
     let guard = error.into_guard().expect("it is in there");
     assert!(guard.is_held() && guard.fence() == fence);
     assert!(copy.into_guard().is_none(), "once");
-    // Who does not take it out gives it back.
+    // A guard that is not taken out is given back.
     let again = guard.again().unwrap();
     let refused: Error = guard.into_transfer(ms(60_000)).await.unwrap_err().into();
     drop(again);

@@ -265,7 +265,7 @@ async fn an_outage_costs_what_reconnecting_once_a_second_costs() {
         .replica("a")
         .start(|locks, scheduler| schedule(locks, scheduler, "a", runs.clone()))
         .await;
-    // Somebody waits for grants: an inbox is to be open.
+    // A caller waited for a grant, so the node wants an inbox.
     let locks = replica.locks();
     locks.mutex("a").lock().await.unwrap().release().await.unwrap();
     let quiet = cost_of(&sim, hour).await;

@@ -154,7 +154,7 @@ async fn until_recovered(watch: &Watch, nodes: &[&str]) {
     until("the end is told", || nodes.iter().all(is_told)).await;
 }
 
-/// Connections and inboxes break together. That is one story, whoever notices first.
+/// Connections and inboxes break together. That is one story, whichever is noticed first.
 #[test]
 fn a_restart_is_one_warning_at_its_beginning_and_one_at_its_end() {
     alone(
@@ -235,7 +235,7 @@ fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
     );
 }
 
-/// Another server behind the same address, and nobody noticed that the connection broke.
+/// Another server behind the same address. The connection was idle, so its end was no failure.
 #[test]
 fn another_server_behind_the_address_is_one_warning() {
     alone("events::another_server_behind_the_address_is_one_warning", || {
@@ -424,7 +424,7 @@ async fn a_connection_is_called_after_its_node() {
     assert!(clients.contains(" name=tenure:web_1__FLUSHALL "), "{clients}");
 }
 
-/// What a process is told of whom it locks with, before anything else.
+/// A process that builds `Locks` is told first which server they use.
 #[tokio::test]
 async fn locks_that_are_built_say_where() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);

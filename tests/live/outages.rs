@@ -172,8 +172,8 @@ async fn a_line_rides_out_a_mute_server() {
     a_line_rides_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
 }
 
-/// Nobody who waits is denied before the outage has lasted for a lease: not those behind a holder of their own process whose
-/// renewal was just due, not those who came after the latest answer, and not those of another process.
+/// No waiter is denied before the outage has lasted for a lease: neither waiters behind a holder of their own process whose
+/// renewal was just due, nor waiters that came after the latest answer, nor waiters of another process.
 async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));

@@ -52,7 +52,7 @@ impl World {
         self.proxy.cut_reply_to(needle);
     }
 
-    /// The far node is answered again, and what it was told says that nobody knows what became of its request.
+    /// The far node was told that the outcome of its request is unknown. Has it answered again.
     async fn was_told_as_unknown<T: std::fmt::Debug>(&self, told: Result<T, Error>) {
         let unknown = matches!(
             &told,
@@ -123,7 +123,7 @@ async fn a_transfer_that_is_gone_is_not_told_as_refused() {
             world.was_told_as_unknown(told).await;
             let gone = soon(world.near.adopt(&transfer)).await;
             assert!(matches!(gone, Err(Error::Gone { .. })), "{gone:?}");
-            // What was adopted and is nobody's is given back.
+            // A lease that was adopted without a guard is given back.
             soon(held(&world.near, "order").await.release()).await.unwrap();
         }
     }

@@ -45,7 +45,7 @@ impl Run {
         }
     }
 
-    /// A lease of who has it, of any claim, of another grant; and whether any claim has it.
+    /// Returns a lease of its owner, of any claim, or of another grant; and whether any claim has it.
     fn lease_to_write_under(&mut self, batch: &Batch) -> (Precondition, bool) {
         let request = &batch.requests[self.rng.usize(..batch.requests.len())];
         let (name, us) = (request.name.clone(), self.now() * 1000);

@@ -16,7 +16,7 @@ local leads, elected
 local left, grant
 if claims or renews or yields then
   -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is
-  -- no claim of ours, or may leave it free: it tells nobody of its release. Behind a colon the node
+  -- no claim of ours, or may leave it free: it does not tell of its release. Behind a colon the node
   -- that owns it alone, if it is asked for.
   function left(i, letter)
     local ttl, node = redis.call('PTTL', KEYS[i]), letter == 'Q' and string.match(records[i] or '', '^(%x+):%d+:%x+:%d+$') or ''
