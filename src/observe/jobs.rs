@@ -110,7 +110,7 @@ pub(crate) fn tick(of: &Label, job: &Key, mark: TickTime, outcome: &'static str,
             debug!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, "a tick is over");
         }
         "missed" => {
-            warn!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, attempt, fence, "a tick was missed: no node ran it, and none will");
+            warn!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, attempt, fence, "a tick was missed: no node has run it to its end, and none will");
         }
         _ => {
             info!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, took_ms, attempt, fence, "a tick is over");

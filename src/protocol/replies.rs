@@ -32,7 +32,7 @@ const UNKNOWN_SEQ: u32 = 1 << 31;
 const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
 
 /// Treats an answer without a usable grant as a failed request. Callers that were told before that the key is held go on.
-fn in_vain(heard: Option<Instant>, text: &str) -> Failing {
+fn no_use_of_answers(heard: Option<Instant>, text: &str) -> Failing {
     let error = StoreError::new(StoreErrorKind::TimedOut, text);
     Failing::new(Unanswered::No, heard, heard, error)
 }
@@ -115,12 +115,12 @@ impl<P: Plant> KeyState<P> {
     /// What was asked reached the store too late, and nothing was done.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.claims[number].is_repeatable() {
-            let failing = in_vain(self.taken, "what is asked reaches the store too late");
+            let failing = no_use_of_answers(self.taken, "what is asked reaches the store too late");
             return self.ask_or_wait(cx, number, &failing);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failing = in_vain(self.taken, "claims reach the store too late");
+        let failing = no_use_of_answers(self.taken, "claims reach the store too late");
         self.claim_again(cx, claimant, &failing);
     }
 
@@ -213,7 +213,7 @@ impl<P: Plant> KeyState<P> {
         };
         claim.phase = Phase::Confirming { since, tries };
         // It was granted, whatever is said of its repeats.
-        let failing = in_vain(self.taken, "answers come too late to be used");
+        let failing = no_use_of_answers(self.taken, "answers come too late to be used");
         claim.unanswered = Some(Box::new(failing.told.clone()));
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);

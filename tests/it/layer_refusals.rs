@@ -294,3 +294,34 @@ async fn requests_that_are_refused_as_busy_are_a_warning_a_minute() {
     refused().await;
     assert_eq!(counts(), [1, 5, 1]);
 }
+
+/// Each layer counts for itself, full queues too, and names the route of the latest request.
+#[tokio::test(start_paused = true)]
+async fn each_layer_tells_its_own_refusals_with_the_latest_route() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("twice").lock().await.unwrap();
+    let busy = LockLayer::by(&locks, |_| "twice").skip();
+    let full = LockLayer::by(&locks, |_| "twice").max_waiters(0);
+    let busy = Router::new()
+        .route("/busy-first/{id}", get(async || "in"))
+        .route("/busy-last/{id}", get(async || "in"))
+        .route_layer(busy);
+    let full = Router::new()
+        .route("/full/{id}", get(async || "in"))
+        .route_layer(full);
+    let app = busy.merge(full);
+    let refused = async |path: &str, status: u16| {
+        let answer = app.clone().oneshot(to(path)).await.unwrap();
+        assert_eq!(answer.status(), status, "{path}");
+    };
+    let watches = ["/busy-first/{id}", "/busy-last/{id}", "/full/{id}"];
+    let watches = watches.map(|route| Watch::of(format!("route={route} ")));
+    let told = || watches.each_ref().map(|watch| watch.count("refused_busy"));
+    refused("/busy-first/1", 423).await;
+    refused("/full/1", 429).await;
+    assert_eq!(told(), [1, 0, 1], "a layer does not count for another");
+    refused("/busy-first/2", 423).await;
+    refused("/busy-last/2", 423).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(told(), [1, 1, 1], "the latest of two");
+}

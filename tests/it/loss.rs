@@ -14,7 +14,7 @@ use crate::support::slow_callers;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
     let (one, other) = two(&MemoryStore::new());
-    slow_callers::a_grant_that_is_not_taken_up_in_time_is_no_guard(&one, &other).await;
+    slow_callers::a_grant_that_is_not_taken_up_in_time_is_no_guard(&one, &other, ms(400)).await;
 }
 
 /// The deadline alone counts: no timer had to fire.
@@ -31,6 +31,15 @@ async fn a_grant_whose_deadline_passed_before_it_was_taken_up_is_no_guard() {
     drop(guard);
     clock.jump(ms(60_001));
     let late = soon(next).await.map(|guard| guard.is_held());
+    #[cfg(feature = "tower")]
+    if let Err(error) = &late {
+        use tenure::middleware::Refused;
+        assert_eq!(
+            Refused::from(error),
+            Refused::Lost,
+            "nothing was done for the request"
+        );
+    }
     assert!(
         matches!(
             late,

@@ -64,8 +64,8 @@ mod paused_clock;
 #[cfg(feature = "scheduler")]
 mod policies;
 mod proxy;
-#[cfg(feature = "scheduler")]
 mod refusals;
+#[cfg(feature = "scheduler")]
 mod run_all;
 mod runtimes;
 mod rw_locks;

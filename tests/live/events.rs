@@ -457,15 +457,7 @@ fn a_process_that_was_stopped_says_so_once_and_blames_nothing_else() {
     assert_eq!(events[0], "process_paused", "{events:?}");
     assert_eq!(count("process_paused"), 1, "{events:?}");
     assert_eq!(count("lost"), 1, "{events:?}");
-    for other in [
-        "engine_missed",
-        "store_failing",
-        "inbox_lost",
-        "job_blocks",
-        "held_long",
-    ] {
-        assert_eq!(count(other), 0, "{events:?}");
-    }
+    assert_eq!(events.len(), 2, "nothing else is blamed: {events:?}");
     let paused: u64 = child.hears("paused").parse().unwrap();
     // It beats each half a second, and a busy machine lets it stand still for longer.
     assert!((5_000..20_000).contains(&paused), "{paused}");

@@ -15,8 +15,8 @@ use crate::support::slow_callers;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
     let (one, other, _server) = crate::rw_locks::nodes().await;
-    slow_callers::a_grant_that_is_not_taken_up_in_time_is_no_guard(&one, &other).await;
-    slow_callers::a_lease_that_is_adopted_too_late_is_no_guard(&one, &other).await;
+    slow_callers::a_grant_that_is_not_taken_up_in_time_is_no_guard(&one, &other, ms(1_000)).await;
+    slow_callers::a_lease_that_is_adopted_too_late_is_no_guard(&one, &other, ms(1_000)).await;
 }
 
 /// Records that outlive their leases by far: what is done before the one ends need not be done at once.

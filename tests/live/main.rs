@@ -45,8 +45,8 @@ mod outages;
 mod pools;
 mod quiet;
 mod reconnect;
-#[cfg(feature = "axum")]
 mod refusals;
+#[cfg(feature = "axum")]
 mod requests;
 mod retries;
 #[cfg(feature = "scheduler")]

@@ -245,6 +245,9 @@ impl Variant {
         if !self.faults.is_empty() && travelled.contains(&false) {
             findings.add("leases that did not travel, or not twice", String::new());
         }
+        if !self.faults.is_empty() && !tally.events.contains_key("neighbour") {
+            findings.add("a second `Locks` that was never shut down", String::new());
+        }
         let rest = [tally.notes, tally.latches_exact, tally.zeros, tally.leaders_seen];
         if !self.faults.is_empty() && rest.contains(&0) {
             let text = format!("notes, exact latches, zeros and leaders: {rest:?}");

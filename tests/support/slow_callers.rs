@@ -12,9 +12,6 @@ use tenure::{Error, Guard, Locks, MultiGuard};
 use tokio::time::{sleep, timeout};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Of each call. Behind a slow machine a store still answers within a quarter of it.
-const LEASE: Duration = Duration::from_secs(1);
-
 async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.expect("did not happen in time")
 }
@@ -84,9 +81,10 @@ async fn is_lost<T: Answer>(
     }
 }
 
-pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other: &Locks) {
-    let next = |key: &'static str| async move { other.mutex(key).lease(LEASE).lock().await?.release().await };
-    let mutex = one.mutex("mutex").lease(LEASE);
+/// `lease`: of each call. A store answers within a quarter of it, also on a slow machine.
+pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other: &Locks, lease: Duration) {
+    let next = |key: &'static str| async move { other.mutex(key).lease(lease).lock().await?.release().await };
+    let mutex = one.mutex("mutex").lease(lease);
     let holder = async || mutex.lock().await.unwrap().release();
     is_lost("lock", holder().await, mutex.lock(), next("mutex")).await;
     let waits = mutex.lock_timeout(2 * PATIENCE);
@@ -96,22 +94,22 @@ pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other
     is_lost("with", holder().await, with, next("mutex")).await;
     assert!(!worked.load(Ordering::Acquire), "its work must not begin");
 
-    let rw_lock = one.rw_lock("rw lock").lease(LEASE);
+    let rw_lock = one.rw_lock("rw lock").lease(lease);
     let holder = async || rw_lock.write().await.unwrap().release();
     is_lost("read", holder().await, rw_lock.read(), next("rw lock")).await;
     is_lost("write", holder().await, rw_lock.write(), next("rw lock")).await;
 
-    let semaphore = one.semaphore("permits", 1).lease(LEASE);
+    let semaphore = one.semaphore("permits", 1).lease(lease);
     let holder = soon(semaphore.acquire()).await.unwrap().release();
     let next = async { other.semaphore("permits", 1).acquire().await?.release().await };
     is_lost("acquire", holder, semaphore.acquire(), next).await;
 
-    let election = one.election("leader").lease(LEASE);
+    let election = one.election("leader").lease(lease);
     let holder = soon(election.campaign()).await.unwrap().release();
     let next = async { other.election("leader").campaign().await?.release().await };
     is_lost("campaign", holder, election.campaign(), next).await;
 
-    let multi = one.multi(["multi"]).lease(LEASE);
+    let multi = one.multi(["multi"]).lease(lease);
     let holder = soon(multi.lock()).await.unwrap().release();
     let next = async { other.mutex("multi").lock().await?.release().await };
     is_lost("multi", holder, multi.lock(), next).await;
@@ -120,9 +118,9 @@ pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other
 }
 
 /// A store that answers at once grants with the first poll; another needs a trip.
-pub async fn a_lease_that_is_adopted_too_late_is_no_guard(one: &Locks, other: &Locks) {
-    let guard = soon(one.mutex("order").lease(LEASE).lock()).await.unwrap();
-    let transfer = soon(guard.into_transfer(LEASE)).await.unwrap();
+pub async fn a_lease_that_is_adopted_too_late_is_no_guard(one: &Locks, other: &Locks, lease: Duration) {
+    let guard = soon(one.mutex("order").lease(lease).lock()).await.unwrap();
+    let transfer = soon(guard.into_transfer(lease)).await.unwrap();
     let nothing = async { Ok(()) };
     let next = async { other.mutex("order").lock().await?.release().await };
     is_lost("adopt", nothing, one.adopt(&transfer), next).await;

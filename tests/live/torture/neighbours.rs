@@ -63,6 +63,7 @@ impl Worker {
             self.failed(key, &error);
         }
         drop(own);
+        self.journal.write(now(), format_args!("event neighbour"));
         sleep(Duration::from_millis(rng.u64(0..200))).await;
     }
 

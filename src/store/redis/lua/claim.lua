@@ -5,7 +5,7 @@
 -- KEYS[i]  the record
 -- returns  integer = granted, its number; V<number>:<tick> = granted, and this tick, which had not ended, never runs
 --          again; O = the tick is over; S = the tick was never granted and never is; F<ms> = it comes in so many ms; J<tick>:<1 when it has not ended> =
---          the latest tick, where another is to be run first; Q<ms> or Q = queued, then :<node> of who owns it alone;
+--          the latest tick, where another is to be run first; Q<ms> or Q = queued, then :<node> of the exclusive owner;
 --          P<ms> or P = queued behind an owner who is no claim of ours; B<ms> or B = busy
 local claim
 if claims then

@@ -1,6 +1,6 @@
 -- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
 -- KEYS[i]  the record
--- returns  integer = granted, its number; Q<ms> or Q = queued, then :<node> of who owns it alone; P<ms> or P = queued behind an owner who is no
+-- returns  integer = granted, its number; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind an owner who is no
 --          claim of ours; O = the tick is over; S = the tick was never granted and never is; X = gone
 local renew
 if renews then

@@ -2,7 +2,7 @@
 -- owns under that number.
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
--- returns      integer = granted to the fresh number; Q<ms> or Q = the fresh number is queued, then :<node> of who owns it alone; X = gone
+-- returns      integer = granted to the fresh number; Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner; X = gone
 local yield
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
