@@ -392,34 +392,31 @@ impl Gate {
                 entered = entering => entered,
             };
             let is_early = matches!(entered, Err(Unacquired::Early(_)));
-            let wait = match entered {
-                Ok(guard) => match self.run(guard, mark, how, work).await {
-                    Run::Lost => {
-                        how.is_first = false;
-                        continue;
-                    }
-                    over => return Ok(over),
-                },
+            let ran = match entered {
+                Ok(guard) => Ok(self.run(guard, mark, how, work).await),
                 // Won and not taken up in time: nothing was begun.
-                Err(Unacquired::Error(Error::Lost { .. })) => {
+                Err(Unacquired::Error(Error::Lost { .. })) => Ok(Run::Lost),
+                Err(refused) => Err(refused),
+            };
+            let wait = match ran {
+                Ok(Run::Lost) => {
                     how.is_first = false;
                     continue;
                 }
+                Ok(over) => return Ok(over),
                 Err(refused) => match self.refused(mark, how, refused)? {
                     Refused::Over(outcome) => return Ok(Run::Not(outcome)),
-                    Refused::Early(left) => left,
+                    Refused::Early(left) => {
+                        how.since = how.since.map(|since| since + left);
+                        left
+                    }
                     Refused::Away => {
                         how.is_catch_up = true;
-                        *lock(&self.away) = Some(self.date());
-                        pause = (2 * pause).min(RETRY.1);
-                        pause.mul_f64(0.5 + fastrand::f64() * 0.5)
+                        self.pause_away(&mut pause)
                     }
                 },
             };
             drop(pursued);
-            if is_early {
-                how.since = how.since.map(|since| since + wait);
-            }
             // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
             // too, and no reason to let go of this one.
             let is_kept = is_early || runs_all;
@@ -430,6 +427,13 @@ impl Gate {
                 () = sleep(wait) => {}
             }
         }
+    }
+
+    /// The store is away, from now on at the latest. Returns how long until it is asked again, and doubles the next pause.
+    fn pause_away(&self, pause: &mut Duration) -> Duration {
+        *lock(&self.away) = Some(self.date());
+        *pause = (2 * *pause).min(RETRY.1);
+        pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
 
     /// Why the store does not let this tick be run now.
