@@ -262,6 +262,8 @@ impl World {
                     Seen::CancelWaiting
                 });
                 self.nodes[slot].callers[caller].state = State::GivingUp;
+                // As a caller whose wait ends.
+                self.tell_session(slot, SessionInput::SignWanted);
                 self.feed(slot, key, Input::Cancel(ticket));
                 self.over(slot, caller);
             }

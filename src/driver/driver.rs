@@ -220,7 +220,7 @@ impl Node {
                 self.inbox_state(state);
             }
             SessionEffect::Probed(probe, answer) => server.probed(probe, answer),
-            SessionEffect::Event(event) => self.session_event(server, event),
+            SessionEffect::Event(event) => self.session_event(server, event, now),
         }));
         if done.is_err() {
             self.events.push(DriverEvent::DriverFailed);

@@ -11,6 +11,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::Reply;
 use crate::protocol::session_step::SessionEvent;
 use crate::protocol::step::{InboxState, Input};
+use crate::protocol::time::Instant;
 
 impl Node {
     /// Something failed at a server.
@@ -98,7 +99,7 @@ impl Node {
     }
 
     /// The inbox is lost, or was not opened.
-    fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError) {
+    fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError, now: Instant) {
         // A server that refuses is there. A store that is never away cannot be asked. A node without handles has no waiters.
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
@@ -106,7 +107,7 @@ impl Node {
             let is_news = false;
             return self.events.push(DriverEvent::InboxLost { error, is_news });
         }
-        let is_news = match server.outage.inbox_lost(self.clock.now(), &error, is_decided) {
+        let is_news = match server.outage.inbox_lost(now, &error, is_decided) {
             _ if self.is_abandoned() => false,
             InboxLoss::Explained => false,
             InboxLoss::Alone => true,
@@ -120,8 +121,9 @@ impl Node {
         self.events.push(DriverEvent::InboxLost { error, is_news });
     }
 
-    /// What happened between this node and a server.
-    pub(crate) fn session_event(self: &Arc<Self>, server: &Arc<Server>, event: SessionEvent) {
+    /// What happened between this node and a server, at the time of the session's step: an answer to what was sent in that
+    /// step decides what it means.
+    pub(crate) fn session_event(self: &Arc<Self>, server: &Arc<Server>, event: SessionEvent, now: Instant) {
         match event {
             SessionEvent::Connected(took) => self.events.push(DriverEvent::Connected { took }),
             SessionEvent::ConnectionLost { error, idle } => {
@@ -132,18 +134,18 @@ impl Node {
                 self.events.push(DriverEvent::ConnectionLost { error });
             }
             SessionEvent::Answered { refused: false, sent } => {
-                let ended = server.outage.answered(self.clock.now(), sent);
+                let ended = server.outage.answered(now, sent);
                 self.tell_ended(server, ended);
             }
             SessionEvent::InboxOpen => {
-                if let Some(away) = server.outage.inbox_open(self.clock.now()) {
+                if let Some(away) = server.outage.inbox_open(now) {
                     self.events.push(DriverEvent::InboxOpen { away });
                 }
                 if server.outage.is_on() {
                     self.probe_server(server);
                 }
             }
-            SessionEvent::InboxLost(error) => self.inbox_lost(server, error),
+            SessionEvent::InboxLost(error) => self.inbox_lost(server, error, now),
             // Each is told with its key, and all of them with their server.
             SessionEvent::Answered { .. }
             | SessionEvent::TimedOut(_)

@@ -143,7 +143,7 @@ pub(crate) enum Unacquired {
         not(feature = "scheduler"),
         allow(dead_code, reason = "only jobs are asked about")
     )]
-    Report(JobReport),
+    Report(Box<JobReport>),
     /// So many permits are held; `None` for all.
     InUse(Option<u64>),
     /// Whether the owner that was asked about had the lease.

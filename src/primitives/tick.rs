@@ -52,7 +52,7 @@ async fn ask(
         ..Wanted::new(Name::job(job.clone()), lease)
     };
     match Acquire::new(handle.clone(), wanted).await {
-        Err(Unacquired::Report(report)) => Ok(report),
+        Err(Unacquired::Report(report)) => Ok(*report),
         Err(Unacquired::Error(error)) => Err(error),
         // A question is never granted, and nothing of it is over or early.
         Ok(_)

@@ -221,6 +221,14 @@ impl Hold {
         }
     }
 
+    /// The same for another ticket, which has not been told that the time is over.
+    pub(crate) fn under_another_ticket(self) -> Hold {
+        Hold {
+            is_overdue: false,
+            ..self
+        }
+    }
+
     /// When it is renewed no more.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.most.map(|most| self.since + most)

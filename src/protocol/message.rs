@@ -192,7 +192,7 @@ pub enum Reply {
     /// As [`Won`](Self::Won) with attempt 1, and the tick before had not ended well: it is never run again.
     Overtook(GrantNumber, TickTime),
     /// The answer to a question about a job.
-    Report(JobReport),
+    Report(Box<JobReport>),
     /// So many permits are held. `None`: all, as somebody has the semaphore who is no claim of ours.
     InUse(Option<u64>),
     /// The answer to a question about a latch.

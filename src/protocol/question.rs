@@ -58,7 +58,7 @@ impl<P: Plant> Transaction<'_, P> {
             Question::Recall { .. } => self.recall(&mut report),
             Question::Save { seq, .. } => self.save(&report, seq, data),
         }
-        Reply::Report(report)
+        Reply::Report(Box::new(report))
     }
 
     /// A tick whose winner and standbys are all gone is known here alone.

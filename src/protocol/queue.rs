@@ -22,6 +22,9 @@ const FEW: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     kinds: [[Line; Class::ALL.len()]; Kind::ALL.len()],
+    /// For each kind a bit per class whose line has requests, the most urgent first. It is looked at before and after each
+    /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
+    filled: [u8; Kind::ALL.len()],
     /// Claims that go together.
     groups: VecDeque<Vec<Outgoing>>,
     /// How many requests there are, and how many of them in groups.
@@ -71,7 +74,9 @@ impl Queue {
             Class::Claim if self.leaves_last => Class::Leave,
             class => class,
         };
-        self.kinds[outgoing.request.name.kind as usize][class as usize].push(outgoing);
+        let kind = outgoing.request.name.kind as usize;
+        self.filled[kind] |= 1 << class as usize;
+        self.kinds[kind][class as usize].push(outgoing);
     }
 
     pub(crate) fn push_together(&mut self, claims: Vec<Outgoing>) {
@@ -87,8 +92,10 @@ impl Queue {
             let name = &outgoing.request.name;
             self.kinds[name.kind as usize][Class::Leave as usize].contains(name)
         };
-        let mut lines = self.kinds.iter();
-        let is_urgent = lines.any(|lines| !lines[Class::OwnerRenewal as usize].first.is_empty());
+        let is_urgent = self
+            .filled
+            .iter()
+            .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
         // What waits for more is no reason to send nothing.
         let has_others = self.len > self.grouped && self.most_urgent(most, gathers).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
@@ -105,8 +112,7 @@ impl Queue {
 
     /// Something is of jobs.
     pub(crate) fn has_jobs(&self) -> bool {
-        let lines = &self.kinds[Kind::Job as usize];
-        lines.iter().any(|line| !line.first.is_empty())
+        self.filled[Kind::Job as usize] != 0
     }
 
     /// The next batch, of at most `most` requests, into empty `requests`. Each is shown to `note` before. Answers how they
@@ -129,10 +135,15 @@ impl Queue {
         };
         self.last = kind;
         let mut names = None;
-        for line in &mut self.kinds[kind] {
-            if !line.first.is_empty() {
-                line.take(most, requests, &mut names, &mut note);
+        let mut filled = self.filled[kind];
+        while filled != 0 {
+            let class = filled.trailing_zeros();
+            let line = &mut self.kinds[kind][class as usize];
+            line.take(most, requests, &mut names, &mut note);
+            if line.first.is_empty() {
+                self.filled[kind] &= !(1 << class);
             }
+            filled &= filled - 1;
         }
         self.len -= requests.len();
         Rule::Each
@@ -142,9 +153,10 @@ impl Queue {
     pub(crate) fn take_renewals(&mut self) -> Vec<Outgoing> {
         let classes = [Class::OwnerRenewal, Class::WaiterRenewal];
         let mut taken = Vec::new();
-        for lines in &mut self.kinds {
+        for (lines, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
             for class in classes {
                 taken.extend(std::mem::take(&mut lines[class as usize]).into_requests());
+                *filled &= !(1 << class as usize);
             }
         }
         self.len -= taken.len();
@@ -154,6 +166,7 @@ impl Queue {
     /// Everything, when there is no server to send it to.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         (self.len, self.grouped) = (0, 0);
+        self.filled = Default::default();
         let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
         let groups = std::mem::take(&mut self.groups).into_iter().flatten();
         lines.flat_map(Line::into_requests).chain(groups).collect()
@@ -175,15 +188,15 @@ impl Queue {
             let waits = gathers.is_some_and(|urgent| class > urgent as usize);
             waits && kind == Kind::Job as usize && !is_full()
         };
-        let class = |kind: usize| {
-            let class = self.kinds[kind].iter().position(|line| !line.first.is_empty())?;
-            (!is_held(kind, class)).then_some(class)
-        };
-        let turn = |kind: usize| kind == self.last;
-        (0..self.kinds.len())
-            .filter_map(|kind| Some((class(kind)?, turn(kind), kind)))
-            .min()
-            .map(|(_, _, kind)| kind)
+        let mut best = None;
+        for (kind, filled) in self.filled.iter().enumerate().filter(|(_, filled)| **filled != 0) {
+            let class = filled.trailing_zeros() as usize;
+            let rank = (class, kind == self.last, kind);
+            if best.is_none_or(|best| rank < best) && !is_held(kind, class) {
+                best = Some(rank);
+            }
+        }
+        best.map(|(.., kind)| kind)
     }
 }
 

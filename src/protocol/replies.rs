@@ -173,7 +173,17 @@ impl<P: Plant> KeyState<P> {
                 }
                 let claim = &mut self.claims[number];
                 claim.may_execute_until = None;
-                if deadline.since(cx.now) < lease / 3 && ends.is_none() {
+                if let Some(ends) = ends
+                    && cx.now >= ends
+                {
+                    // The fixed lease ended while the answer was under way.
+                    let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
+                    if let Claimant::Solo(caller) = claimant {
+                        let denied = AcquireError::Lost(LostCause::Ended);
+                        cx.effects.push(Effect::Denied(caller.ticket, denied));
+                    }
+                    self.leave(cx, number, None);
+                } else if deadline.since(cx.now) < lease / 3 && ends.is_none() {
                     self.stale(cx, number);
                 } else {
                     self.start(cx, number, grant, deadline);

@@ -80,6 +80,8 @@ pub struct Session<P: Plant = Sound> {
     /// Empty, with room, for the next batches.
     pub(super) spare: Vec<(Vec<Pending>, Vec<Request>)>,
     pub(super) replies: Vec<Reply>,
+    /// A caller is about to give up, and a sign of life is sent with the next step.
+    pub(super) wants_sign: bool,
     /// Only for planted mistakes: a connection that was to be given up.
     pub(super) predecessor: Option<Attempt>,
 }
@@ -119,6 +121,7 @@ impl<P: Plant> Session<P> {
             plant,
             spare: Vec::new(),
             replies: Vec::new(),
+            wants_sign: false,
             predecessor: None,
             options,
         }
@@ -194,9 +197,8 @@ impl<P: Plant> Session<P> {
             }
             SessionInput::SignWanted => {
                 let is_young = self.heard.is_some_and(|heard| now.since(heard) < NO_ANSWER);
-                if self.in_flight.is_empty() && !is_young {
-                    self.ask_for_a_sign(now, effects);
-                }
+                // Callers ask for it on threads of their own, and only the driver sends.
+                self.wants_sign = self.in_flight.is_empty() && !is_young;
             }
             SessionInput::PushMissed => self.inbox.missed_push(now, effects),
             SessionInput::InboxHeard(attempt) => self.inbox.heard(now, attempt, effects),
@@ -215,6 +217,9 @@ impl<P: Plant> Session<P> {
         let (ids, jitter) = (&mut self.ids, &mut self.jitter);
         let (attempt, part) = (|| next_attempt(ids), || part_of_pause(jitter));
         if self.inbox.step(now, attempt, part, effects) {
+            self.ask_for_a_sign(now, effects);
+        }
+        if std::mem::take(&mut self.wants_sign) && self.in_flight.is_empty() {
             self.ask_for_a_sign(now, effects);
         }
         match self.connection {

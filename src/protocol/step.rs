@@ -275,7 +275,7 @@ pub enum AcquireError {
         is_open: bool,
     },
     /// The answer to a question about a job.
-    Report(JobReport),
+    Report(Box<JobReport>),
     /// So many permits are held; `None` for all.
     InUse(Option<u64>),
     /// Whether the owner that was asked about had the lease.

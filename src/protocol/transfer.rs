@@ -88,7 +88,7 @@ impl<P: Plant> KeyState<P> {
         let reader = self.readers.remove(ticket).map(|reader| reader.hold);
         let local = Local {
             ticket: to,
-            hold: local.or(reader)?,
+            hold: local.or(reader)?.under_another_ticket(),
             unfetched: None,
         };
         let held = Held {

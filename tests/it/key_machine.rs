@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{
-    Grant, GrantNumber, JobReport, Name, Question, Reply, TickTime, Unanswered, Verb,
-};
+use tenure::protocol::message::{Grant, GrantNumber, Name, Question, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outcome, Outgoing, Rules, Ticket,
 };
@@ -595,7 +593,7 @@ fn a_question_that_is_given_up_unanswered_is_not_left() {
     engine.fail(Unanswered::Unknown, Some(engine.now));
     assert_eq!(engine.sends(), sends, "left, and there was no claim");
     // Nor does an answer say anything that comes all the same.
-    engine.answer(Reply::Report(JobReport::default()));
+    engine.answer(Reply::Report(Box::default()));
     assert_eq!(engine.sends(), sends);
     assert!(engine.shard.is_empty());
 }

@@ -339,6 +339,20 @@ fn a_downgraded_holder_keeps_its_max_hold() {
     assert!(machine.effects.iter().any(overdue));
 }
 
+/// The writer was told that its time is over; the reader that it becomes is told, too.
+#[test]
+fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
+    let wanted = AcquireOptions {
+        max_hold: Some(ms(300)),
+        ..options(1_000)
+    };
+    let (mut machine, reader) = downgrading(wanted, 500);
+    machine.answer(Reply::Granted(GrantNumber(8)));
+    assert!(machine.take_up(reader));
+    let overdue = |effect: &Effect| matches!(effect, Effect::Overdue(ticket) if *ticket == reader);
+    assert!(machine.effects.iter().any(overdue), "{:?}", machine.effects);
+}
+
 #[test]
 fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
     let wanted = AcquireOptions {

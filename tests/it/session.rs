@@ -621,8 +621,14 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     bench.pass(ms(5_000));
     assert!(!bench.session.is_silent(bench.now), "nothing is asked");
     bench.tell(SessionInput::SignWanted);
+    assert!(
+        bench.sent().is_empty(),
+        "only the driver sends, with its next step"
+    );
+    bench.step();
     assert_eq!(bench.sent().len(), 1);
     bench.tell(SessionInput::SignWanted);
+    bench.step();
     assert!(bench.sent().is_empty(), "one is under way");
     bench.pass(ms(199));
     assert!(!bench.session.is_silent(bench.now));
@@ -638,9 +644,11 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     bench.pass(ms(200));
     assert!(!bench.session.is_silent(bench.now));
     bench.tell(SessionInput::SignWanted);
+    bench.step();
     let (_, id, _) = bench.sent().remove(0);
     bench.answer(id, 0);
     bench.tell(SessionInput::SignWanted);
+    bench.step();
     assert!(bench.sent().is_empty(), "it just answered");
 }
 

@@ -333,7 +333,7 @@ fn decode_latch(letter: u8, rest: &str) -> Result<Reply, Failure> {
 fn decode_bytes(letter: u8, rest: &[u8]) -> Result<Reply, Failure> {
     match letter {
         b'T' => decode_leader(rest).map(Reply::Leader),
-        _ => decode_report(rest).map(Reply::Report),
+        _ => decode_report(rest).map(|report| Reply::Report(Box::new(report))),
     }
 }
 

@@ -22,7 +22,8 @@ if passes then
     if not number or not record and not ends(i, holder, tick) then return 'X' end
     if not record then part(i, holder, tick) end
     number = grant(i, nil, to, hold, tick, true)
-    if record and tick ~= '0' then hand_over(i, queue) end
+    -- An error here must not deny the grant before it.
+    if record and tick ~= '0' then pcall(hand_over, i, queue) end
     return number
   end
 end
