@@ -346,11 +346,21 @@ fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
         max_hold: Some(ms(300)),
         ..options(1_000)
     };
-    let (mut machine, reader) = downgrading(wanted, 500);
+    let mut machine = Machine::new(Rules::default());
+    let writer = machine.enter(wanted);
+    machine.answer(Reply::Granted(GrantNumber(7)));
+    assert!(machine.take_up(writer));
+    machine.later(ms(350));
+    machine.wake();
+    let reader = machine.shard.issue();
+    let is_told = |machine: &Machine, of| {
+        let mut effects = machine.effects.iter();
+        effects.any(|effect| matches!(effect, Effect::Overdue(ticket) if *ticket == of))
+    };
+    assert!(is_told(&machine, writer));
+    machine.tell(Input::Downgrade(writer, reader));
     machine.answer(Reply::Granted(GrantNumber(8)));
-    assert!(machine.take_up(reader));
-    let overdue = |effect: &Effect| matches!(effect, Effect::Overdue(ticket) if *ticket == reader);
-    assert!(machine.effects.iter().any(overdue), "{:?}", machine.effects);
+    assert!(machine.take_up(reader) && is_told(&machine, reader));
 }
 
 #[test]

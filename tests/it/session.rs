@@ -620,7 +620,8 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     let (mut bench, _) = Bench::proven();
     bench.pass(ms(5_000));
     assert!(!bench.session.is_silent(bench.now), "nothing is asked");
-    bench.tell(SessionInput::SignWanted);
+    let (now, input) = (bench.now, SessionInput::SignWanted);
+    bench.session.handle(now, input, &mut bench.effects);
     assert!(
         bench.sent().is_empty(),
         "only the driver sends, with its next step"
