@@ -11,7 +11,7 @@ use tokio::task::coop;
 use crate::driver::handle::Handle;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
-use crate::error::{ClosedCause, Error, OptionsError, StoreError, StoreErrorKind};
+use crate::error::{ClosedCause, Error, LostCause, OptionsError, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
@@ -290,14 +290,14 @@ impl Acquire {
         match self.handle.node().why_waiting(&self.wanted.name, waiting.since) {
             Ok(()) => Error::Busy { key, waited },
             Err(source) => {
-                let source = source.unwrap_or_else(|| {
-                    StoreError::new(
-                        StoreErrorKind::TimedOut,
-                        format_args!("no answer within the wait of {waited:?}"),
-                    )
-                });
                 let node = self.handle.node();
-                node.failed(node.servers.of(&self.wanted.name), Failed::Caller, &source);
+                if let Some(source) = source {
+                    node.failed(node.servers.of(&self.wanted.name), Failed::Caller, &source);
+                    return Error::Store { key, source };
+                }
+                // The wait was short: no request is late, so the server is not said to fail.
+                let text = format_args!("no answer within the wait of {waited:?}");
+                let source = StoreError::new(StoreErrorKind::TimedOut, text);
                 Error::Store { key, source }
             }
         }
@@ -491,8 +491,8 @@ impl Acquire {
                 limit: self.handle.options().waiters_per_node,
             },
             AcquireError::Store(source) => Error::Store { key, source },
-            AcquireError::Lost(cause) => Error::Lost { key, cause },
-            AcquireError::Closed => Error::Closed {
+            AcquireError::Lost(cause) if cause != LostCause::Shutdown => Error::Lost { key, cause },
+            AcquireError::Lost(_) | AcquireError::Closed => Error::Closed {
                 key,
                 why: ClosedCause::Shutdown,
             },

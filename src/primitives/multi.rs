@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
-use crate::error::{Error, OptionsError};
+use crate::error::{ClosedCause, Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Wanted};
 use crate::primitives::blocking::block_on;
@@ -387,7 +387,16 @@ impl Pursuit {
         }
         // One may have been lost while others were waited for.
         let lost = self.guards.iter().find(|guard| !guard.is_held());
-        lost.map_or(Ok(()), |guard| Err(guard.lease().held.lost()))
+        lost.map_or(Ok(()), |guard| match guard.lease().held.lost() {
+            Error::Lost {
+                key,
+                cause: LostCause::Shutdown,
+            } => {
+                let why = ClosedCause::Shutdown;
+                Err(Error::Closed { key, why })
+            }
+            lost => Err(lost),
+        })
     }
 
     /// Bad input is told before anything is asked.

@@ -167,9 +167,10 @@ impl<P: Plant> Session<P> {
         StoreError::new(kind, format_args!("{what} {}", self.options.server))
     }
 
-    pub(super) fn timed_out(&self, kind: StoreErrorKind, what: &str) -> StoreError {
-        let (server, timeout) = (&self.options.server, self.options.request_timeout);
-        StoreError::new(kind, format_args!("{what} {server} within {timeout:?}"))
+    pub(super) fn timed_out(&self, kind: StoreErrorKind, what: &str, waited: Duration) -> StoreError {
+        let waited = Duration::from_millis(waited.as_millis() as u64);
+        let server = &self.options.server;
+        StoreError::new(kind, format_args!("{what} {server} within {waited:?}"))
     }
 
     /// A sign of life: an empty batch. Whoever is silent is given up as after a request.

@@ -430,7 +430,8 @@ impl<P: Plant> Session<P> {
             && now.since(began) >= self.options.request_timeout
         {
             effects.push(SessionEffect::Close(attempt));
-            let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to");
+            let waited = self.options.request_timeout;
+            let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to", waited);
             self.connect_failed(now, attempt, error, effects);
         }
         self.look_at_queued_writes(now, effects);
@@ -440,7 +441,7 @@ impl<P: Plant> Session<P> {
         // One whose connection is overdue is told with all others of that connection.
         let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);
         if let Some((connection, sent)) = overdue.map(|batch| (batch.connection, batch.sent)) {
-            let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of");
+            let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of", now.since(sent));
             self.give_up(now, connection, sent, error, effects);
         }
         let (mut told, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);

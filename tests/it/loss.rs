@@ -58,6 +58,25 @@ async fn a_grant_whose_deadline_passed_before_it_was_taken_up_is_no_guard() {
         .unwrap();
 }
 
+/// The caller never held it: that the node is closed is all there is to say.
+#[tokio::test]
+async fn a_grant_that_is_not_taken_up_before_a_shutdown_is_closed() {
+    let locks = Locks::memory();
+    let (mutex, multi) = (locks.mutex("a"), locks.multi(["b"]));
+    let guard = mutex.lock().await.unwrap();
+    let others = multi.lock().await.unwrap();
+    let mut next = Box::pin(mutex.lock());
+    let mut several = Box::pin(multi.lock());
+    assert!(poll_once(&mut next).await.is_none());
+    assert!(poll_once(&mut several).await.is_none());
+    drop((guard, others));
+    soon(locks.shutdown()).await;
+    let late = soon(next).await.map(drop);
+    assert!(matches!(late, Err(Error::Closed { .. })), "{late:?}");
+    let late = soon(several).await.map(drop);
+    assert!(matches!(late, Err(Error::Closed { .. })), "{late:?}");
+}
+
 #[tokio::test]
 async fn a_process_that_slept_is_told_before_anything_else() {
     let store = MemoryStore::new();

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use crate::contest::Contest;
 use crate::help::{Eyes, addr, held, ms, now, soon, until, url};
 use crate::server::RedisServer;
+use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
 /// Connections that go silent without a word are replaced by their deadline, those that listen for grants as those
@@ -224,6 +225,25 @@ async fn a_store_that_does_not_answer_is_not_contention() {
         wrong.len(),
         answers.len()
     );
+}
+
+/// A caller's short wait says nothing of the server: no request is late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_is_short_is_no_failure_of_the_server() {
+    let server = RedisServer::start();
+    let locks = Locks::redis(&server.url()).await.unwrap();
+    let other = Locks::redis(&server.url()).await.unwrap();
+    let guard = held(&other, "held").await;
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    server.freeze();
+    let answer = soon(locks.mutex("held").lock_timeout(ms(5))).await.map(drop);
+    server.thaw();
+    assert!(answer.is_err_and(|error| error.is_unreachable()));
+    // The server answers again, and nothing is told of it.
+    guard.release().await.unwrap();
+    held(&locks, "held").await.release().await.unwrap();
+    let failing = watch.count("store_failing");
+    assert_eq!(failing, 0, "{:?}", watch.told());
 }
 
 /// A short lease needs quick answers. That fails nobody whose lease is long.
