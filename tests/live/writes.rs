@@ -610,7 +610,20 @@ async fn increments_of_a_task(
     let script = "redis.call('SET', KEYS[1], ARGV[1])\nreturn redis.call('RPUSH', KEYS[2], ARGV[2])";
     let mut outcomes = String::new();
     while !end.is_cancelled() {
-        let Ok(guard) = mutex.lock().await else { continue };
+        let guard = match mutex.lock().await {
+            Ok(guard) => guard,
+            Err(error) => {
+                // It was stopped before it took up what it was granted.
+                if error.is_lost() {
+                    redis::cmd("INCR")
+                        .arg("lost")
+                        .exec_async(&mut direct)
+                        .await
+                        .unwrap();
+                }
+                continue;
+            }
+        };
         let get = redis::cmd("GET").arg("count").to_owned();
         let read: Option<i64> = get.query_async(&mut direct).await.unwrap();
         let write = guard.atomically().script(script).key("count").key("ids");
