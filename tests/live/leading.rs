@@ -191,9 +191,11 @@ async fn a_thousand_values_end_with_the_latest() {
     for n in 1..=VALUES {
         let election = election.clone();
         let mut value = Box::pin(async move { election.proclaim(n.to_be_bytes()).await });
-        let begun = first_look(&mut value).await;
-        assert!(begun.is_none_or(|done| done.is_ok()));
-        values.push(tokio::spawn(value));
+        match first_look(&mut value).await {
+            // This task was stopped meanwhile, for as long as a round trip.
+            Some(done) => done.unwrap(),
+            None => values.push(tokio::spawn(value)),
+        }
     }
     for value in values {
         soon(value).await.unwrap().unwrap();

@@ -329,14 +329,20 @@ async fn a_demoted_master_is_not_believed() {
     let guard = held(&locks, "demoted").await;
     let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node().to_string()));
     let _: String = eyes.text("REPLICAOF 127.0.0.1 1");
-    let error = soon(locks.mutex("other").lock()).await.map(drop).unwrap_err();
-    match &error {
-        Error::Store { source, .. } => {
-            assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
+    let assert_refused = |error: &Error| {
+        match error {
+            Error::Store { source, .. } => {
+                assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
-    }
-    assert!(error.to_string().contains("connect to the master"), "{error}");
+        assert!(error.to_string().contains("connect to the master"), "{error}");
+    };
+    // Its copy of the record is still there, so only the write itself is refused.
+    let write = guard.atomically().command("SET").key("books").arg("closed");
+    let written = soon(write.query::<redis::Value>()).await;
+    assert_refused(&written.unwrap_err());
+    assert_refused(&soon(locks.mutex("other").lock()).await.unwrap_err());
     about_key.until("renew_failed").await;
     assert!(about_node.count("connection_lost") > 0);
     assert!(guard.is_held());

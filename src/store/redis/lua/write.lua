@@ -9,7 +9,7 @@
 -- ARGV[3*i]         of a semaphore <permits>/<of so many>; else empty
 -- ARGV[3*n+i]       the caller's
 -- returns           {1, what the body returned}; {2, the error that it ended with}; {0, i, …} = these leases are not current;
---                   READONLY
+--                   READONLY = nothing was done, and the server is no master
 local function is_current(i)
   local record, holder, grant = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 2], ARGV[3 * i - 1]
   if type(record) ~= 'table' then return record == holder .. grant end
@@ -27,12 +27,13 @@ for i = 1, n do
     over[#over + 1] = i
   end
 end
-if over then
-  -- A write that changes nothing: what a replica says of a lease would mean nothing, and this makes it say READONLY.
+local READONLY = redis.error_reply('READONLY no master')
+-- A replica refuses this write, which changes nothing. What it says of a lease means nothing.
+local function is_replica()
   local wrote = redis.pcall('ZREM', KEYS[n + 1], 'b')
-  if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then return redis.error_reply('READONLY no master') end
-  return over
+  return type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true)
 end
+if over then return is_replica() and READONLY or over end
 if not body then return { 2, why } end
 -- What no client can read would end the connection of all: an error or a status that is no ASCII, lists in lists without end.
 local function is_readable(reply, depth)
@@ -48,7 +49,11 @@ local keys, args = {}, {}
 for i = 1, #KEYS - n - 1 do keys[i] = KEYS[n + 1 + i] end
 for i = 1, #ARGV - 3 * n do args[i] = ARGV[3 * n + i] end
 local well, reply = pcall(body, keys, args)
-if type(reply) == 'table' and reply.err then return { 2, tostring(reply.err) } end
-if not well then return { 2, tostring(reply) } end
+local failed = type(reply) == 'table' and reply.err or not well and reply
+if failed then
+  failed = tostring(failed)
+  if string.find(failed, 'READONLY', 1, true) and is_replica() then return READONLY end
+  return { 2, failed }
+end
 if is_readable(reply, 32) then return { 1, reply } end
 return { 2, 'it returned what no client can read: an error or a status that is no ASCII, or more than 32 lists in one another' }
