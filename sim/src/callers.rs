@@ -6,7 +6,7 @@ use crate::world::{Event, MS, World};
 use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
-use tenure::protocol::session_step::{Probe, SessionInput};
+use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
 use tenure::protocol::time::Instant;
 

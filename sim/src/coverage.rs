@@ -3,7 +3,7 @@
 use tenure::error::StoreErrorKind;
 use tenure::protocol::ledger::Branch;
 use tenure::protocol::message::LatchReport;
-use tenure::protocol::session_step::SessionEvent;
+use tenure::protocol::session::step::SessionEvent;
 use tenure::protocol::step::KeyEvent;
 
 macro_rules! counters {

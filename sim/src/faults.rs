@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tenure::error::StoreErrorKind;
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::session_step::SessionInput;
+use tenure::protocol::session::step::SessionInput;
 
 use crate::Wrong;
 use crate::callers::{Act, State};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{ClaimNumber, NodeId, Push, Reply};
-use tenure::protocol::session_step::{Attempt, SessionInput};
+use tenure::protocol::session::step::{Attempt, SessionInput};
 use tenure::protocol::step::Input;
 
 use crate::Wrong;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::flaw::{Flaw, Plant};
 use tenure::protocol::message::{Batch, BatchReply, Executed, Failure, Question, Request, Verb};
-use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
+use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 
 use crate::Wrong;
 use crate::coverage::Seen;

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use tenure::protocol::context::Seed;
+use tenure::protocol::key::context::Seed;
+use tenure::protocol::key::shard::{Effects, Shard};
 use tenure::protocol::message::{ClaimNumber, Name, NodeId, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
-use tenure::protocol::session_step::{
+use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
 };
-use tenure::protocol::shard::{Effects, Shard};
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tenure::error::StoreRefusal;
 use tenure::protocol::ledger::{Branch, Job, Ledger};
 use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
-use tenure::protocol::session_step::Attempt;
+use tenure::protocol::session::step::Attempt;
 
 use crate::coverage::Seen;
 use crate::planted::Planted;

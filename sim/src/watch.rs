@@ -17,7 +17,7 @@ use tenure::protocol::message::{
     Batch, ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, Name, Push, Question, Reply, Request,
     Rule, Verb,
 };
-use tenure::protocol::session_step::SILENCE;
+use tenure::protocol::session::step::SILENCE;
 use tenure::protocol::step::{AcquireError, Outcome, Ticket};
 
 /// What the watchers remember.

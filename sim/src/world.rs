@@ -7,7 +7,7 @@ use std::ops::Range;
 use tenure::error::StoreError;
 use tenure::key::Key;
 use tenure::protocol::message::{Batch, BatchReply, Failure, Name, NodeId, Push, TickTime};
-use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
+use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::Effect;
 use tenure::protocol::write::WriteId;
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenure::protocol::message::{BatchReply, Fence, Mode, Unanswered};
-use tenure::protocol::session_step::{Attempt, BatchId, SessionInput};
+use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::{Input, Ticket};
 use tenure::protocol::write::{Precondition, WriteId};
 

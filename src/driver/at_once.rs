@@ -12,7 +12,7 @@ use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::waiter::lock;
 use crate::protocol::session::Session;
-use crate::protocol::session_step::{InboxEffect, SessionEffect, SessionInput};
+use crate::protocol::session::step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
 use crate::store::{AtOnce, ServerId, Sink};
 

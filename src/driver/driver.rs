@@ -22,7 +22,7 @@ use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::options::Options;
 use crate::protocol::message::{Batch, Executed, Failure};
-use crate::protocol::session_step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
+use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 

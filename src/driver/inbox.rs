@@ -14,7 +14,7 @@ use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, Name};
-use crate::protocol::session_step::{Attempt, SessionInput};
+use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
 use crate::store::{BoxFuture, Sink};
 

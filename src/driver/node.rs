@@ -22,10 +22,10 @@ use crate::driver::waiter::{Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
-use crate::protocol::context::Seed;
+use crate::protocol::key::context::Seed;
+use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
-use crate::protocol::session_step::SessionInput;
-use crate::protocol::shard::Shard;
+use crate::protocol::session::step::SessionInput;
 use crate::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };

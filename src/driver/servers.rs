@@ -16,7 +16,7 @@ use crate::key::Key;
 use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
-use crate::protocol::session_step::{Attempt, Probe, SessionInput, SessionOptions};
+use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions};
 use crate::store::{AtOnce, Link, ServerId, Store};
 
 /// Every server that was ever asked for, in the order of the first question.

@@ -9,7 +9,7 @@ use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::Reply;
-use crate::protocol::session_step::SessionEvent;
+use crate::protocol::session::step::SessionEvent;
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
 

@@ -20,7 +20,7 @@ use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{BatchReply, Executed, Failure, Name, Unanswered};
-use crate::protocol::session_step::{Attempt, BatchId, SessionInput};
+use crate::protocol::session::step::{Attempt, BatchId, SessionInput};
 use crate::protocol::step::{Input, Ticket};
 use crate::protocol::write::{GuardedWrite, Precondition, WriteBody, WriteId};
 use crate::store::WriteAnswer;

@@ -1,6 +1,6 @@
 //! The pure state machine between callers and store: local lines, claims, deadlines, renewal.
 //!
-//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](crate::protocol::shard::Shard::handle) takes the time and an
+//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](crate::protocol::key::shard::Shard::handle) takes the time and an
 //! [`Input`], and appends [`Effect`]s. It owns no task, clock or connection, so the simulator can drive it by the
 //! million steps.
 //!

@@ -1,7 +1,7 @@
 //! Where leases are kept: the contract, and the stores that keep it.
 //!
 //! A store applies batches of requests and pushes grants. It has no policy: it waits for nothing, retries nothing
-//! and sets no deadline. What the verbs do is written down in executable form, `protocol/ledger.rs`; every store gives
+//! and sets no deadline. What the verbs do is written down in executable form, `protocol/ledger/mod.rs`; every store gives
 //! the replies that the ledger gives.
 
 use std::fmt::Debug;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::StoreError;
-use tenure::protocol::context::Seed;
+use tenure::protocol::key::context::Seed;
+use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
-use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
     AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };

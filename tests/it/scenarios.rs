@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::protocol::context::Seed;
+use tenure::protocol::key::context::Seed;
+use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Push, Reply,
     Request, Rule, Unanswered, Verb,
 };
-use tenure::protocol::shard::Shard;
 use tenure::protocol::step::{
     AcquireOptions, Effect, InboxState, Input, KeyEvent, Outcome, Outgoing, Rules, Ticket,
 };

@@ -9,7 +9,7 @@ use tenure::protocol::message::{
     Reply, Request, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::session::Session;
-use tenure::protocol::session_step::{
+use tenure::protocol::session::step::{
     Attempt, BatchId, InboxEffect, Probe, SILENCE, SessionEffect, SessionInput, SessionOptions,
 };
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};

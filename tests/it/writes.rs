@@ -4,7 +4,7 @@ use tenure::Fence;
 use tenure::error::{LostCause, StoreErrorKind};
 use tenure::protocol::message::{ClaimNumber, GrantNumber, Holder, Mode, Reply, Unanswered, Verb};
 use tenure::protocol::session::Session;
-use tenure::protocol::session_step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
+use tenure::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
 use tenure::protocol::step::{AcquireOptions, Effect, Input, Rules, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;
@@ -391,7 +391,7 @@ fn many_writes_leave_room_for_renewals() {
         let sends = |effect: &&SessionEffect| matches!(effect, SessionEffect::Send { .. });
         bench.effects.iter().filter(sends).count()
     };
-    bench.tell(SessionInput::Probed(tenure::protocol::session_step::Probe(1)));
+    bench.tell(SessionInput::Probed(tenure::protocol::session::step::Probe(1)));
     assert_eq!(batches(&bench), 1);
     let answered = bench.sent()[3].1;
     bench.answer(answered);

@@ -1,0 +1,273 @@
+//! The claims of a key: which it needs for those who wait here, and what is asked of the store for them.
+
+use crate::error::StoreError;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase, RequestKind, Yielded};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::key_state::KeyState;
+use crate::protocol::message::{ClaimNumber, LeaseTimes, Mode, Request};
+use crate::protocol::step::{AcquireOptions, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
+
+/// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
+const FINISH_LEASES: u32 = 8;
+
+/// So many of a line are asked for at once, while there are permits.
+const MOST_AHEAD: usize = 16;
+
+impl<P: Plant> KeyState<P> {
+    /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
+    /// run out as they should.
+    pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
+        let ran_out = owner_ends.is_some_and(|ends| ends <= cx.now);
+        if ran_out && !self.claims[number].fixed {
+            cx.event(KeyEvent::Inherited { from });
+        }
+    }
+
+    /// Sees to it that a line has a claim, and a claim somebody who wants it.
+    pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
+        self.let_readers_in(cx);
+        for number in self.claims.unsettled() {
+            let Some(claim) = self.claims.get(number) else {
+                continue;
+            };
+            let wanted = match claim.claimant {
+                Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
+                Claimant::Solo(_) | Claimant::Ahead => true,
+                Claimant::Watch(_) => self.is_watched_by(number),
+                Claimant::Nobody => false,
+            };
+            match claim.phase {
+                _ if wanted => {}
+                // An answer is under way: it decides.
+                Phase::Asked if claim.asking.is_some() => {}
+                Phase::Leaving(_) => {}
+                _ if claim.is_asking(RequestKind::Leave) => {}
+                _ if self.plant.planted(Flaw::CancelledForgotten) => {
+                    self.claims.end(number);
+                }
+                _ => self.leave(cx, number, None),
+            }
+        }
+        // Some of them watch: nobody else would ask for those.
+        self.rested(cx);
+        self.drop_saves();
+        self.look_for_watchers(cx);
+        // What is due is taken off at once, or its timer would fire without end.
+        self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
+        if self.reclaim.is_some() {
+            return;
+        }
+        while let Some((_, caller)) = self.solos.pop_first() {
+            self.claim(cx, Claimant::Solo(caller), caller.options, caller.options.wait);
+        }
+        if let Some(head) = self.line.front()
+            && self.claims.pursuit().is_none()
+        {
+            let options = head.options;
+            self.claim(cx, Claimant::Cohort, options, self.line.has_patient());
+        }
+        self.ask_ahead(cx);
+    }
+
+    /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
+    /// most one claim waits in the store.
+    fn ask_ahead(&mut self, cx: &mut StepContext<'_>) {
+        let is_of_permits = self.line.mode().is_some_and(Mode::is_of_permits);
+        let pursuit = self.claims.pursuit().and_then(|number| self.claims.get(number));
+        let is_new = pursuit.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
+        if !is_of_permits || self.asks_for_one || !is_new {
+            return;
+        }
+        let behind = 1 + self.claims.ahead();
+        let next = self.line.iter().take(MOST_AHEAD).skip(behind);
+        let options: Vec<_> = next.map(|caller| caller.options).collect();
+        for options in options {
+            self.claim(cx, Claimant::Ahead, options, false);
+        }
+    }
+
+    /// What was to be kept for callers that have their answer, or left.
+    fn drop_saves(&mut self) {
+        let (solos, claims) = (&self.solos, &self.claims);
+        let asks = |ticket: Ticket| {
+            let is_of =
+                |claim: &Claim| matches!(claim.claimant, Claimant::Solo(caller) if caller.ticket == ticket);
+            solos.contains_key(&ticket) || claims.iter().any(is_of)
+        };
+        self.saves.retain(|ticket, _| asks(*ticket));
+    }
+
+    pub(crate) fn claim(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        options: AcquireOptions,
+        wait: bool,
+    ) {
+        let kind = ClaimKind {
+            mode: options.mode,
+            fixed: options.fixed,
+            mark: options.mark,
+        };
+        self.claim_of(cx, claimant, (options.term, kind), wait);
+    }
+
+    /// A claim that only asks, and says which it is.
+    pub(crate) fn claim_to_ask(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        term: LeaseTimes,
+    ) -> ClaimNumber {
+        self.claim_of(cx, claimant, (term, ClaimKind::default()), false)
+    }
+
+    fn claim_of(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        (term, kind): (LeaseTimes, ClaimKind),
+        wait: bool,
+    ) -> ClaimNumber {
+        let holder = cx.source.holder();
+        self.claims
+            .insert(Claim::new(holder, claimant, term, kind, cx.now));
+        self.ask(cx, holder.claim, RequestKind::Claim { wait });
+        holder.claim
+    }
+
+    /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
+    pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        let is_closed = cx.source.is_closed;
+        let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
+        let claim = &mut self.claims[number];
+        let latest = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        let ends = match &claim.phase {
+            // Nothing under way, or given up, can have extended it since.
+            Phase::Held(held) if claim.asking.is_none() && claim.failed_requests == 0 => {
+                held.ends.min(latest)
+            }
+            _ => latest,
+        };
+        let until = if claim.finished.is_some() && !is_closed {
+            cx.now + FINISH_LEASES * claim.hold()
+        } else {
+            ends
+        };
+        if keeps_number && claim.held().is_none() {
+            claim.claimant = Claimant::Cohort;
+        } else {
+            claim.phase = Phase::Leaving(Leaving { release, ends, until });
+        }
+        claim.failed_requests = 0;
+        claim.unanswered = None;
+        let passed = claim.pass.take().and_then(|pass| pass.ours);
+        self.ask(cx, number, RequestKind::Leave);
+        if let Some(old) = passed {
+            self.leave_passed(cx, old);
+        }
+    }
+
+    /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
+    pub(crate) fn yield_(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        let Some(old) = self.claims.remove(number) else {
+            return;
+        };
+        let term = self.line.front().map_or(old.term, |head| head.options.term);
+        let mut holder = cx.source.holder();
+        if self.plant.planted(Flaw::YieldKeepsNumber) {
+            holder = old.holder;
+        }
+        let kind = ClaimKind {
+            mode: self.line.front().map_or(old.mode, |head| head.options.mode),
+            mark: old.mark,
+            fixed: false,
+        };
+        let mut claim = Claim::new(holder, Claimant::Cohort, term, kind, cx.now);
+        claim.seq = old.seq;
+        claim.yielded = Some(Yielded {
+            from: old.holder,
+            term: old.term,
+            release,
+        });
+        self.claims.insert(claim);
+        cx.event(KeyEvent::Yielded);
+        self.ask(cx, holder.claim, RequestKind::Yield);
+    }
+
+    /// A dead number that was the older half of a yield, to be left. `unanswered`: why the yield has no answer, which may have
+    /// done it.
+    /// `seq`: so many requests were counted of it, or of the claim that went on with its count.
+    pub(crate) fn leave_old_number(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        yielded: Yielded,
+        seq: u32,
+        unanswered: Option<Box<StoreError>>,
+    ) {
+        let ends = cx.now + ms(yielded.term.hold_ms());
+        let number = yielded.from.claim;
+        let kind = ClaimKind::default();
+        let mut claim = Claim::new(yielded.from, Claimant::Nobody, yielded.term, kind, cx.now);
+        claim.phase = Phase::Leaving(Leaving {
+            release: yielded.release,
+            ends,
+            until: ends,
+        });
+        claim.unanswered = unanswered;
+        // A late answer to one of those is none to what follows.
+        claim.seq = seq;
+        self.claims.insert(claim);
+        self.ask(cx, number, RequestKind::Leave);
+    }
+
+    /// Hands out a request of the claim. At most one is under way that anybody listens to.
+    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
+        let claim = &mut self.claims[number];
+        // What became of it is found out by asking for it again: that is done once.
+        let what = match what {
+            RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
+            RequestKind::Renew if claim.question().is_some() => RequestKind::Claim { wait: false },
+            what => what,
+        };
+        claim.seq += 1;
+        claim.asking = Some(Asking { seq: claim.seq, what });
+        claim.act = None;
+        claim.retries = false;
+        claim.look_again = false;
+        let (verb, class) = claim.asks_for(what);
+        let holder = claim.asks_as(what);
+        let request = Request {
+            mark: claim.mark,
+            turn: claim.turn(),
+            name: cx.name.clone(),
+            holder,
+            term: claim.term,
+            mode: claim.mode,
+            verb,
+            data: match claim.claimant {
+                Claimant::Solo(caller) => self.saves.get(&caller.ticket).cloned(),
+                Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => None,
+            },
+        };
+        let tag = Tag {
+            claim: claim.holder.claim,
+            seq: claim.seq,
+        };
+        let (lease, called) = (claim.lease(), claim.called(cx.now));
+        cx.effects.push(Effect::Send(Outgoing {
+            tag,
+            request,
+            lease,
+            class,
+            called,
+        }));
+        if self.plant.planted(Flaw::UnansweredRefresh)
+            && let Phase::Queued { t0 } = &mut self.claims[number].phase
+        {
+            *t0 = cx.now;
+        }
+    }
+}

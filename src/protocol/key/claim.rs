@@ -1,0 +1,463 @@
+//! One pursuit of a lease, from its first request to its last.
+
+use std::time::Duration;
+
+use crate::error::StoreError;
+use crate::protocol::key::line::Caller;
+use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb};
+use crate::protocol::step::{AcquireOptions, Class, Ticket, ms};
+use crate::protocol::time::Instant;
+
+/// One pursuit of a lease. Its number lives once, and has one lease length for life.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) holder: Holder,
+    pub(crate) term: LeaseTimes,
+    pub(crate) claimant: Claimant,
+    /// How its lease may be shared.
+    pub(crate) mode: Mode,
+    /// Never renewed.
+    pub(crate) fixed: bool,
+    /// The tick that it is for.
+    pub(crate) mark: Option<TickTime>,
+    /// The number of the attempt at its tick it is.
+    pub(crate) attempt: u32,
+    /// The tick before, which had not ended well and is never run again.
+    pub(crate) overtook: Option<TickTime>,
+    /// Its tick was run to the end.
+    pub(crate) finished: Option<Finished>,
+    pub(crate) phase: Phase,
+    /// When its first request was handed out: never later than it was sent.
+    pub(crate) asked: Instant,
+    /// The request under way, if any.
+    pub(crate) asking: Option<Asking>,
+    pub(crate) seq: u32,
+    /// When the next request is due, while none is under way.
+    pub(crate) act: Option<Instant>,
+    /// `act` repeats what failed: it need not be waited for when the store is back.
+    pub(crate) retries: bool,
+    /// Failures in a row.
+    pub(crate) failed_requests: u32,
+    /// A grant may have been missed since the request under way was handed out.
+    pub(crate) look_again: bool,
+    /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
+    pub(crate) may_execute_until: Option<Instant>,
+    /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
+    /// repeats.
+    pub(crate) unanswered: Option<Box<StoreError>>,
+    /// Created by a yield: what it was before.
+    pub(crate) yielded: Option<Yielded>,
+    /// It takes a lease over instead of claiming one, until it has it.
+    pub(crate) pass: Option<Box<Pass>>,
+    /// What the index of all claims knows of it.
+    pub(crate) indexed: Facts,
+}
+
+/// A lease that is taken over from its owner.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) from: Holder,
+    /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
+    /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
+    pub(crate) ours: Option<Claim>,
+}
+
+/// What a claim is of, for its whole life.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClaimKind {
+    pub(crate) mode: Mode,
+    pub(crate) fixed: bool,
+    pub(crate) mark: Option<TickTime>,
+}
+
+/// How a tick ended that was run to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub(crate) well: bool,
+}
+
+/// For whom a claim is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimant {
+    /// For whoever is first in the line.
+    Cohort,
+    /// For one caller: a fixed lease, a tick, or a place of its own in the queue.
+    Solo(Caller),
+    /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
+    /// From then on it is the cohort's.
+    Ahead,
+    /// For those who watch, and ask this.
+    Watch(Question),
+    /// For nobody any more.
+    Nobody,
+}
+
+impl Claimant {
+    /// The same when an earlier request of it may have been executed.
+    pub(crate) fn repeated(self) -> Self {
+        match self {
+            Claimant::Solo(mut caller) => {
+                caller.options.question = caller.options.question.map(Question::repeated);
+                Claimant::Solo(caller)
+            }
+            other => other,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Yielded {
+    pub(crate) from: Holder,
+    pub(crate) term: LeaseTimes,
+    pub(crate) release: Option<Ticket>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asking {
+    pub(crate) seq: u32,
+    pub(crate) what: RequestKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    Claim { wait: bool },
+    Renew,
+    Leave,
+    Yield,
+    Pass,
+}
+
+/// Asked, queued, granted, gone; never back.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// Nothing is known yet.
+    Asked,
+    /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
+    Queued { t0: Instant },
+    /// Granted at `since`, but too little may be left: renewed before use. So many times in vain.
+    Confirming { since: Instant, tries: u32 },
+    /// Ours, for a holder.
+    Held(Held),
+    /// Dead here; the store is being told.
+    Leaving(Leaving),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Held {
+    pub(crate) number: GrantNumber,
+    pub(crate) deadline: Instant,
+    pub(crate) holders: Holders,
+    /// The place of the latest holder among the local holders of this grant.
+    pub(crate) index: u64,
+    /// When the burst began.
+    pub(crate) since: Instant,
+    /// When it is to be renewed next.
+    pub(crate) due: Instant,
+    /// By then the record has ended, if no request extends it.
+    pub(crate) ends: Instant,
+    /// Writes that were sent under it and not answered. One that never is counts to the end: it may still be done, and would
+    /// pass for one of the next holder.
+    pub(crate) writes: u32,
+}
+
+/// Who holds by a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Holders {
+    /// One caller, and after it the next of the line.
+    One(Local),
+    /// So many readers of the line at once. Who they are is known by ticket, see `readers`.
+    Readers(u32),
+}
+
+/// One caller that holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Local {
+    pub(crate) ticket: Ticket,
+    /// What it may do, and has been told.
+    pub(crate) hold: Hold,
+    /// When it is given back, if its caller has not taken it up by then.
+    pub(crate) unfetched: Option<Instant>,
+}
+
+impl Local {
+    /// Granted now, by a claim with a lease of this length.
+    pub(crate) fn new(now: Instant, ticket: Ticket, options: AcquireOptions, lease: Duration) -> Self {
+        Local {
+            ticket,
+            hold: Hold::new(now, options),
+            unfetched: Some(now + lease),
+        }
+    }
+}
+
+impl Held {
+    /// The one caller that holds by it, if it is one.
+    pub(crate) fn local(&self) -> Option<&Local> {
+        match &self.holders {
+            Holders::One(local) => Some(local),
+            Holders::Readers(_) => None,
+        }
+    }
+}
+
+/// How long one holder holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hold {
+    pub(crate) since: Instant,
+    pub(crate) most: Option<Duration>,
+    /// It has been told that this is over.
+    pub(crate) is_overdue: bool,
+    /// It has been told of that it holds for long.
+    pub(crate) is_told: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(now: Instant, options: AcquireOptions) -> Self {
+        Hold {
+            since: now,
+            most: options.max_hold,
+            is_overdue: false,
+            is_told: false,
+        }
+    }
+
+    /// The same for another ticket, which has not been told that the time is over.
+    pub(crate) fn under_another_ticket(self) -> Hold {
+        Hold {
+            is_overdue: false,
+            ..self
+        }
+    }
+
+    /// When it is renewed no more.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.most.map(|most| self.since + most)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leaving {
+    /// Who waits to hear of it.
+    pub(crate) release: Option<Ticket>,
+    /// When the lease has ended by itself.
+    pub(crate) ends: Instant,
+    /// When to stop telling.
+    pub(crate) until: Instant,
+}
+
+impl Claim {
+    pub(crate) fn new(
+        holder: Holder,
+        claimant: Claimant,
+        term: LeaseTimes,
+        ClaimKind { mode, fixed, mark }: ClaimKind,
+        now: Instant,
+    ) -> Self {
+        Claim {
+            holder,
+            term,
+            claimant,
+            mode,
+            fixed,
+            mark,
+            attempt: 0,
+            overtook: None,
+            finished: None,
+            phase: Phase::Asked,
+            asked: now,
+            asking: None,
+            seq: 0,
+            act: None,
+            retries: false,
+            failed_requests: 0,
+            look_again: false,
+            may_execute_until: None,
+            unanswered: None,
+            yielded: None,
+            pass: None,
+            indexed: Facts::default(),
+        }
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        ms(self.term.lease_ms)
+    }
+
+    /// How long its record lives in the store: the lease and the margin.
+    pub(crate) fn hold(&self) -> Duration {
+        ms(self.term.hold_ms())
+    }
+
+    pub(crate) fn is_tick(&self) -> bool {
+        self.mark.is_some()
+    }
+
+    /// It asks something, and wants no lease.
+    pub(crate) fn question(&self) -> Option<Question> {
+        match self.claimant {
+            Claimant::Solo(caller) => caller.options.question,
+            Claimant::Watch(question) => Some(question),
+            Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
+        }
+    }
+
+    /// What it asks first is done once, and may be asked for again under the same number.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.pass.is_some() || self.question().is_some()
+    }
+
+    /// What a request of that kind asks for.
+    #[inline]
+    pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
+        let to = self.holder;
+        match what {
+            RequestKind::Claim { wait } => {
+                let verb = self.verb(wait);
+                (verb, Class::of_claim(verb))
+            }
+            RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
+                (Verb::Renew, Class::OwnerRenewal)
+            }
+            RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
+            RequestKind::Leave => {
+                let finish = self.finished.map(|Finished { well }| Verb::Finish { well });
+                (finish.unwrap_or(Verb::Leave), Class::Leave)
+            }
+            RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
+            RequestKind::Pass => (Verb::Pass { to }, Class::Leave),
+        }
+    }
+
+    /// Whose number the request is about.
+    #[inline]
+    pub(crate) fn asks_as(&self, what: RequestKind) -> Holder {
+        match (&self.yielded, &self.pass) {
+            (Some(yielded), _) if what == RequestKind::Yield => yielded.from,
+            (_, Some(pass)) if what == RequestKind::Pass => pass.from,
+            _ => self.holder,
+        }
+    }
+
+    /// What becomes of it while an earlier tick is in the way.
+    pub(crate) fn turn(&self) -> Turn {
+        match self.claimant {
+            Claimant::Solo(caller) => caller.options.turn,
+            Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => Turn::Skip,
+        }
+    }
+
+    /// When somebody called for it, or else now.
+    pub(crate) fn called(&self, now: Instant) -> Instant {
+        match self.claimant {
+            Claimant::Solo(caller) => caller.entered,
+            _ => now,
+        }
+    }
+
+    /// Its first request.
+    pub(crate) fn verb(&self, wait: bool) -> Verb {
+        self.question().map_or(Verb::Claim { wait }, Verb::Ask)
+    }
+
+    pub(crate) fn held(&self) -> Option<&Held> {
+        match &self.phase {
+            Phase::Held(held) => Some(held),
+            _ => None,
+        }
+    }
+
+    /// What the holder held as a writer, while it is to become a reader.
+    pub(crate) fn downgrades(&self) -> Option<&Held> {
+        let old = self.pass.as_deref()?.ours.as_ref();
+        old.filter(|old| old.mode != self.mode)?.held()
+    }
+
+    pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {
+        self.asking.is_some_and(|asking| asking.what == kind)
+    }
+
+    /// When it has something to do.
+    #[inline]
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (deadline, unfetched) = self.held().map_or((None, None), |held| {
+            let unfetched = held.local().and_then(|local| local.unfetched);
+            (Some(held.deadline), unfetched)
+        });
+        [self.act, deadline, unfetched].into_iter().flatten().min()
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            due: self.due(),
+            ticket: self.ticket(),
+            is_pursuit: self.is_pursuit(),
+            is_taken: self.is_taken(),
+            is_shared: self.is_shared(),
+            waits_alone: self.waits_alone(),
+            is_ahead: self.is_ahead(),
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving(_))
+    }
+
+    /// Who holds by it, or waits for it alone.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        match (&self.phase, &self.claimant) {
+            (Phase::Held(held), _) => held.local().map(|local| local.ticket),
+            (Phase::Leaving(_), _) => None,
+            (_, Claimant::Solo(caller)) => Some(caller.ticket),
+            _ => None,
+        }
+    }
+
+    /// Pursued for the line, or held and to be handed on to it. While others may hold beside it, readers or those who have
+    /// permits, whoever is first in the line is claimed for meanwhile.
+    pub(crate) fn is_pursuit(&self) -> bool {
+        let is_pursued = match &self.phase {
+            Phase::Leaving(_) => false,
+            Phase::Held(held) => held.local().is_some() && !self.mode.is_of_permits(),
+            _ => true,
+        };
+        matches!(self.claimant, Claimant::Cohort) && is_pursued
+    }
+
+    /// Somebody has the key for sure, or is before us.
+    pub(crate) fn is_taken(&self) -> bool {
+        !matches!(self.phase, Phase::Asked | Phase::Leaving(_))
+    }
+
+    /// It is held, and excludes no readers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.mode == Mode::Read && self.held().is_some()
+    }
+
+    /// It asks for whoever is behind the first of the line.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.claimant == Claimant::Ahead && !self.is_leaving()
+    }
+
+    /// For a caller that does not hold yet.
+    pub(crate) fn waits_alone(&self) -> bool {
+        matches!(self.claimant, Claimant::Solo(_)) && !self.is_leaving() && self.held().is_none()
+    }
+}
+
+/// What claims are found by.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Facts {
+    pub(crate) due: Option<Instant>,
+    /// Who holds by it, or waits for it alone.
+    pub(crate) ticket: Option<Ticket>,
+    /// Pursued for the line, or held and to be handed on to it.
+    pub(crate) is_pursuit: bool,
+    /// Somebody has the key for sure, or is before us.
+    pub(crate) is_taken: bool,
+    /// It is held, and excludes no readers.
+    pub(crate) is_shared: bool,
+    /// For a caller that does not hold yet.
+    pub(crate) waits_alone: bool,
+    /// It asks for whoever is behind the first of the line.
+    pub(crate) is_ahead: bool,
+}

@@ -1,0 +1,246 @@
+//! What is held: from the grant to its end, and who of this process goes on with it.
+
+use std::time::Duration;
+
+use crate::error::LostCause;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Local, Phase};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::key_state::KeyState;
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, Name};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
+use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
+
+impl<P: Plant> KeyState<P> {
+    /// The lease is the node's: whoever is first in the line starts, or it is left again.
+    pub(crate) fn start(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        grant: GrantNumber,
+        deadline: Instant,
+    ) {
+        let claim = &mut self.claims[number];
+        let lease = claim.lease();
+        claim.failed_requests = 0;
+        claim.may_execute_until = None;
+        let next = match claim.claimant {
+            Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
+            Claimant::Solo(caller) => Some(caller),
+            Claimant::Watch(_) | Claimant::Nobody => None,
+        };
+        self.taken = Some(cx.now);
+        // A writer that became a reader has held it since then. Its `max_hold` does not start again.
+        let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
+        claim.pass = None;
+        let Some(next) = next else {
+            return self.leave(cx, number, None);
+        };
+        if matches!(claim.claimant, Claimant::Cohort | Claimant::Ahead) {
+            self.failed_claims = 0;
+            claim.claimant = Claimant::Cohort;
+            self.asks_for_one = !matches!(claim.phase, Phase::Asked);
+            // Its number has one length and one mode for life, and whoever is first wants more, or another.
+            if next.lease() > lease || next.options.mode != claim.mode {
+                cx.event(KeyEvent::TooShort);
+                self.asks_for_one = true;
+                return self.give_way(cx, number, None);
+            }
+            self.line.pop();
+        } else if before.is_some() && !claim.fixed && next.options.max_hold.is_none() {
+            // From now on it is as any other.
+            claim.claimant = Claimant::Cohort;
+        }
+        let is_open = claim.claimant == Claimant::Cohort && claim.mode == Mode::Read;
+        let mut local = Local::new(cx.now, next.ticket, next.options, lease);
+        local.hold = before.unwrap_or(local.hold);
+        let holders = if is_open {
+            self.readers
+                .add(next.ticket, (number, 0), local.hold, cx.now + lease);
+            Holders::Readers(1)
+        } else {
+            Holders::One(local)
+        };
+        claim.phase = Phase::Held(Held {
+            number: grant,
+            deadline,
+            holders,
+            index: 0,
+            since: cx.now,
+            due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
+            ends: cx.now + claim.hold(),
+            writes: 0,
+        });
+        self.held = number;
+        cx.effects
+            .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
+        self.schedule(cx, number);
+        if is_open {
+            self.open_to_readers(cx, number);
+        } else {
+            self.deny_beside(cx, number);
+        }
+    }
+
+    /// A claim of somebody's own was granted: whoever would not wait and cannot hold beside it hears of it.
+    pub(crate) fn deny_beside(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        match self.claims[number].mode {
+            Mode::Exclusive => self.deny_the_impatient(cx),
+            Mode::Read if self.line.has_impatient() => self.deny_writers(cx),
+            Mode::Read | Mode::Permits(_) => {}
+        }
+    }
+
+    /// Somebody has the lock: whoever would not wait hears of it.
+    pub(crate) fn deny_the_impatient(&mut self, cx: &mut StepContext<'_>) {
+        if self.line.has_impatient() {
+            self.line.retain(
+                |caller| caller.options.wait,
+                |caller| {
+                    let why = caller.options.busy();
+                    cx.effects.push(Effect::Denied(caller.ticket, why));
+                },
+            );
+        }
+    }
+
+    /// Returns until when a grant that is taken up is held at least, or `None` if it is over.
+    pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        let (number, deadline) = (claim.holder.claim, held.deadline);
+        if now >= deadline {
+            return None;
+        }
+        if !self.readers.take_up(ticket)
+            && let Phase::Held(held) = &mut self.claims[number].phase
+            && let Holders::One(local) = &mut held.holders
+        {
+            local.unfetched = None;
+        }
+        Some(deadline)
+    }
+
+    /// The holder is done: the next caller of this process, another node, or nobody.
+    pub(crate) fn give_back(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        release: Option<Ticket>,
+    ) {
+        let claim = &mut self.claims[number];
+        let lease = claim.lease();
+        let Phase::Held(held) = &mut claim.phase else {
+            return;
+        };
+        let is_shared = claim.claimant == Claimant::Cohort || self.plant.planted(Flaw::SoloHandedOn);
+        let next = self.line.front().filter(|_| is_shared);
+        let Some(next) = next.copied() else {
+            return self.leave(cx, number, release);
+        };
+        let rules = &cx.source.rules;
+        let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
+        // With less than a third left the renewals are failing: who is next should not inherit that.
+        let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
+        let is_alike = next.options.mode == claim.mode || claim.mode.is_of_permits() && !weighs;
+        let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
+        let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
+        if !in_burst || is_short || !is_alike || may_be_written {
+            return self.give_way(cx, number, release);
+        }
+        self.line.pop();
+        held.holders = Holders::One(Local::new(cx.now, next.ticket, next.options, lease));
+        held.index += 1;
+        let fence = Fence::new(held.number, held.index);
+        self.taken = Some(cx.now);
+        cx.event(KeyEvent::HandedOn);
+        cx.effects.push(Effect::Granted(next.ticket, fence));
+        if let Some(ticket) = release {
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+        // Its holder before may have held it for too long, or this one may not hold it for long.
+        let claim = &self.claims[number];
+        if claim.asking.is_none() && (claim.act.is_none() || next.options.max_hold.is_some()) {
+            self.schedule(cx, number);
+        }
+    }
+
+    /// A holder is about to write: what that is checked against, and the length of the lease. Until it has
+    /// [ended](Self::end_write) nobody of this process is next under this number.
+    pub(crate) fn begin_write(
+        &mut self,
+        name: &Name,
+        ticket: Ticket,
+        now: Instant,
+    ) -> Option<(Precondition, Duration)> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        if now >= held.deadline {
+            return None;
+        }
+        let precondition = Precondition {
+            name: name.clone(),
+            holder: claim.holder,
+            mode: claim.mode,
+            number: held.number,
+        };
+        let (number, lease) = (claim.holder.claim, claim.lease());
+        self.writes_of(number, |writes| writes + 1);
+        Some((precondition, lease))
+    }
+
+    /// A write of a holder was answered, or never sent.
+    pub(crate) fn end_write(&mut self, ticket: Ticket) {
+        if let Some(number) = self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
+            self.writes_of(number, |writes| writes.saturating_sub(1));
+        }
+    }
+
+    fn writes_of(&mut self, number: ClaimNumber, change: impl FnOnce(u32) -> u32) {
+        if let Phase::Held(held) = &mut self.claims[number].phase {
+            held.writes = change(held.writes);
+        }
+    }
+
+    /// Nobody of this process goes on with it: whoever waits elsewhere has its turn. Who waits here has a claim already that
+    /// stands in the store's queue, where there may be several holders.
+    pub(crate) fn give_way(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        release: Option<Ticket>,
+    ) {
+        if self.claims[number].mode.is_of_permits() {
+            self.leave(cx, number, release);
+        } else {
+            self.yield_(cx, number, release);
+        }
+    }
+
+    /// The store has no lease of this claim under this grant. A claim whose lease was passed on has another number by now, and
+    /// keeps its lease.
+    pub(crate) fn refuted(&mut self, cx: &mut StepContext<'_>, holder: Holder, grant: GrantNumber) {
+        let claim = self.claims.get(holder.claim);
+        let held = claim.filter(|claim| claim.holder == holder).and_then(Claim::held);
+        if held.is_some_and(|held| held.number == grant) {
+            self.lose(cx, holder.claim, LostCause::Gone);
+        }
+    }
+
+    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
+    /// extended the record.
+    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
+        match self.claims[number].held().map(Held::local) {
+            Some(Some(local)) => {
+                let cause = cause.seen_by(local.unfetched.is_none());
+                cx.effects.push(Effect::Lost(local.ticket, cause));
+            }
+            Some(None) => self.lose_readers(cx, number, cause),
+            None => {}
+        }
+        if cause == LostCause::Gone {
+            self.claims.end(number);
+        } else {
+            self.leave(cx, number, None);
+        }
+    }
+}

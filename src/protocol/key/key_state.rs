@@ -1,0 +1,363 @@
+//! One key, as long as somebody in this process cares: the line, the claims, and what callers do to them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::error::{LostCause, StoreError};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
+use crate::protocol::key::claims::Claims;
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::failing::Failing;
+use crate::protocol::key::line::{Caller, Line};
+use crate::protocol::key::readers::Readers;
+use crate::protocol::key::watch::Watch;
+use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
+use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
+use crate::protocol::time::Instant;
+
+/// The state of one key.
+#[derive(Debug, Default)]
+pub(crate) struct KeyState<P> {
+    pub(crate) plant: P,
+    pub(crate) line: Line,
+    /// Callers that hold as readers of the line.
+    pub(crate) readers: Readers,
+    /// The claim that lets readers in.
+    pub(crate) open: Option<ClaimNumber>,
+    /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
+    pub(crate) asks_for_one: bool,
+    /// Callers that want news and no lease.
+    pub(crate) watches: Vec<Watch>,
+    /// Callers that lost what they want again, and until when they claim nothing.
+    pub(crate) resting: Vec<(Instant, Caller)>,
+    /// Callers that want a claim of their own and have none.
+    pub(crate) solos: BTreeMap<Ticket, Caller>,
+    pub(crate) claims: Claims,
+    /// What is to be kept, for callers that ask for that.
+    pub(crate) saves: BTreeMap<Ticket, Checkpoint>,
+    /// When to claim again for those that have no claim.
+    pub(crate) reclaim: Option<Reclaim>,
+    /// Failures in a row of the line's claims.
+    pub(crate) failed_claims: u32,
+    /// When the store last said that somebody has the key, one of our callers included.
+    pub(crate) taken: Option<Instant>,
+    /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
+    pub(crate) owner_ends: Option<Instant>,
+    /// The node of that owner, if it owns alone.
+    pub(crate) owner: Option<NodeId>,
+    /// What kept requests from being answered since the last answer.
+    pub(crate) error: Option<StoreError>,
+    /// The claim that was held last.
+    pub(crate) held: ClaimNumber,
+    /// What its shard tells it apart by.
+    pub(crate) number: u64,
+    /// The timer that the shard keeps for this key.
+    pub(crate) due: Option<Instant>,
+}
+
+/// When to claim again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reclaim {
+    pub(crate) at: Instant,
+    /// Because the store was away. Else because somebody has the key, in a store that cannot queue.
+    pub(crate) after_failure: bool,
+}
+
+impl<P: Plant> KeyState<P> {
+    #[inline]
+    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
+        self.expire(cx);
+        match input {
+            Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Save(ticket, options, data) => {
+                self.saves.insert(ticket, data);
+                self.lock(cx, ticket, options);
+            }
+            Input::Cancel(ticket) => self.cancel(cx, ticket),
+            Input::Release(ticket) => self.release(cx, ticket, None),
+            Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
+            Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
+            Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
+            Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
+            Input::HandedOut(ticket) => self.handed_out(cx, ticket),
+            Input::Refuted(holder, grant) => self.refuted(cx, holder, grant),
+            Input::Answered {
+                tag,
+                sent,
+                time,
+                reply,
+            } => self.answered(cx, tag, (sent, time), reply),
+            Input::Failed {
+                tag,
+                why,
+                late_after,
+                heard,
+                away,
+                error,
+            } => {
+                let failing = Failing::new(why, heard, away, error);
+                self.failed(cx, tag, late_after, failing);
+            }
+            Input::Pushed(grant) => self.pushed(cx, &grant),
+            Input::Changed => self.look_at_news(),
+        }
+        self.claim_for_line(cx);
+    }
+
+    /// As new, when it is idle, with the room that it had, unless that was much.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        let (mut line, mut claims) = (std::mem::take(&mut self.line), std::mem::take(&mut self.claims));
+        line.shrink();
+        claims.shrink();
+        *self = KeyState {
+            line,
+            claims,
+            ..KeyState::default()
+        };
+    }
+
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.line.is_empty()
+            && self.solos.is_empty()
+            && self.claims.is_empty()
+            && self.watches.is_empty()
+            && self.resting.is_empty()
+    }
+
+    pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
+        Effect::Released(ticket, Outcome::Lost(LostCause::Deadline))
+    }
+
+    // What others ask.
+
+    /// Nobody of this process has the key, waits for it or asks for it: a caller that comes now is the only one, and its
+    /// claim is sent at once. It follows what is being given back.
+    pub(crate) fn is_free(&self) -> bool {
+        let mut claims = self.claims.iter();
+        self.line.is_empty()
+            && self.solos.is_empty()
+            && self.resting.is_empty()
+            && self.reclaim.is_none()
+            && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
+    }
+
+    /// The claim by which a caller holds, with what it holds, and its place among the local holders.
+    pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held, u64)> {
+        if let Some(reader) = self.readers.get(ticket) {
+            let claim = self.claims.get(reader.claim)?;
+            return Some((claim, claim.held()?, reader.index));
+        }
+        let claim = self.claims.of(ticket)?;
+        let held = claim.held()?;
+        Some((claim, held, held.index))
+    }
+
+    pub(crate) fn remaining(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
+        let (_, held, _) = self.held_by(ticket)?;
+        (now < held.deadline).then(|| held.deadline.since(now))
+    }
+
+    pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
+        self.held_by(ticket).map_or(0, |(claim, ..)| claim.attempt)
+    }
+
+    /// The tick that was open when the holder's was granted, and that is never run again.
+    pub(crate) fn overtook(&self, ticket: Ticket) -> Option<TickTime> {
+        self.held_by(ticket)?.0.overtook
+    }
+
+    pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
+        self.held_by(ticket).map(|(claim, ..)| claim.holder)
+    }
+
+    pub(crate) fn fence(&self, now: Instant, ticket: Ticket) -> Option<Fence> {
+        let (_, held, index) = self.held_by(ticket)?;
+        (now < held.deadline).then(|| Fence::new(held.number, index))
+    }
+
+    pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
+        let held = self
+            .claims
+            .iter()
+            .filter_map(|claim| Some((claim.holder, claim.held()?)));
+        held.filter(move |(_, held)| now < held.deadline)
+            .flat_map(|(holder, held)| {
+                let alone = held.local().map(|local| (local.ticket, held.index));
+                let readers = self.readers.of(holder.claim);
+                let all = alone
+                    .into_iter()
+                    .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
+                all.map(move |(ticket, index)| (ticket, holder, Fence::new(held.number, index)))
+            })
+    }
+
+    /// By which claim somebody has the key alone.
+    pub(crate) fn held_alone(&self, now: Instant) -> Option<Holder> {
+        self.holders(now).next().map(|(_, holder, _)| holder)
+    }
+
+    /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
+    pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
+        let held = self.claims.get(self.held).and_then(Claim::held);
+        // What the store said of a place in its queue holds until it is asked again.
+        let is_queued = |claim: &Claim| {
+            matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
+        };
+        let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
+        // Nor does it hold through an outage.
+        held.is_some_and(|held| now < held.deadline) || was_told && self.error.is_none()
+    }
+
+    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
+    /// lease on the number that had it.
+    pub(crate) fn pursues(&self, holder: Holder) -> bool {
+        let passes = |pass: &Pass| pass.ours.is_some() && pass.from == holder;
+        self.claims.iter().any(|claim| {
+            claim.holder == holder
+                || claim.pass.as_deref().is_some_and(passes)
+                || claim
+                    .yielded
+                    .as_ref()
+                    .is_some_and(|yielded| yielded.from == holder)
+        })
+    }
+
+    // What callers do.
+
+    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: AcquireOptions) {
+        // Who may not wait tries, and is told why it may not when it would have to.
+        options.node_is_full &= options.wait;
+        let caller = Caller {
+            ticket,
+            options,
+            entered: cx.now,
+            behind: false,
+            failed_claims: 0,
+        };
+        if options.rests && !self.plant.planted(Flaw::NeverRests) {
+            self.rest(cx, caller);
+        } else {
+            self.enter(cx, caller);
+        }
+    }
+
+    /// A caller that has waited for nothing comes to the store, a line, or those who watch.
+    pub(crate) fn enter(&mut self, cx: &mut StepContext<'_>, mut caller: Caller) {
+        let (ticket, options) = (caller.ticket, caller.options);
+        if let Some(question) = options.question.filter(|_| options.wait) {
+            return self.watch(cx, caller, question);
+        }
+        if options.mark.is_some() || options.question.is_some() {
+            // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
+            self.reclaim = None;
+            self.solos.insert(ticket, caller);
+            return;
+        }
+        caller.behind = self.claims.is_taken(options.mode);
+        if let Some(denial) = self.refuses(options, caller.behind) {
+            return cx.effects.push(Effect::Denied(ticket, denial));
+        }
+        caller.options.wait &= !options.node_is_full;
+        // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
+        self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
+        // A bound for one reader is none for the others.
+        let has_own_bound = options.mode == Mode::Read && options.max_hold.is_some();
+        // Whether there are permits for who would not wait is no question of who comes before it here.
+        let tries = options.mode.is_of_permits() && !options.wait;
+        if options.fixed || options.solo || has_own_bound || tries {
+            self.solos.insert(ticket, caller);
+        } else {
+            self.line.push(caller);
+        }
+    }
+
+    fn refuses(&self, options: AcquireOptions, is_taken: bool) -> Option<AcquireError> {
+        if !options.wait {
+            return is_taken.then_some(AcquireError::Busy);
+        }
+        let waiting = self.line.len() + self.solos.len() + self.resting.len() + self.claims.waiting_alone();
+        if !is_taken && waiting == 0 {
+            None
+        } else if waiting >= options.limit {
+            Some(AcquireError::QueueFull { waiting })
+        } else {
+            options.node_is_full.then_some(AcquireError::NodeFull)
+        }
+    }
+
+    fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
+            return;
+        }
+        self.resting.retain(|(_, caller)| caller.ticket != ticket);
+        if self.readers.get(ticket).is_some() {
+            return self.part(cx, ticket, None);
+        }
+        let Some(claim) = self.claims.of(ticket) else {
+            return;
+        };
+        let number = claim.holder.claim;
+        if claim.held().is_some() {
+            self.give_back(cx, number, None);
+        } else if claim.question().is_some() {
+            // It leaves nothing behind that would have to be left.
+            self.claims.end(number);
+        } else {
+            self.claims[number].claimant = Claimant::Nobody;
+        }
+    }
+
+    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<Finished>) {
+        if self.readers.get(ticket).is_some() {
+            return self.part(cx, ticket, Some(ticket));
+        }
+        match self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
+            Some(number) => {
+                self.claims[number].finished = finished;
+                self.give_back(cx, number, Some(ticket));
+            }
+            None => cx.effects.push(Self::released_too_late(ticket)),
+        }
+    }
+
+    /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
+    pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
+        self.expire(cx);
+        let solos = std::mem::take(&mut self.solos);
+        let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
+            cx.effects
+                .push(Effect::Denied(caller.ticket, AcquireError::Closed));
+        };
+        self.line.retain(|_| false, |caller| deny(caller, cx));
+        solos.values().for_each(|caller| deny(caller, cx));
+        let resting = std::mem::take(&mut self.resting);
+        resting.iter().for_each(|(_, caller)| deny(caller, cx));
+        self.close_watches(cx);
+        for number in self.claims.all() {
+            let claim = &mut self.claims[number];
+            match (&mut claim.phase, claim.claimant) {
+                (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
+                (Phase::Leaving(leaving), _) => {
+                    leaving.until = leaving.until.min(leaving.ends);
+                    if claim.retries {
+                        self.ask(cx, number, RequestKind::Leave);
+                    }
+                }
+                (_, Claimant::Solo(caller)) => {
+                    deny(&caller, cx);
+                    let is_asked = claim.asking.is_some();
+                    let is_question = claim.question().is_some();
+                    claim.claimant = Claimant::Nobody;
+                    if is_question && !is_asked {
+                        self.claims.end(number);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.claim_for_line(cx);
+    }
+}

@@ -1,0 +1,99 @@
+//! The callers of this process that read by one claim or another, found by ticket.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::protocol::key::claim::Hold;
+use crate::protocol::message::ClaimNumber;
+use crate::protocol::step::Ticket;
+use crate::protocol::time::Instant;
+
+/// One caller that reads, beside others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reader {
+    /// By which claim.
+    pub(crate) claim: ClaimNumber,
+    /// Its place among the local holders of the grant.
+    pub(crate) index: u64,
+    pub(crate) hold: Hold,
+    /// When it is given back, if its caller has not taken it up by then.
+    unfetched: Option<Instant>,
+}
+
+impl Reader {
+    /// There is a guard.
+    pub(crate) fn is_taken_up(&self) -> bool {
+        self.unfetched.is_none()
+    }
+}
+
+/// All of a key.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    by_ticket: BTreeMap<Ticket, Reader>,
+    unfetched: BTreeSet<(Instant, Ticket)>,
+}
+
+impl Readers {
+    pub(crate) fn add(
+        &mut self,
+        ticket: Ticket,
+        (claim, index): (ClaimNumber, u64),
+        hold: Hold,
+        unfetched: Instant,
+    ) {
+        let reader = Reader {
+            claim,
+            index,
+            hold,
+            unfetched: Some(unfetched),
+        };
+        self.by_ticket.insert(ticket, reader);
+        self.unfetched.insert((unfetched, ticket));
+    }
+
+    pub(crate) fn get(&self, ticket: Ticket) -> Option<&Reader> {
+        self.by_ticket.get(&ticket)
+    }
+
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Reader> {
+        let reader = self.by_ticket.remove(&ticket)?;
+        if let Some(at) = reader.unfetched {
+            self.unfetched.remove(&(at, ticket));
+        }
+        Some(reader)
+    }
+
+    /// All that read by this claim, in order of their tickets.
+    pub(crate) fn of(&self, claim: ClaimNumber) -> impl Iterator<Item = (Ticket, &Reader)> {
+        let readers = self.by_ticket.iter().map(|(ticket, reader)| (*ticket, reader));
+        readers.filter(move |(_, reader)| reader.claim == claim)
+    }
+
+    /// The same, to be told.
+    pub(crate) fn of_mut(&mut self, claim: ClaimNumber) -> impl Iterator<Item = &mut Reader> {
+        let readers = self.by_ticket.values_mut();
+        readers.filter(move |reader| reader.claim == claim)
+    }
+
+    /// It was taken up. False for who is none of them.
+    pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
+        let Some(reader) = self.by_ticket.get_mut(&ticket) else {
+            return false;
+        };
+        if let Some(at) = reader.unfetched.take() {
+            self.unfetched.remove(&(at, ticket));
+        }
+        true
+    }
+
+    /// When one is given back that nobody has taken up.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.unfetched.first().map(|(at, _)| *at)
+    }
+
+    /// One that is to be given back by `now`.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<Ticket> {
+        let (at, ticket) = self.unfetched.first()?;
+        (*at <= now).then_some(*ticket)
+    }
+}

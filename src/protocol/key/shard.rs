@@ -1,0 +1,371 @@
+//! A share of the keys: finds the key of a key, and keeps the timers.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::time::Duration;
+
+use foldhash::quality::RandomState;
+
+use crate::error::StoreError;
+use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::key::context::{Seed, Source, StepContext};
+use crate::protocol::key::key_state::KeyState;
+use crate::protocol::key::timers::Timers;
+use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
+use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
+
+/// A shard keeps room for so many effects between steps.
+const MAX_KEPT_EFFECTS: usize = 64;
+
+/// The key machine of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
+#[derive(Debug)]
+pub struct Shard<P = Sound> {
+    plant: P,
+    keys: HashMap<Name, Box<KeyState<P>>, RandomState>,
+    /// The state of a key that was forgotten, empty and with room, for the next.
+    spare: Option<Box<KeyState<P>>>,
+    timers: Timers,
+    numbers: u64,
+    source: Source,
+    tickets: u64,
+    /// Those of the step that is taken. Empty between steps: see [`Effects`].
+    effects: Vec<Effect>,
+}
+
+/// The effects of one step, to be carried out in order. Dropping it empties their buffer, so that no step sees those of
+/// another.
+#[derive(Debug)]
+#[must_use = "effects are to be carried out"]
+pub struct Effects<'a, P: Plant = Sound> {
+    effects: &'a mut Vec<Effect>,
+    plant: P,
+}
+
+impl<P: Plant> Deref for Effects<'_, P> {
+    type Target = [Effect];
+
+    #[inline]
+    fn deref(&self) -> &[Effect] {
+        self.effects
+    }
+}
+
+impl<P: Plant> Drop for Effects<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.plant.planted(Flaw::EffectsLeft) {
+            self.effects.clear();
+        }
+        if self.effects.capacity() > MAX_KEPT_EFFECTS {
+            self.effects.shrink_to(MAX_KEPT_EFFECTS);
+        }
+    }
+}
+
+impl Shard<Sound> {
+    /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
+    pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+        Shard::with_plant(node, index, of, seed, rules, Sound)
+    }
+}
+
+impl<P: Plant> Shard<P> {
+    /// The same, with a mistake planted.
+    #[doc(hidden)]
+    pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: P) -> Self {
+        Shard {
+            plant,
+            keys: HashMap::default(),
+            spare: None,
+            timers: Timers::default(),
+            numbers: 0,
+            source: Source::new(node, index, of, seed, rules),
+            tickets: 0,
+            effects: Vec::new(),
+        }
+    }
+
+    /// A ticket for the next caller.
+    pub fn issue(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets)
+    }
+
+    /// Takes in what happened to `name` at `now`, and returns what is to be done.
+    pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
+        self.begin();
+        self.take_in(now, name, input);
+        self.effects()
+    }
+
+    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
+        let effects = &mut self.effects;
+        let key = match input {
+            Input::Lock(ticket, _) | Input::Save(ticket, ..) | Input::Adopt(ticket, ..)
+                if self.source.is_closed =>
+            {
+                return effects.push(Effect::Denied(ticket, AcquireError::Closed));
+            }
+            // Only these begin anything. All else is about what is over.
+            Input::Lock(..) | Input::Save(..) | Input::Adopt(..) | Input::Pushed(_) => {
+                self.keys.entry(name.clone()).or_insert_with(|| {
+                    let mut key = self.spare.take().unwrap_or_default();
+                    self.numbers += 1;
+                    (key.plant, key.number) = (self.plant, self.numbers);
+                    key
+                })
+            }
+            Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.push(KeyState::<P>::released_too_late(ticket)),
+            },
+            Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
+            },
+            _ => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return,
+            },
+        };
+        let mut cx = StepContext {
+            now,
+            name,
+            source: &mut self.source,
+            effects,
+        };
+        key.handle(&mut cx, input);
+        if Self::settle(key, name, &mut self.timers) {
+            self.forget(name);
+        }
+    }
+
+    /// A caller takes up what it was granted: from here on there is a guard. Returns until when it is held at least, or
+    /// `None` if the lease is over, and then there must be no guard. A lease that is not taken up is renewed for one lease,
+    /// and then given back.
+    ///
+    /// No step: it happens for every grant, and has no effects.
+    pub fn take_up(&mut self, now: Instant, name: &Name, ticket: Ticket) -> Option<Instant> {
+        let deadline = self.keys.get_mut(name).and_then(|key| key.take_up(now, ticket));
+        if self.plant.planted(Flaw::LostGrantReturned) {
+            return deadline.or(Some(now));
+        }
+        debug_assert!(
+            deadline.is_none() || self.claim(name, ticket).is_some(),
+            "a guard belongs to a claim that is held"
+        );
+        deadline
+    }
+
+    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    pub fn reads_with_others(&mut self, name: &Name, ticket: Ticket) -> bool {
+        self.keys
+            .get_mut(name)
+            .is_some_and(|key| key.reads_with_others(ticket))
+    }
+
+    /// When [`wake`](Self::wake) has something to do next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let (due, _) = self.timers.first()?;
+        Some(due)
+    }
+
+    /// Does what is due for one key: tells losses, renews, asks again. Returns the key, and what is to be done; `None` when
+    /// nothing is due.
+    pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
+        let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
+        let name = name.clone();
+        self.step(now, &name, KeyState::wake);
+        Some((name, self.effects()))
+    }
+
+    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed. While
+    /// that is not known, every waiting claim looks often.
+    pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
+        let before = std::mem::replace(&mut self.source.inbox, state);
+        if before != state || state == InboxState::Confirmed {
+            self.each(now, |key, cx| key.inbox(cx), perform);
+        }
+    }
+
+    /// A connection opened: whatever failed and waits to be tried again is tried now.
+    pub fn reachable(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+        self.each(now, |key, cx| key.reachable(cx), perform);
+    }
+
+    /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
+    /// sent, and nothing else.
+    pub fn is_free(&self, name: &Name) -> bool {
+        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
+    }
+
+    /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
+    pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
+        self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
+    }
+
+    /// What kept this key's requests from being answered since the last answer.
+    pub fn last_error(&self, name: &Name) -> Option<StoreError> {
+        self.keys.get(name)?.error.clone()
+    }
+
+    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
+    pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+        self.source.is_closed = true;
+        self.each(now, |key, cx| key.close(cx), perform);
+    }
+
+    /// What is left of a holder's lease, if it still holds.
+    pub fn remaining(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Duration> {
+        self.keys.get(name)?.remaining(now, ticket)
+    }
+
+    /// The number of the attempt at its tick a holder makes.
+    pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
+        self.keys.get(name).map_or(0, |key| key.attempt(ticket))
+    }
+
+    /// The tick that was open when this holder's was granted, and that is never run again.
+    pub fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
+        self.keys.get(name)?.overtook(ticket)
+    }
+
+    /// The claim that a holder holds by.
+    pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
+        self.keys.get(name)?.claimed_by(ticket)
+    }
+
+    /// A holder is about to write something: what that is checked against, and the length of the lease. `None`: it holds no
+    /// more, and nothing may be sent. Until [`end_write`](Self::end_write) its lease is not handed on in this process.
+    pub fn begin_write(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        ticket: Ticket,
+    ) -> Option<(Precondition, Duration)> {
+        self.keys.get_mut(name)?.begin_write(name, ticket, now)
+    }
+
+    /// A write of a holder was answered, or is never sent. Not for one that may still be done.
+    pub fn end_write(&mut self, name: &Name, ticket: Ticket) {
+        if let Some(key) = self.keys.get_mut(name) {
+            key.end_write(ticket);
+        }
+    }
+
+    /// The fence of a holder, if it still holds.
+    pub fn fence(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Fence> {
+        self.keys.get(name)?.fence(now, ticket)
+    }
+
+    /// How many keys have any state here.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// No key has any state here.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Every holder that may act as one at `now`, for checkers.
+    #[doc(hidden)]
+    pub fn holders(&self, now: Instant) -> impl Iterator<Item = (&Name, Ticket, Holder, Fence)> {
+        self.keys.iter().flat_map(move |(name, key)| {
+            let holders = key.holders(now);
+            holders.map(move |(ticket, holder, fence)| (name, ticket, holder, fence))
+        })
+    }
+
+    /// By which claim somebody of this process has the key alone, if it does.
+    pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holder> {
+        self.keys.get(name)?.held_alone(now)
+    }
+
+    /// The claim is not over here, for checkers.
+    #[doc(hidden)]
+    pub fn pursues(&self, name: &Name, holder: Holder) -> bool {
+        self.keys.get(name).is_some_and(|key| key.pursues(holder))
+    }
+
+    /// A line per key, for histories.
+    #[doc(hidden)]
+    pub fn describe(&self, name: &Name) -> String {
+        self.keys.get(name).map_or("-".into(), |key| format!("{key:?}"))
+    }
+
+    fn each(
+        &mut self,
+        now: Instant,
+        step: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
+        mut perform: impl FnMut(&Name, &Effect),
+    ) {
+        // In order of names: a simulation must not depend on how a map is laid out.
+        let mut names: Vec<Name> = self.keys.keys().cloned().collect();
+        names.sort_unstable();
+        for name in names {
+            self.step(now, &name, &step);
+            self.effects().iter().for_each(|effect| perform(&name, effect));
+        }
+    }
+
+    /// Takes one step of a key, if the key has any state.
+    fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>)) {
+        self.begin();
+        let Some(key) = self.keys.get_mut(name) else {
+            return;
+        };
+        let mut cx = StepContext {
+            now,
+            name,
+            source: &mut self.source,
+            effects: &mut self.effects,
+        };
+        step(key, &mut cx);
+        if Self::settle(key, name, &mut self.timers) {
+            self.forget(name);
+        }
+    }
+
+    /// Begins a step. Drops what a step left that panicked.
+    #[inline]
+    fn begin(&mut self) {
+        if !self.effects.is_empty() && !self.plant.planted(Flaw::EffectsLeft) {
+            self.effects.clear();
+        }
+    }
+
+    #[inline]
+    fn effects(&mut self) -> Effects<'_, P> {
+        Effects {
+            effects: &mut self.effects,
+            plant: self.plant,
+        }
+    }
+
+    /// After a step its timer is set again. True when nothing of it is left.
+    #[inline]
+    fn settle(key: &mut KeyState<P>, name: &Name, timers: &mut Timers) -> bool {
+        let due = key.next_due();
+        if due != key.due {
+            if let Some(old) = key.due {
+                timers.remove((old, key.number));
+            }
+            if let Some(due) = due {
+                timers.set((due, key.number), name);
+            }
+            key.due = due;
+        }
+        debug_assert!(due.is_none() || !key.is_idle(), "an idle key has no timer");
+        key.is_idle()
+    }
+
+    fn forget(&mut self, name: &Name) {
+        if let Some(mut key) = self.keys.remove(name) {
+            key.forget();
+            self.spare = Some(key);
+        }
+    }
+}

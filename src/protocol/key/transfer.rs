@@ -1,0 +1,267 @@
+//! A lease that a holder of this process gives away by a text, a lease that a caller of this process takes over, and a writer
+//! that becomes a reader.
+//!
+//! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a grant. That is
+//! done once, so it may be asked for again: a repeat finds what the first has done.
+
+use crate::error::LostCause;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::claim::{
+    Claim, ClaimKind, Claimant, Facts, Held, Holders, Local, Pass, Phase, RequestKind, Yielded,
+};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::failing::Failing;
+use crate::protocol::key::key_state::KeyState;
+use crate::protocol::key::line::Caller;
+use crate::protocol::message::{ClaimNumber, Fence, Holder, LeaseTimes, Mode, Question, Reply};
+use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Outcome, Ticket};
+use crate::protocol::time::Instant;
+
+impl<P: Plant> KeyState<P> {
+    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    pub(crate) fn reads_with_others(&mut self, ticket: Ticket) -> bool {
+        let Some(reader) = self.readers.get(ticket) else {
+            return false;
+        };
+        let number = reader.claim;
+        let others = self.readers.of(number).nth(1).is_some();
+        if !others {
+            self.close_to_readers(number);
+        }
+        others
+    }
+
+    /// From now on the number that it was held by is dead here.
+    pub(crate) fn transfer(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        ticket: Ticket,
+        to: Ticket,
+        term: LeaseTimes,
+    ) {
+        if self.readers.get(ticket).is_some() && self.reads_with_others(ticket) {
+            // Whoever asked before is refused.
+            self.part(cx, ticket, Some(ticket));
+            let denied = AcquireError::Lost(LostCause::Released);
+            return cx.effects.push(Effect::Denied(to, denied));
+        }
+        let Some((old, _)) = self.end_holding(cx, ticket, to) else {
+            return cx.effects.extend(Self::passed_too_late(ticket, to));
+        };
+        let options = AcquireOptions {
+            fixed: true,
+            ..AcquireOptions::of_another(term, old.mode)
+        };
+        self.pass_on(cx, to, options, old);
+    }
+
+    /// A writer becomes a reader. From now on the number that it wrote by is dead here.
+    pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
+        let writes = self
+            .held_by(ticket)
+            .is_some_and(|(claim, ..)| claim.mode == Mode::Exclusive);
+        let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
+            return cx.effects.extend(Self::passed_too_late(ticket, to));
+        };
+        // A fixed lease ends when it would have.
+        let left_ms = held.deadline.since(cx.now).as_millis() as u64;
+        let lease_ms = if old.fixed {
+            left_ms.max(1)
+        } else {
+            old.term.lease_ms
+        };
+        let term = LeaseTimes { lease_ms, ..old.term };
+        let options = AcquireOptions {
+            fixed: old.fixed,
+            solo: false,
+            max_hold: held.local().and_then(|local| local.hold.most),
+            ..AcquireOptions::of_another(term, Mode::Read)
+        };
+        self.pass_on(cx, to, options, old);
+    }
+
+    /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
+    fn end_holding(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) -> Option<(Claim, Held)> {
+        let (claim, held, index) = self.held_by(ticket)?;
+        let (number, held) = (claim.holder.claim, *held);
+        let local = held.local().map(|local| local.hold);
+        let reader = self.readers.remove(ticket).map(|reader| reader.hold);
+        let local = Local {
+            ticket: to,
+            hold: local.or(reader)?.under_another_ticket(),
+            unfetched: None,
+        };
+        let held = Held {
+            index,
+            holders: Holders::One(local),
+            ..held
+        };
+        self.close_to_readers(number);
+        let old = self.claims.remove(number)?;
+        cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        let old = Claim {
+            phase: Phase::Held(held),
+            asking: None,
+            act: None,
+            indexed: Facts::default(),
+            ..old
+        };
+        Some((old, held))
+    }
+
+    fn pass_on(&mut self, cx: &mut StepContext<'_>, to: Ticket, options: AcquireOptions, old: Claim) {
+        let from = old.holder;
+        let ours = Some(old);
+        self.take_over(cx, to, options, Pass { from, ours });
+    }
+
+    pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
+        let denied = AcquireError::Lost(LostCause::Deadline);
+        [Self::released_too_late(ticket), Effect::Denied(to, denied)]
+    }
+
+    pub(crate) fn adopt(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        ticket: Ticket,
+        options: AcquireOptions,
+        from: Holder,
+    ) {
+        // Through an outage, as whoever waits.
+        let options = AcquireOptions {
+            wait: true,
+            ..options
+        };
+        self.take_over(cx, ticket, options, Pass { from, ours: None });
+    }
+
+    fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions, pass: Pass) {
+        // Whoever gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
+        let term = match &pass.ours {
+            Some(ours) if ours.term.lease_ms < options.term.lease_ms => ours.term,
+            _ => options.term,
+        };
+        let caller = Caller {
+            ticket,
+            options: AcquireOptions { term, ..options },
+            entered: cx.now,
+            behind: false,
+            failed_claims: 0,
+        };
+        let kind = ClaimKind {
+            mode: options.mode,
+            fixed: options.fixed,
+            mark: None,
+        };
+        let holder = cx.source.holder();
+        let mut claim = Claim::new(holder, Claimant::Solo(caller), options.term, kind, cx.now);
+        claim.pass = Some(Box::new(pass));
+        self.claims.insert(claim);
+        self.ask(cx, holder.claim, RequestKind::Pass);
+    }
+
+    /// Nobody renews it here, or gives it back.
+    pub(crate) fn handed_out(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
+        if let Some((claim, ..)) = self.held_by(ticket) {
+            let number = claim.holder.claim;
+            self.claims.end(number);
+            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        }
+    }
+
+    /// The owner has the lease no more that was to be taken over.
+    pub(crate) fn pass_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let claim = self.claims.remove(number);
+        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
+            let denied = AcquireError::Lost(LostCause::Gone);
+            cx.effects.push(Effect::Denied(caller.ticket, denied));
+        }
+    }
+
+    pub(crate) fn pass_failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        late_after: Instant,
+        failing: &Failing,
+    ) {
+        let gives_up = self.plant.planted(Flaw::DowngradeGivesUp);
+        let claim = &mut self.claims[number];
+        if failing.may_be_executed() {
+            claim.may_execute_until = Some(late_after.max(cx.now));
+            if let Claimant::Solo(caller) = claim.claimant
+                && gives_up
+                && claim.downgrades().is_some()
+            {
+                claim.claimant = Claimant::Nobody;
+                let denied = AcquireError::Lost(LostCause::Gone);
+                return cx.effects.push(Effect::Denied(caller.ticket, denied));
+            }
+        }
+        self.ask_or_wait(cx, number, failing);
+    }
+
+    /// The store is known to have done nothing of a pass that is given up: what was held goes on, if it would have lasted. A
+    /// request without an answer proves nothing, and its number stays dead.
+    pub(crate) fn keeps_holding(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        failing: &Failing,
+    ) -> bool {
+        let claim = &mut self.claims[number];
+        let Claimant::Solo(caller) = claim.claimant else {
+            return false;
+        };
+        let failed_claims = caller.failed_claims + 1;
+        let goes_on = !failing.is_refused() && failing.keeps_waiting(&caller, failed_claims, cx.now);
+        let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
+        let ours = claim.pass.as_mut().map(|pass| &mut pass.ours);
+        if goes_on || claim.unanswered.is_some() {
+            return false;
+        }
+        let Some(mut old) = ours.and_then(|ours| ours.take_if(lasts)) else {
+            return false;
+        };
+        self.claims.end(number);
+        // The line has a claim of its own since the pass was sent.
+        old.claimant = Claimant::Solo(caller);
+        let (number, lease) = (old.holder.claim, old.lease());
+        if let Phase::Held(held) = &mut old.phase
+            && let Holders::One(local) = &mut held.holders
+        {
+            local.unfetched = Some(cx.now + lease);
+            let kept = AcquireError::Kept(Fence::new(held.number, held.index), failing.told.clone());
+            cx.effects.push(Effect::Denied(caller.ticket, kept));
+        }
+        self.claims.insert(old);
+        self.held = number;
+        self.schedule(cx, number);
+        true
+    }
+
+    /// Leaves the number of a lease that was to be passed on, and perhaps was.
+    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
+        let yielded = Yielded {
+            from: old.holder,
+            term: old.term,
+            release: None,
+        };
+        self.leave_old_number(cx, yielded, old.seq, None);
+    }
+
+    /// The answer to who asked about another's lease.
+    pub(crate) fn told_of_owner(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+        let claim = self.claims.remove(number);
+        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
+            // "Not there" may be the work of our own first try.
+            let repeats = matches!(
+                caller.options.question,
+                Some(Question::Release { repeats: true, .. })
+            );
+            let owned = *reply == Reply::Done || *reply == Reply::NotThere && repeats;
+            cx.effects
+                .push(Effect::Denied(caller.ticket, AcquireError::Owned(owned)));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Elections in the store: an election is a lock of its own kind, and whoever has it leads. This is what others are told of it.
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::{Proclaimed, RecordOwner};
+use crate::protocol::ledger::transaction::Transaction;
+use crate::protocol::message::{
+    Checkpoint, GrantNumber, Holder, Kind, LeaderReport, NodeId, Question, Reply, Request,
+};
+
+impl<P: Plant> Transaction<'_, P> {
+    /// Who leads, if this is an election.
+    pub(crate) fn leads(&self) -> Option<(NodeId, GrantNumber)> {
+        let record = self.state.record.as_ref();
+        match record.filter(|_| self.name.kind == Kind::Election)?.owner {
+            RecordOwner::Claim(holder, number) => Some((holder.node, number)),
+            RecordOwner::Foreign | RecordOwner::WrongType => None,
+        }
+    }
+
+    /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
+    /// have proclaimed something in the same step.
+    pub(crate) fn elected(&mut self) {
+        let leads = self.leads().map(|(_, number)| number);
+        if !self.planted(Flaw::ProclaimedOutlivesLeader) {
+            let proclaimed = &mut self.state.proclaimed;
+            proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
+        }
+        self.tell_watchers();
+    }
+
+    pub(crate) fn ask_election(&mut self, request: &Request, question: Question) -> Reply {
+        // As every verb does. Whoever asks is never whom it is handed to.
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
+            self.hand_over(None, false);
+        }
+        if let Question::Proclaim { of, seq } = question {
+            return self.proclaim(of, seq, request.data.as_ref());
+        }
+        let report = self.leader();
+        let version = report.as_ref().map_or(GrantNumber(0), |report| report.version);
+        match question {
+            Question::Leader { known: Some(known) } if known == version => {
+                self.branches.push(Branch::LeaderWatched);
+                self.watch(request);
+                Reply::Watching(version)
+            }
+            _ => Reply::Leader(report),
+        }
+    }
+
+    fn leader(&self) -> Option<LeaderReport> {
+        let (node, number) = self.leads()?;
+        let outlives = self.planted(Flaw::ProclaimedOutlivesLeader);
+        let proclaimed = self.state.proclaimed.as_deref();
+        let proclaimed = proclaimed.filter(|proclaimed| proclaimed.number == number || outlives);
+        Some(LeaderReport {
+            node,
+            number,
+            version: proclaimed.map_or(number, |proclaimed| proclaimed.version),
+            said: proclaimed.map(|proclaimed| proclaimed.said.clone()),
+        })
+    }
+
+    fn proclaim(&mut self, of: Holder, seq: u64, said: Option<&Checkpoint>) -> Reply {
+        let (Some(number), Some(said)) = (self.owned_by(of), said) else {
+            self.branches.push(Branch::ProclaimRefused);
+            return Reply::Gone;
+        };
+        let is_later = |kept: &Proclaimed| kept.number == number && kept.seq >= seq;
+        if self.state.proclaimed.as_deref().is_some_and(is_later) && !self.planted(Flaw::ProclaimedLate) {
+            // A request that was slow, or was asked for again.
+            self.branches.push(Branch::ProclaimedBefore);
+            return Reply::Done;
+        }
+        let version = self.next_number();
+        self.state.proclaimed = Some(Box::new(Proclaimed {
+            number,
+            version,
+            seq,
+            said: said.clone(),
+        }));
+        self.branches.push(Branch::Proclaimed);
+        self.tell_watchers();
+        Reply::Done
+    }
+}

@@ -1,0 +1,143 @@
+//! Latches in the store: how one is set and counted down, and how whoever waits for zero hears of it.
+//!
+//! Each set makes a **generation**, with a number of the store's clock. A count-down counts once in a generation, by the id of
+//! its call, and never in one that was set after its call: see [`Called`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::Latch;
+use crate::protocol::ledger::transaction::Transaction;
+use crate::protocol::message::{Called, GrantNumber, LatchReport, Question, Reply, Request};
+
+/// The id of a call.
+type Id = Arc<[u8]>;
+
+impl<P: Plant> Transaction<'_, P> {
+    pub(crate) fn ask_latch(&mut self, request: &Request, question: Question) -> Reply {
+        let now = self.now();
+        self.state.latch.take_if(|latch| now > latch.expires);
+        let id = request
+            .data
+            .as_ref()
+            .map_or_else(|| Id::from([]), |id| id.0.clone());
+        Reply::Latch(match question {
+            Question::SetCount {
+                count,
+                life_ms,
+                called,
+            } => self.set_count(id, count, life_ms, called),
+            Question::CountDown { called } => self.count_down(id, called),
+            Question::Zero { of } => match self.zero(of) {
+                Ok(report) => report,
+                Err(generation) => {
+                    self.watch(request);
+                    return Reply::Watching(generation);
+                }
+            },
+            _ => self
+                .state
+                .latch
+                .as_ref()
+                .map_or(LatchReport::Unset, |latch| LatchReport::Left(latch.left)),
+        })
+    }
+
+    fn set_count(&mut self, id: Id, count: u32, life_ms: u64, called: Called) -> LatchReport {
+        let mut first = None;
+        if let Some(latch) = &self.state.latch {
+            if latch.setter == id {
+                self.branches.push(Branch::LatchSetBefore);
+                return LatchReport::Set;
+            }
+            let (left, generation) = (latch.left, latch.generation);
+            first = Some(latch.first);
+            // It may have been done, have come to zero, and have been set again by another.
+            if left > 0 && !called.repeats {
+                return LatchReport::Left(left);
+            }
+            match self.refuses(generation, called) {
+                Some(_) if called.repeats => return LatchReport::Uncertain,
+                Some(refused) => return refused,
+                None => {}
+            }
+            if left > 0 {
+                return LatchReport::Left(left);
+            }
+            self.branches.push(Branch::LatchSetAgain);
+        }
+        let generation = self.next_number();
+        self.state.latch = Some(Box::new(Latch {
+            generation,
+            first: first.unwrap_or(generation),
+            setter: id,
+            left: count,
+            counted: HashMap::new(),
+            expires: self.now() + life_ms,
+        }));
+        LatchReport::Set
+    }
+
+    fn count_down(&mut self, id: Id, called: Called) -> LatchReport {
+        let counts_again = self.planted(Flaw::CountedAgain);
+        let Some(latch) = &self.state.latch else {
+            return LatchReport::Unset;
+        };
+        if let Some(left) = latch.counted.get(&id).filter(|_| !counts_again) {
+            self.branches.push(Branch::LatchCountedBefore);
+            return LatchReport::Left(*left);
+        }
+        let (generation, Some(left)) = (latch.generation, latch.left.checked_sub(1)) else {
+            return LatchReport::Left(0);
+        };
+        if let Some(refused) = self.refuses(generation, called) {
+            return refused;
+        }
+        if let Some(latch) = &mut self.state.latch {
+            latch.left = left;
+            latch.counted.insert(id, left);
+        }
+        if left == 0 {
+            self.tell_watchers();
+        }
+        LatchReport::Left(left)
+    }
+
+    /// Why a call does nothing in the present generation.
+    fn refuses(&mut self, generation: GrantNumber, called: Called) -> Option<LatchReport> {
+        let (report, branch) = match called.of {
+            _ if self.planted(Flaw::CountedLate) => return None,
+            Some(of) if of == generation => return None,
+            None if generation.0 <= called.since => return None,
+            None if !called.repeats => (LatchReport::SetMeanwhile(generation), Branch::LatchSetMeanwhile),
+            // One that is ahead of the clock was set before that was set back: then the two do not compare.
+            None if generation.0 <= called.until || generation.0 > self.now_us => {
+                (LatchReport::Uncertain, Branch::LatchUncertain)
+            }
+            _ => (LatchReport::Over, Branch::LatchOver),
+        };
+        self.branches.push(branch);
+        Some(report)
+    }
+
+    /// Whether that generation came to zero, or else the present one.
+    fn zero(&mut self, of: Option<GrantNumber>) -> Result<LatchReport, GrantNumber> {
+        let Some(latch) = &self.state.latch else {
+            return Ok(LatchReport::Unset);
+        };
+        let of = of.unwrap_or(latch.generation);
+        // What is not of this row ended before it came to zero, for all that is known.
+        if !(latch.first..=latch.generation).contains(&of) {
+            self.branches.push(Branch::LatchLost);
+            return Ok(LatchReport::Unset);
+        }
+        if of < latch.generation {
+            self.branches.push(Branch::LatchPassed);
+        } else if latch.left > 0 {
+            return Err(latch.generation);
+        }
+        Ok(LatchReport::Left(0))
+    }
+}

@@ -1,0 +1,84 @@
+//! A lease that goes from one owner to the next in one step: from a writer to the reader that it becomes, and from process to
+//! process by what its owner writes down of it.
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::{Entry, RecordOwner};
+use crate::protocol::ledger::transaction::Transaction;
+use crate::protocol::message::{Holder, LeaseTimes, Mode, Reply};
+
+impl<P: Plant> Transaction<'_, P> {
+    /// `to` owns it in the place of `holder`. As nobody owns it by that number ever again, a repeat finds `to`, or nothing.
+    pub(crate) fn pass(&mut self, holder: Holder, to: Entry) -> Reply {
+        if let Some(number) = self.owned_by(to.holder) {
+            self.branches.push(Branch::PassRepeated);
+            self.extend(to.holder, to.term);
+            return Reply::Granted(number);
+        }
+        if !self.has(holder, to.mode) {
+            self.branches.push(Branch::PassRefused);
+            return Reply::Gone;
+        }
+        let (was_alone, before) = (self.state.record.is_some(), self.owned_by(holder));
+        self.state.record = None;
+        self.state.shares.retain(|share| share.holder != holder);
+        if self.planted(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
+            self.hand_over(None, true);
+            if !self.is_free_for(Mode::Read) {
+                return Reply::Gone;
+            }
+        }
+        let is_downgrade = was_alone && to.mode == Mode::Read;
+        self.branches.push(if is_downgrade {
+            Branch::Downgraded
+        } else {
+            Branch::Passed
+        });
+        let mut number = self.grant(&to);
+        if self.planted(Flaw::AdoptKeepsNumber)
+            && let (Some(record), Some(before)) = (&mut self.state.record, before)
+        {
+            (record.owner, number) = (RecordOwner::Claim(to.holder, before), before);
+        }
+        if is_downgrade {
+            self.hand_over(None, false);
+        }
+        Reply::Granted(number)
+    }
+
+    /// It is the owner's, in that mode or in a stronger one.
+    fn has(&self, holder: Holder, mode: Mode) -> bool {
+        let mut shares = self.state.shares.iter();
+        let by_anyone = self.planted(Flaw::AdoptedTwice) && self.state.record.is_some();
+        (self.owned_by(holder).is_some() || by_anyone)
+            && match mode {
+                Mode::Exclusive => self.state.record.is_some(),
+                Mode::Read if self.state.record.is_some() => true,
+                Mode::Read | Mode::Permits(_) => {
+                    shares.any(|share| share.holder == holder && share.mode == mode)
+                }
+            }
+    }
+
+    /// It lasts for this lease from now on, or for as long as it would have lasted.
+    pub(crate) fn lengthen(&mut self, of: Holder, mode: Mode, term: LeaseTimes) -> Reply {
+        let is_there = self.has(of, mode);
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
+            self.move_on(None, false);
+        }
+        if !is_there {
+            return Reply::Gone;
+        }
+        let until = self.now() + term.hold_ms();
+        let never_shorter = !self.planted(Flaw::ExtendShortens);
+        let longer = |ends: u64| if never_shorter { ends.max(until) } else { until };
+        if let Some(record) = &mut self.state.record {
+            record.expires = record.expires.map(longer);
+        }
+        if let Some(share) = self.share_of(of) {
+            share.expires = longer(share.expires);
+        }
+        self.branches.push(Branch::Lengthened);
+        Reply::Done
+    }
+}

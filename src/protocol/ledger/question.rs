@@ -1,0 +1,141 @@
+//! Questions about a job or a semaphore, and how a store answers them.
+//!
+//! Whoever asks makes no claim: the answer may be old when it comes, and whatever is done about it is done by a claim,
+//! which the store judges.
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::Saved;
+use crate::protocol::ledger::transaction::Transaction;
+use crate::protocol::message::{Checkpoint, JobReport, Question, Reply};
+
+impl<P: Plant> Transaction<'_, P> {
+    pub(crate) fn answer(&mut self, question: Question, data: Option<&Checkpoint>) -> Reply {
+        let lost = self.mend(question);
+        // As every verb does. Whoever asks is never whom it is handed to.
+        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
+            self.hand_over(None, false);
+        }
+        let (now, mark) = (self.date_ms, self.mark);
+        let owned = question.of().is_some_and(|of| self.owned_by(of).is_some());
+        let Some(job) = self.job.as_deref_mut() else {
+            // Whoever has it as no claim of ours has all of it.
+            let is_ours = self.state.record.is_none();
+            return Reply::InUse(is_ours.then(|| self.in_use()));
+        };
+        let mut report = JobReport {
+            ahead_ms: job.ahead_ms(now),
+            now_ms: now,
+            owns: owned && job.mark == mark,
+            mark: job.mark,
+            well: job.well,
+            after: job.after(),
+            lost,
+            ..JobReport::default()
+        };
+        match question {
+            Question::Open {
+                within_ms,
+                fingerprint,
+                ..
+            } => self.open(&mut report, within_ms, fingerprint),
+            Question::Reset if report.ahead_ms > 0 => {
+                job.reset(now);
+                self.branches.push(Branch::MarkReset);
+            }
+            Question::Reset
+            | Question::InUse
+            | Question::Extend { .. }
+            | Question::Release { .. }
+            | Question::SetCount { .. }
+            | Question::CountDown { .. }
+            | Question::Count
+            | Question::Zero { .. }
+            | Question::Leader { .. }
+            | Question::Proclaim { .. } => {}
+            Question::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
+            Question::Verify { .. } => {}
+            Question::Recall { .. } => self.recall(&mut report),
+            Question::Save { seq, .. } => self.save(&report, seq, data),
+        }
+        Reply::Report(Box::new(report))
+    }
+
+    /// A tick whose winner and standbys are all gone is known here alone.
+    fn open(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
+        let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
+        let Some(job) = self.job.as_deref_mut() else {
+            return;
+        };
+        let open = job.unfinished(now);
+        report.open = open.filter(|tick| !untold && within_ms >= now - tick.0);
+        self.branches.extend(open.map(|_| match report.open {
+            Some(_) => Branch::OpenTold,
+            None => Branch::OpenTooOld,
+        }));
+        report.differs = fingerprint > 0 && job.fingerprint > 0 && fingerprint != job.fingerprint;
+        if fingerprint > 0 {
+            job.fingerprint = fingerprint;
+        }
+        if report.differs {
+            self.branches.push(Branch::OtherFingerprint);
+        }
+    }
+
+    /// What the runs of the tick have left, for its owner.
+    fn recall(&mut self, report: &mut JobReport) {
+        if !report.owns {
+            return self.branches.push(Branch::NotOwner);
+        }
+        let outlives = self.planted(Flaw::CheckpointOutlivesTick);
+        let saved = self.job.as_deref().and_then(|job| job.saved.as_ref());
+        let saved = saved.filter(|saved| Some(saved.tick) == self.mark || outlives);
+        report.saved = saved.map(|saved| saved.data.clone());
+        self.branches.extend(saved.map(|_| Branch::Resumed));
+    }
+
+    /// In one step with the look at who owns it: a run that was lost leaves nothing.
+    fn save(&mut self, report: &JobReport, seq: u64, data: Option<&Checkpoint>) {
+        let by_anyone = self.planted(Flaw::CheckpointOfLoser);
+        let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
+            return;
+        };
+        if !report.owns && !by_anyone {
+            return self.branches.push(Branch::NotOwner);
+        }
+        let is_later = |saved: &Saved| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
+        if job.saved.as_ref().is_some_and(is_later) {
+            // A request that was slow: its successor was kept.
+            return self.branches.push(Branch::SavedBefore);
+        }
+        let (attempt, data) = (job.attempt, data.clone());
+        job.saved = Some(Saved {
+            tick,
+            attempt,
+            seq,
+            data,
+        });
+        self.branches.push(Branch::Saved);
+    }
+
+    /// Whoever was told that a tick is over was told so for ever. A store that knows the job, and would grant that tick, came
+    /// back with an older copy of what it had acknowledged. It believes the asker before anybody is granted such a tick, and
+    /// says whether that was so. One that knows nothing of the job may have been told to forget it.
+    fn mend(&mut self, question: Question) -> bool {
+        let Question::Open { over, .. } = question else {
+            return false;
+        };
+        let now = self.date_ms;
+        // One that lies ahead was told by a clock that was wrong, and may have been brought back since.
+        let over = over.filter(|over| over.0 <= now && !self.planted(Flaw::LossBelieved));
+        let Some(job) = self.job.as_deref_mut() else {
+            return false;
+        };
+        let lost = over.is_some() && job.mark.is_some() && job.is_open(over);
+        if lost {
+            (job.mark, job.done) = (over, true);
+            self.branches.push(Branch::LossMended);
+        }
+        lost
+    }
+}

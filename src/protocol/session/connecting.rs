@@ -1,0 +1,254 @@
+//! A session's connection: opened when something is wanted, given up when it is silent or broken, and never used beside its
+//! successor.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::message::Unanswered;
+use crate::protocol::session::backoff::part_of_pause;
+use crate::protocol::session::connection::{Connection, next_attempt};
+use crate::protocol::session::in_flight::InFlight;
+use crate::protocol::session::step::{Attempt, PAUSE, SessionEffect, SessionEvent};
+use crate::protocol::session::{NO_ANSWER, Session};
+use crate::protocol::time::Instant;
+
+/// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
+const IDLE: Duration = Duration::from_millis(900);
+
+impl<P: Plant> Session<P> {
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.queue.is_empty() || !self.probes.is_empty() || !self.writes.is_empty()
+    }
+
+    /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
+    /// for good, a wrong password, needs no second opinion.
+    pub(super) fn is_down(&self, now: Instant) -> bool {
+        let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
+            return false;
+        };
+        is_for_good(error)
+            || self
+                .heard
+                .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
+    }
+
+    /// What was sent at `sent` came to nothing: the first of these since the server was last heard begins an outage.
+    pub(super) fn miss(&mut self, sent: Instant) {
+        if self.missed <= self.heard {
+            self.missed = Some(sent);
+        }
+    }
+
+    /// Whether nothing is known of what the server would have said lately: there is no connection, or was none just now, or
+    /// what was sent on it has no answer.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        let is_old = |since: Instant| now.since(since) >= NO_ANSWER;
+        let is_unanswered = |batch: &InFlight| is_old(batch.sent.max(self.heard.unwrap_or_default()));
+        let is_open = matches!(self.connection, Connection::Open { .. }) && self.back.is_none_or(is_old);
+        self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
+    }
+
+    pub(super) fn connect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        let attempt = next_attempt(&mut self.ids);
+        self.connection = Connection::Opening { attempt, began: now };
+        effects.push(SessionEffect::Connect(attempt));
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        time: u64,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        let began = match self.connection {
+            Connection::Opening { attempt: ours, began } if ours == attempt => began,
+            // Of an attempt that was given up.
+            _ => return effects.push(SessionEffect::Close(attempt)),
+        };
+        self.hear_time(time, began, now);
+        self.heard = Some(now);
+        self.unreachable = false;
+        if self.lost.take().is_some() {
+            self.back = Some(now);
+        }
+        self.connection = Connection::Open {
+            attempt,
+            proven: false,
+            used: now,
+        };
+        self.inbox.retry_now(now);
+        effects.push(SessionEffect::Event(SessionEvent::Connected(now.since(began))));
+        effects.push(SessionEffect::Reachable);
+    }
+
+    pub(super) fn connect_failed(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        error: StoreError,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        let began = match self.connection {
+            Connection::Opening { attempt: ours, began } if ours == attempt => began,
+            // A late error of an old attempt says nothing of its successor.
+            _ => return,
+        };
+        self.miss(began);
+        self.unreachable = true;
+        self.close(now, error, false, effects);
+        if self.is_down(now) {
+            self.tell_down(now, effects);
+        } else {
+            // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
+            for outgoing in self.queue.take_renewals() {
+                let input = self.unanswered(outgoing.tag, Unanswered::No, now, self.lost_error());
+                effects.push(SessionEffect::Tell(outgoing.request.name, input));
+            }
+        }
+        self.fail_probes(effects);
+        self.fail_queued_writes(Unanswered::No, effects);
+    }
+
+    /// Closed, and not to be opened again before a pause that doubles.
+    pub(super) fn close(
+        &mut self,
+        now: Instant,
+        error: StoreError,
+        idle: bool,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        let part = part_of_pause(&mut self.jitter);
+        let pause = self.backoff.next(part);
+        self.connection = Connection::Closed {
+            since: now,
+            until: now + pause,
+        };
+        let lost = error.clone();
+        effects.push(SessionEvent::ConnectionLost { error: lost, idle }.into());
+        self.lost = Some(error);
+    }
+
+    /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    pub(super) fn retry_now(&mut self, now: Instant) {
+        if let Connection::Closed { since, until } = &mut self.connection {
+            *until = (*until).min(now.max(*since + PAUSE.0));
+        }
+    }
+
+    /// Nothing is sent to a server that is down.
+    pub(super) fn tell_down(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        let queued = self.queue.take_all();
+        if !queued.is_empty() {
+            effects.push(SessionEffect::Event(SessionEvent::Down(queued.len())));
+        }
+        for outgoing in queued {
+            let input = self.unanswered(outgoing.tag, Unanswered::Down, now, self.lost_error());
+            effects.push(SessionEffect::Tell(outgoing.request.name, input));
+        }
+        self.fail_probes(effects);
+        self.fail_queued_writes(Unanswered::Down, effects);
+    }
+
+    pub(super) fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {
+        let error = self.lost_error();
+        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
+        effects.extend(self.probes.drain(..).map(failed));
+    }
+
+    pub(super) fn lost_error(&self) -> StoreError {
+        self.lost
+            .clone()
+            .unwrap_or_else(|| self.error(StoreErrorKind::Unreachable, "no connection to"))
+    }
+
+    pub(super) fn error(&self, kind: StoreErrorKind, what: &str) -> StoreError {
+        StoreError::new(kind, format_args!("{what} {}", self.options.server))
+    }
+
+    pub(super) fn timed_out(&self, kind: StoreErrorKind, what: &str, waited: Duration) -> StoreError {
+        let waited = Duration::from_millis(waited.as_millis() as u64);
+        let server = &self.options.server;
+        StoreError::new(kind, format_args!("{what} {server} within {waited:?}"))
+    }
+
+    /// A sign of life: an empty batch. Whoever is silent is given up as after a request.
+    pub(super) fn ask_for_a_sign(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if let Connection::Open { attempt, .. } = self.connection
+            && self.options.remote
+        {
+            self.send(now, attempt, 0, Vec::new(), effects);
+        }
+    }
+
+    /// Never used beside its successor: whatever is under way on it is told so. `sent`: when that was which found it
+    /// broken.
+    pub(super) fn give_up(
+        &mut self,
+        now: Instant,
+        connection: Attempt,
+        sent: Instant,
+        error: StoreError,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
+            return;
+        }
+        self.miss(sent);
+        let excused = self.is_proven(connection);
+        if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
+            self.predecessor = Some(connection);
+        } else {
+            effects.push(SessionEffect::Close(connection));
+        }
+        let idle = *error.kind() == StoreErrorKind::Interrupted && self.was_idle_before(sent);
+        self.close(now, error.clone(), idle, effects);
+        // It did its work until now. One that refuses everything did not.
+        if excused
+            && !matches!(error.kind(), StoreErrorKind::Refused(_))
+            && let Connection::Closed { until, .. } = &mut self.connection
+        {
+            *until = now;
+        }
+        let under_way = std::mem::take(&mut self.in_flight);
+        if self.plant.planted(Flaw::ForgottenWithConnection) {
+            return;
+        }
+        for batch in under_way {
+            let overdue = batch.gives_up <= now;
+            let why = match excused {
+                true if !overdue => Unanswered::Bystander,
+                _ => Unanswered::Unknown,
+            };
+            self.tell_unanswered(now, batch, why, &error, effects);
+        }
+        // What broke or silenced one did so to the other, or soon will.
+        self.inbox.connection_lost(now, sent, effects);
+    }
+
+    /// Nothing was under way for a while before what was sent then and what is still under way.
+    pub(super) fn was_idle_before(&self, sent: Instant) -> bool {
+        let first = self
+            .in_flight
+            .iter()
+            .map(|batch| batch.sent)
+            .fold(sent, Instant::min);
+        self.heard.is_some_and(|heard| first.since(heard) >= IDLE)
+    }
+
+    pub(super) fn is_proven(&self, connection: Attempt) -> bool {
+        matches!(self.connection, Connection::Open { attempt, proven: true, .. } if attempt == connection)
+    }
+}
+
+/// No other connection will fare better. What the server calls by no name that is known here may pass.
+fn is_for_good(error: &StoreError) -> bool {
+    use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
+    match error.kind() {
+        StoreErrorKind::Refused(refusal) => {
+            matches!(refusal, NoAuth | NoPermission | Unsupported | WrongPassword)
+        }
+        _ => false,
+    }
+}

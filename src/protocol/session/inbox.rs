@@ -1,0 +1,280 @@
+//! The inbox as its session sees it: open or not, and whether it can be relied on.
+//!
+//! Grants are pushed to it. Nothing depends on a push that arrives, but whoever relies on them waits by slow timers, so
+//! an inbox that may be deaf has to be noticed: it is asked for signs of life, and at once when its server's
+//! connection fell silent.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::session::backoff::Backoff;
+use crate::protocol::session::step::{
+    Attempt, InboxEffect, PAUSE, SILENCE, SessionEffect, SessionEvent, SessionOptions,
+};
+use crate::protocol::step::InboxState;
+use crate::protocol::time::Instant;
+
+/// After a refusal, which is nothing that passes by itself, it is opened again this seldom.
+const REFUSED: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    state: State,
+    told: InboxState,
+    backoff: Backoff,
+    timeout: Duration,
+    remote: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Unwanted,
+    Closed {
+        since: Instant,
+        until: Instant,
+    },
+    Opening {
+        attempt: Attempt,
+        began: Instant,
+    },
+    Open {
+        attempt: Attempt,
+        since: Instant,
+        heard: Instant,
+        /// Since when a sign of life is waited for.
+        asked: Option<Instant>,
+    },
+}
+
+impl Inbox {
+    pub(crate) fn new(options: &SessionOptions) -> Self {
+        Inbox {
+            state: State::Unwanted,
+            told: InboxState::Unconfirmed,
+            backoff: Backoff::default(),
+            timeout: options.request_timeout,
+            remote: options.remote,
+        }
+    }
+
+    pub(crate) fn want(&mut self, now: Instant) {
+        if let State::Unwanted = self.state {
+            self.state = State::Closed {
+                since: now,
+                until: now,
+            };
+        }
+    }
+
+    /// Opened, if it is this attempt that is waited for.
+    pub(crate) fn opened(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        match self.state {
+            State::Opening { attempt: ours, .. } if ours == attempt => {}
+            _ => {
+                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+                return false;
+            }
+        }
+        self.state = State::Open {
+            attempt,
+            since: now,
+            heard: now,
+            asked: None,
+        };
+        effects.push(SessionEffect::Event(SessionEvent::InboxOpen));
+        // News each time: grants may have been missed.
+        self.told = InboxState::Confirmed;
+        effects.push(SessionEffect::InboxState(InboxState::Confirmed));
+        true
+    }
+
+    pub(crate) fn heard(&mut self, now: Instant, attempt: Attempt, effects: &mut Vec<SessionEffect>) {
+        if let State::Open {
+            attempt: ours,
+            heard,
+            asked,
+            ..
+        } = &mut self.state
+            && *ours == attempt
+        {
+            (*heard, *asked) = (now, None);
+            self.tell(InboxState::Confirmed, effects);
+        }
+    }
+
+    /// Broken, or not opened. True when it had been open: then the connection is under suspicion, too.
+    pub(crate) fn failed(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        error: StoreError,
+        part: f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        let was_open_since = match self.state {
+            State::Opening { attempt: ours, .. } if ours == attempt => None,
+            State::Open {
+                attempt: ours, since, ..
+            } if ours == attempt => Some(since),
+            _ => return false,
+        };
+        // One that breaks as soon as it is open is opened no sooner for it.
+        let lasted = was_open_since.is_some_and(|since| now.since(since) >= PAUSE.1);
+        let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        let pause = if refused {
+            REFUSED
+        } else if lasted {
+            self.backoff.reset();
+            Duration::ZERO
+        } else {
+            self.backoff.next(part)
+        };
+        self.state = State::Closed {
+            since: now,
+            until: now + pause,
+        };
+        effects.push(SessionEvent::InboxLost(error).into());
+        let state = if refused {
+            InboxState::Refused
+        } else {
+            InboxState::Unconfirmed
+        };
+        self.tell(state, effects);
+        was_open_since.is_some()
+    }
+
+    /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
+    pub(crate) fn suspect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if self.remote
+            && let State::Open { attempt, asked, .. } = &mut self.state
+        {
+            if asked.is_none() {
+                *asked = Some(now);
+                effects.push(SessionEffect::Inbox(InboxEffect::Ping(*attempt)));
+            }
+            self.tell(InboxState::Unconfirmed, effects);
+        }
+    }
+
+    /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
+    /// server where nothing may be published that costs little.
+    pub(crate) fn missed_push(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if let State::Open { heard, .. } = self.state
+            && now.since(heard) >= PAUSE.1
+        {
+            self.suspect(now, effects);
+        }
+    }
+
+    /// The connection to its server was given up, on which something was sent at `sent` in vain. An inbox without a sign of
+    /// life since then is replaced together with the connection. One that is young is only suspected, as each of both may
+    /// open and break in turn.
+    pub(crate) fn connection_lost(&mut self, now: Instant, sent: Instant, effects: &mut Vec<SessionEffect>) {
+        match self.state {
+            State::Open {
+                attempt,
+                since,
+                heard,
+                ..
+            } if self.remote && heard < sent && now.since(since) >= PAUSE.1 => {
+                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+                self.state = State::Closed {
+                    since: now,
+                    until: now,
+                };
+                self.tell(InboxState::Unconfirmed, effects);
+            }
+            _ => self.suspect(now, effects),
+        }
+    }
+
+    /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    pub(crate) fn retry_now(&mut self, now: Instant) {
+        if let State::Closed { since, until } = &mut self.state
+            && self.told != InboxState::Refused
+        {
+            *until = (*until).min(now.max(*since + PAUSE.0));
+        }
+    }
+
+    /// Does what is due. True when it turned out to be dead.
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        next_attempt: impl FnOnce() -> Attempt,
+        part: impl FnOnce() -> f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        match self.state {
+            State::Closed { until, .. } if until <= now => {
+                let attempt = next_attempt();
+                self.state = State::Opening { attempt, began: now };
+                effects.push(SessionEffect::Inbox(InboxEffect::Open(attempt)));
+                false
+            }
+            State::Opening { attempt, began } if now.since(began) >= self.timeout => {
+                self.give_up(now, attempt, "the subscription did not open", part(), effects)
+            }
+            State::Open {
+                attempt,
+                asked: Some(asked),
+                ..
+            } if now.since(asked) >= self.timeout => {
+                self.give_up(now, attempt, "the subscription is silent", part(), effects)
+            }
+            State::Open {
+                attempt,
+                since,
+                heard,
+                asked: None,
+            } if self.remote && now.since(heard) >= SILENCE => {
+                self.state = State::Open {
+                    attempt,
+                    since,
+                    heard,
+                    asked: Some(now),
+                };
+                effects.push(SessionEffect::Inbox(InboxEffect::Ping(attempt)));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn give_up(
+        &mut self,
+        now: Instant,
+        attempt: Attempt,
+        why: &str,
+        part: f64,
+        effects: &mut Vec<SessionEffect>,
+    ) -> bool {
+        effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+        let timeout = self.timeout;
+        let error = StoreError::new(StoreErrorKind::TimedOut, format_args!("{why} within {timeout:?}"));
+        self.failed(now, attempt, error, part, effects)
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        match self.state {
+            State::Unwanted => None,
+            State::Closed { until, .. } => Some(until),
+            State::Opening { began, .. } => Some(began + self.timeout),
+            State::Open {
+                asked: Some(asked), ..
+            } => Some(asked + self.timeout),
+            State::Open { heard, .. } => self.remote.then(|| heard + SILENCE),
+        }
+    }
+
+    fn tell(&mut self, state: InboxState, effects: &mut Vec<SessionEffect>) {
+        if std::mem::replace(&mut self.told, state) != state {
+            effects.push(SessionEffect::InboxState(state));
+        }
+    }
+}

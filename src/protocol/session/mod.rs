@@ -1,0 +1,477 @@
+//! One server: what is queued for it, the batches under way to it, their deadlines, its connection and its inbox.
+//!
+//! Sans-I/O, as the key machine is. Requests are left here with [`Session::queue`]; [`Session::step`] sends what can be
+//! sent and does what is due; [`Session::handle`] takes in what happened. All three append [`SessionEffect`]s for whoever does
+//! the input and output.
+//!
+//! Group commit: what is asked while the driver is at work travels in its next batch, as a database commits its log.
+//! There is no timer, so nothing waits when the server is idle. A fixed number of batches may be under way, of those about
+//! jobs one; and the next of these gathers for a fixed time.
+//!
+//! A request that has no reply is reported as [`Unanswered`]; only the key machine decides whether to ask again or to
+//! tell its caller.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
+use crate::protocol::session::backoff::{Backoff, part_of_pause};
+use crate::protocol::session::connection::{Connection, next_attempt};
+use crate::protocol::session::in_flight::{InFlight, Pending, QueuedWrite};
+use crate::protocol::session::inbox::Inbox;
+use crate::protocol::session::queue::Queue;
+use crate::protocol::session::server_clock::ServerClock;
+use crate::protocol::session::step::{
+    Attempt, BatchId, Probe, SILENCE, SessionEffect, SessionEvent, SessionInput, SessionOptions,
+};
+use crate::protocol::step::{Class, Outgoing};
+use crate::protocol::time::Instant;
+
+pub(crate) mod backoff;
+pub(crate) mod batch_replies;
+pub(crate) mod connecting;
+pub(crate) mod connection;
+pub(crate) mod in_flight;
+pub(crate) mod inbox;
+pub(crate) mod queue;
+pub mod server_clock;
+pub mod step;
+pub(crate) mod writing;
+
+/// Requests per batch: about half a millisecond of a Redis server's time.
+const REQUESTS: usize = 128;
+/// Batches under way. Fixed: what a batch does must not depend on what was measured at run time.
+const BATCHES: usize = 16;
+/// So long after a batch about jobs the next one gathers at least. Short beside the half second at which a scheduler looks,
+/// and beside every lease.
+const GATHERS: Duration = Duration::from_millis(20);
+/// A request is given this long at least.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// After so long without an answer a server is silent.
+const NO_ANSWER: Duration = Duration::from_millis(200);
+/// A lease shorter than this does not decide over the connection that all share.
+const LONG: Duration = Duration::from_secs(2);
+
+/// How long the answer to a request is waited for, by its lease.
+fn patience(lease: Duration, timeout: Duration) -> Duration {
+    (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST))
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session<P: Plant = Sound> {
+    options: SessionOptions,
+    queue: Queue,
+    probes: Vec<Probe>,
+    writes: VecDeque<QueuedWrite>,
+    connection: Connection,
+    in_flight: VecDeque<InFlight>,
+    clock: Option<ServerClock>,
+    /// When the last batch about jobs was sent.
+    jobs_sent: Option<Instant>,
+    /// The highest grant number that the server was seen to give.
+    highest: GrantNumber,
+    /// When it last answered.
+    heard: Option<Instant>,
+    /// When that was sent which first came to nothing since then. Earlier than `heard`: nothing did.
+    missed: Option<Instant>,
+    /// When a connection last opened after one was lost.
+    back: Option<Instant>,
+    /// Why the last connection was lost, or could not be opened, until the next one opens.
+    lost: Option<StoreError>,
+    /// The last attempt to connect failed.
+    unreachable: bool,
+    backoff: Backoff,
+    inbox: Inbox,
+    ids: u64,
+    jitter: fastrand::Rng,
+    plant: P,
+    /// Empty, with room, for the next batches.
+    spare: Vec<(Vec<Pending>, Vec<Request>)>,
+    replies: Vec<Reply>,
+    /// A caller is about to give up, and a sign of life is sent with the next step.
+    wants_sign: bool,
+    /// Only for planted mistakes: a connection that was to be given up.
+    predecessor: Option<Attempt>,
+}
+
+impl Session {
+    /// One that has not connected yet.
+    pub fn new(options: SessionOptions) -> Self {
+        Session::with_plant(options, Sound)
+    }
+}
+
+impl<P: Plant> Session<P> {
+    /// One with a mistake planted.
+    pub fn with_plant(options: SessionOptions, plant: P) -> Self {
+        let jitter = fastrand::Rng::with_seed(options.seed);
+        Session {
+            inbox: Inbox::new(&options),
+            queue: Queue::with_plant(plant),
+            probes: Vec::new(),
+            writes: VecDeque::new(),
+            connection: Connection::Closed {
+                since: Instant::default(),
+                until: Instant::default(),
+            },
+            in_flight: VecDeque::new(),
+            clock: None,
+            jobs_sent: None,
+            highest: GrantNumber::default(),
+            heard: None,
+            missed: None,
+            back: None,
+            lost: None,
+            unreachable: false,
+            backoff: Backoff::default(),
+            ids: 0,
+            jitter,
+            plant,
+            spare: Vec::new(),
+            replies: Vec::new(),
+            wants_sign: false,
+            predecessor: None,
+            options,
+        }
+    }
+
+    /// Leaves a request to be sent with the next [`step`](Self::step). Whoever would wait wants to be told by a push.
+    #[inline]
+    pub fn queue(&mut self, outgoing: &Outgoing) {
+        let waits = match outgoing.request.verb {
+            Verb::Claim { wait } => wait,
+            Verb::Ask(question) => question.is_watched(),
+            _ => false,
+        };
+        if waits {
+            self.inbox.want(Instant::default());
+        }
+        self.queue.push(outgoing);
+    }
+
+    /// Leaves claims that go together, of one kind and a batch full at most: they are sent in a batch of their own, of which
+    /// all are granted or none is.
+    pub fn queue_together(&mut self, claims: Vec<Outgoing>) {
+        debug_assert!(claims.len() <= REQUESTS, "they fit into a batch");
+        self.queue.push_together(claims);
+    }
+
+    /// A grant of this number was seen, which may have come by a push.
+    pub fn saw(&mut self, number: GrantNumber) {
+        self.highest = self.highest.max(number);
+    }
+
+    /// Nothing waits to be sent, and nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+            && self.probes.is_empty()
+            && self.writes.is_empty()
+            && self
+                .in_flight
+                .iter()
+                .all(|batch| batch.requests.is_empty() && batch.write.is_none())
+    }
+
+    /// Room for the replies to a batch.
+    pub fn room(&mut self) -> Vec<Reply> {
+        std::mem::take(&mut self.replies)
+    }
+
+    /// Takes a batch back whose store is done with it, so that the next one need not allocate.
+    pub fn recycle(&mut self, batch: Batch) {
+        let Batch { mut requests, .. } = batch;
+        requests.clear();
+        match self.spare.last_mut() {
+            Some((_, spare)) if spare.capacity() == 0 => *spare = requests,
+            _ => {}
+        }
+    }
+
+    /// Takes in what happened.
+    pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
+        match input {
+            SessionInput::Connected { attempt, time } => self.connected(now, attempt, time, effects),
+            SessionInput::ConnectFailed { attempt, error } => {
+                self.connect_failed(now, attempt, error, effects)
+            }
+            SessionInput::Replied { batch, reply } => self.replied(now, batch, reply, effects),
+            SessionInput::Probed(probe) => self.probes.push(probe),
+            SessionInput::Write(write, lease) => self.queue_write(now, write, lease),
+            SessionInput::InboxWanted => self.inbox.want(now),
+            SessionInput::InboxOpened(attempt) => {
+                if self.inbox.opened(now, attempt, effects) {
+                    self.retry_now(now);
+                }
+            }
+            SessionInput::SignWanted => {
+                let is_young = self.heard.is_some_and(|heard| now.since(heard) < NO_ANSWER);
+                // Callers ask for it on threads of their own, and only the driver sends.
+                self.wants_sign = self.in_flight.is_empty() && !is_young;
+            }
+            SessionInput::PushMissed => self.inbox.missed_push(now, effects),
+            SessionInput::InboxHeard(attempt) => self.inbox.heard(now, attempt, effects),
+            SessionInput::InboxFailed(attempt, error) => {
+                let part = part_of_pause(&mut self.jitter);
+                if self.inbox.failed(now, attempt, error, part, effects) {
+                    self.ask_for_a_sign(now, effects);
+                }
+            }
+        }
+    }
+
+    /// Sends what can be sent, and does what is due.
+    pub fn step(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        self.look_at_deadlines(now, effects);
+        let (ids, jitter) = (&mut self.ids, &mut self.jitter);
+        let (attempt, part) = (|| next_attempt(ids), || part_of_pause(jitter));
+        if self.inbox.step(now, attempt, part, effects) {
+            self.ask_for_a_sign(now, effects);
+        }
+        if std::mem::take(&mut self.wants_sign) && self.in_flight.is_empty() {
+            self.ask_for_a_sign(now, effects);
+        }
+        match self.connection {
+            Connection::Closed { until, .. } if self.is_wanted() => {
+                if until <= now {
+                    self.connect(now, effects);
+                } else if self.is_down(now) {
+                    self.tell_down(now, effects);
+                }
+            }
+            Connection::Open { used, .. } => {
+                self.send_all(now, effects);
+                self.send_writes(now, effects);
+                if self.options.remote && self.in_flight.is_empty() && now.since(used) >= SILENCE {
+                    self.ask_for_a_sign(now, effects);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// When [`step`](Self::step) has something to do next, if nothing happens.
+    pub fn next_due(&self) -> Option<Instant> {
+        let connection = match self.connection {
+            Connection::Closed { until, .. } if self.is_wanted() => {
+                let heard = self.heard.filter(|_| self.unreachable);
+                let down = heard.map(|heard| heard + self.options.request_timeout);
+                Some(down.map_or(until, |down| until.min(down)))
+            }
+            Connection::Closed { .. } => None,
+            Connection::Opening { began, .. } => Some(began + self.options.request_timeout),
+            Connection::Open { used, .. } => {
+                (self.options.remote && self.in_flight.is_empty()).then(|| used + SILENCE)
+            }
+        };
+        let batches = self.in_flight.iter();
+        let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
+        let gathered = self.gathered_at();
+        let timers = connection.into_iter().chain(gathered);
+        let timers = timers.chain(self.next_write_due());
+        batches.chain(timers).chain(self.inbox.next_due()).min()
+    }
+
+    // What is sent.
+
+    /// How many are under way.
+    fn batches(&self) -> usize {
+        self.in_flight
+            .iter()
+            .filter(|batch| batch.write.is_none())
+            .count()
+    }
+
+    /// Many jobs are due in one moment, and each claims when its own timer fires: so what is asked about jobs while an answer
+    /// about jobs is under way travels together when that comes. It waits for nothing else, and no longer than for that
+    /// answer's time; owners' renewals do not wait. A server that is near answers before much has gathered, so the next batch
+    /// has a fixed time at least; for that, what runs ask about themselves does not wait, as one asks after the other. Answers
+    /// what is the least urgent that does not wait.
+    fn gathers(&self, now: Instant) -> Option<Class> {
+        if self.in_flight.iter().any(InFlight::is_of_jobs) {
+            return Some(Class::OwnerRenewal);
+        }
+        let sent = self.jobs_sent.filter(|_| self.options.remote);
+        let is_young = sent.is_some_and(|sent| now.since(sent) < GATHERS);
+        is_young.then_some(Class::Question)
+    }
+
+    /// When that time is over for something that waits for nothing else.
+    fn gathered_at(&self) -> Option<Instant> {
+        let is_open = matches!(self.connection, Connection::Open { .. });
+        let waits = self.queue.has_jobs() && !self.in_flight.iter().any(InFlight::is_of_jobs);
+        let sent = self.jobs_sent.filter(|_| self.options.remote);
+        sent.filter(|_| is_open && waits && self.batches() < BATCHES)
+            .map(|sent| sent + GATHERS)
+    }
+
+    fn send_all(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        while let Connection::Open { attempt, .. } = self.connection
+            && (!self.probes.is_empty() || self.queue.is_ready(REQUESTS, self.gathers(now)))
+            && self.batches() < BATCHES
+        {
+            let connection = match self.predecessor {
+                Some(old) if self.ids.is_multiple_of(2) => old,
+                _ => attempt,
+            };
+            let probes = std::mem::take(&mut self.probes);
+            self.send(now, connection, REQUESTS, probes, effects);
+        }
+    }
+
+    /// Sends a batch of the next requests. None at `most`: an empty one.
+    fn send(
+        &mut self,
+        now: Instant,
+        connection: Attempt,
+        most: usize,
+        probes: Vec<Probe>,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        self.ids += 1;
+        let id = BatchId(self.ids);
+        let (timeout, gathers) = (self.options.request_timeout, self.gathers(now));
+        let mut gives_up = now + timeout;
+        let (mut latest, mut deadline) = (now + SHORTEST, None::<Instant>);
+        let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
+        let mut note = |outgoing: &Outgoing| {
+            let at = now + patience(outgoing.lease, timeout);
+            if outgoing.lease >= LONG {
+                gives_up = gives_up.min(at);
+            }
+            latest = latest.max(at);
+            deadline = Some(deadline.map_or(at, |earliest| earliest.min(at)));
+            pending.push(Pending {
+                tag: outgoing.tag,
+                name: outgoing.request.name.clone(),
+                called: outgoing.called,
+                deadline: at,
+                over: false,
+            });
+        };
+        let rule = if most > 0 {
+            self.queue.take(most, gathers, &mut requests, &mut note)
+        } else {
+            Rule::Each
+        };
+        self.note_kind(now, &mut requests, &pending);
+        // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
+        let (not_after, late_after) = match &self.clock {
+            Some(clock) => clock.bounds(latest.min(gives_up)),
+            None => (u64::MAX, latest + timeout),
+        };
+        let late_after = if self.plant.planted(Flaw::LateAfterTooEarly) {
+            now
+        } else {
+            late_after
+        };
+        self.in_flight.push_back(InFlight {
+            id,
+            connection,
+            sent: now,
+            late_after,
+            gives_up,
+            deadline,
+            requests: pending,
+            probes,
+            write: None,
+        });
+        self.used(now);
+        effects.push(SessionEffect::Send {
+            connection,
+            id,
+            batch: Batch {
+                highest: self.highest,
+                not_after,
+                poll_gap_ms: self.options.poll_gap.as_millis() as u64,
+                rule,
+                requests,
+            },
+        });
+    }
+
+    /// What the kind of a batch asks for.
+    #[inline]
+    fn note_kind(&mut self, now: Instant, requests: &mut [Request], pending: &[Pending]) {
+        match requests.first().map(|first| first.name.kind) {
+            Some(Kind::Job) => self.jobs_sent = Some(now),
+            Some(Kind::Latch) => {
+                for (request, pending) in requests.iter_mut().zip(pending) {
+                    self.date(request, pending.called);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Says when a request was called for, by the server's clock. The margin pays for small steps of that since then: they
+    /// matter to what may have been executed before.
+    fn date(&self, request: &mut Request, at: Instant) {
+        let Verb::Ask(question) = &mut request.verb else {
+            return;
+        };
+        let Some(called) = question.called() else { return };
+        let (since, until) = match &self.clock {
+            Some(clock) => clock.at(at),
+            None if self.options.remote => (0, u64::MAX),
+            // It answers at once: nothing is late.
+            None => (u64::MAX, u64::MAX),
+        };
+        let slack = if called.repeats {
+            1000 * request.term.margin_ms
+        } else {
+            0
+        };
+        called.since = since.saturating_sub(slack);
+        called.until = until.saturating_add(slack);
+    }
+
+    fn used(&mut self, now: Instant) {
+        if let Connection::Open { used, .. } = &mut self.connection {
+            *used = now;
+        }
+    }
+
+    // What time brings.
+
+    fn look_at_deadlines(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+        if let Connection::Opening { attempt, began } = self.connection
+            && now.since(began) >= self.options.request_timeout
+        {
+            effects.push(SessionEffect::Close(attempt));
+            let waited = self.options.request_timeout;
+            let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to", waited);
+            self.connect_failed(now, attempt, error, effects);
+        }
+        self.look_at_queued_writes(now, effects);
+        if self.in_flight.is_empty() {
+            return;
+        }
+        // One whose connection is overdue is told with all others of that connection.
+        let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);
+        if let Some((connection, sent)) = overdue.map(|batch| (batch.connection, batch.sent)) {
+            let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of", now.since(sent));
+            self.give_up(now, connection, sent, error, effects);
+        }
+        let (mut told, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);
+        for batch in &mut self.in_flight {
+            if batch.deadline.is_some_and(|deadline| deadline <= now) {
+                overdue.extend(batch.write);
+                batch.expire(now, &mut told);
+                missed.get_or_insert(batch.sent);
+            }
+        }
+        missed.inspect(|sent| self.miss(*sent));
+        self.tell_overdue_writes(overdue, effects);
+        if !told.is_empty() {
+            effects.push(SessionEffect::Event(SessionEvent::TimedOut(told.len())));
+        }
+        for (tag, name, late_after) in told {
+            let error = self.error(StoreErrorKind::TimedOut, "no reply in time of");
+            let input = self.unanswered(tag, Unanswered::Unknown, late_after, error);
+            effects.push(SessionEffect::Tell(name, input));
+        }
+    }
+}
