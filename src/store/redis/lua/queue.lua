@@ -88,6 +88,8 @@ if frees then
     head = nil
     while true do
       found = found or call('ZRANGE', queue, from, to)
+      -- There is no queue.
+      if from == '0' and not found[1] then return false, own end
       local out = 0
       for j = 1, #found do
         if string.byte(found[j]) ~= 97 then return nobody(i, queue, goes_on), own end

@@ -10,12 +10,13 @@
 -- The share that ends first, or false where no claim shares the key; nil until a function looks.
 local shared = {}
 local look, used, fits, join, part, ends
-if frees then
-  local has_permits = kind == 'semaphore'
-  local pattern = has_permits and '^h(%x+:%d+:%x+:)%d+/%d+$' or kind == 'lock' and '^h(%x+:%d+:%x+:)$'
+local has_permits = kind == 'semaphore'
+-- What a share looks like; nothing of jobs and elections, which are never shared.
+local pattern = has_permits and '^h(%x+:%d+:%x+:)%d+/%d+$' or kind == 'lock' and '^h(%x+:%d+:%x+:)$'
 
+if frees then
   -- Returns the share that ends first, if there is one, and removes those that are over. MGET does not tell a key of another
-  -- type from a free one, so this also refuses what is no record of the kind; jobs and elections are never shared.
+  -- type from a free one, so this also refuses what is no record of the kind.
   function look(i)
     if shared[i] == nil then
       local call, key, first = redis.call, KEYS[i]
@@ -32,16 +33,19 @@ if frees then
     return shared[i]
   end
 
-  if has_permits then
-    -- How many permits are held: one for each share, and what the heavy ones weigh above that. Shares that were over are gone.
-    function used(i)
-      local total = redis.call('ZCOUNT', KEYS[i], '0', '100000000000000')
-      local heavy = redis.call('ZRANGEBYSCORE', KEYS[i], '8000000000000000', '+inf', 'WITHSCORES')
-      for j = 2, #heavy, 2 do total = total + heavy[j] - 8000000000000001 end
-      return total
-    end
-  end
+end
 
+if frees and has_permits then
+  -- How many permits are held: one for each share, and what the heavy ones weigh above that. Shares that were over are gone.
+  function used(i)
+    local total = redis.call('ZCOUNT', KEYS[i], '0', '100000000000000')
+    local heavy = redis.call('ZRANGEBYSCORE', KEYS[i], '8000000000000000', '+inf', 'WITHSCORES')
+    for j = 2, #heavy, 2 do total = total + heavy[j] - 8000000000000001 end
+    return total
+  end
+end
+
+if frees and pattern then
   -- Whether one more share may stand beside those that are there. A claim without a weight wants the key alone.
   function fits(i, tick)
     local weight, capacity = string.match(tick, '^(%d+)/(%d+)$')
@@ -77,7 +81,11 @@ if frees then
     local key = KEYS[i]
     redis.call('ZREM', key, 'h' .. holder .. (has_permits and tick or ''), 'n' .. holder, 'w' .. holder)
     local last = redis.call('ZREVRANGEBYSCORE', key, '100000000000000', '0', 'WITHSCORES', 'LIMIT', '0', '1')[2]
-    if last then redis.call('PEXPIREAT', key, last) end
-    shared[i] = nil
+    shared[i] = false
+    if last then
+      redis.call('PEXPIREAT', key, last)
+      -- The others may be over.
+      shared[i] = nil
+    end
   end
 end
