@@ -427,6 +427,10 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
         ];
         // A trip more is half as much again.
         report.line(what, time / base, Target::AtMost(most), &beside);
+        if let "a reader" | "a permit" = what {
+            let shared = format!("{what}: server time");
+            report.line(&shared, spent / server_base, Target::AtMost(2.2), &[]);
+        }
     }
 }
 

@@ -74,12 +74,12 @@ pub enum Error {
         /// Which latch.
         key: Key,
     },
-    /// Whether the call counted, or set the latch, is not known: its answer was lost, and the latch was set at about the time
-    /// of the call. A further call would count in the latch that is set now, which may be a later round. Look how many are left
+    /// Whether the call counted is not known: its answer was lost, and the latch was set at about the time of the call. A further
+    /// call would count in the present life of the latch, which may be a later one. Look how many are left
     /// ([`count`](crate::CountDownLatch::count)), or give each round a name of its own: then
     /// [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again with the same id.
     #[error(
-        "whether a call about latch `{key}` was done is not known: an answer was lost, and it was set at about the same time"
+        "whether a count-down of latch `{key}` counted is not known: its answer was lost, and the latch was set at about that time"
     )]
     #[non_exhaustive]
     Uncertain {

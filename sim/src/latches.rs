@@ -66,7 +66,6 @@ impl World {
             0..18 => Question::SetCount {
                 count: self.rng.u32(1..=4),
                 life_ms: LIVES[self.rng.usize(0..LIVES.len())],
-                called,
             },
             18..60 => {
                 if self.chance(25) {
@@ -162,7 +161,7 @@ impl World {
                 });
             }
             (Some(mut question), LatchReport::SetMeanwhile(generation)) => {
-                if let Question::SetCount { called, .. } | Question::CountDown { called } = &mut question {
+                if let Question::CountDown { called } = &mut question {
                     *called = Called {
                         of: Some(generation),
                         ..Called::default()
@@ -174,7 +173,7 @@ impl World {
         }
     }
 
-    /// At the server: it is set when it is at zero, and each call counts once, and in no generation that was set after it.
+    /// At the server: it is set once per life, and each call counts once, and in no generation that was set after it.
     pub(crate) fn watch_latch(
         &mut self,
         key: usize,
@@ -200,10 +199,9 @@ impl World {
             self.watch.latches.executed.insert(id.0.clone());
         }
         let Some(before) = before.filter(|before| before.generation == after.generation) else {
-            let was_running = before.is_some_and(|before| before.left > 0);
             self.watch.latches.set.insert(after.generation, self.now);
-            if was_running || !matches!(request.verb, Verb::Ask(Question::SetCount { .. })) {
-                self.wrong(Wrong::CountedLate, Some(key), || {
+            if before.is_some() || !matches!(request.verb, Verb::Ask(Question::SetCount { .. })) {
+                self.wrong(Wrong::SetTwice, Some(key), || {
                     format!("{request:?} made {after:?} of {before:?}")
                 });
             }

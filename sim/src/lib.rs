@@ -145,8 +145,10 @@ pub enum Wrong {
     Unheard,
     /// A call counted twice in a latch.
     CountedTwice,
-    /// A call counted in a generation of a latch that was set after it, or a latch was set that was not at zero.
+    /// A call counted in a generation of a latch that was set after it.
     CountedLate,
+    /// A latch was set again before its life was over.
+    SetTwice,
     /// A caller was told that it has counted, and it has not.
     NotCounted,
     /// A waiter was told that a latch is at zero, and since it came it was not.
@@ -195,7 +197,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 48] = [
+    pub const ALL: [Wrong; 49] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -223,6 +225,7 @@ impl Wrong {
         Wrong::Unheard,
         Wrong::CountedTwice,
         Wrong::CountedLate,
+        Wrong::SetTwice,
         Wrong::NotCounted,
         Wrong::BeforeZero,
         Wrong::PastZero,

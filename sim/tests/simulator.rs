@@ -398,6 +398,11 @@ fn finds_a_count_down_that_counts_in_the_next_generation() {
 }
 
 #[test]
+fn finds_a_latch_that_is_set_again_at_zero() {
+    finds(with(Flaw::LatchSetAgain), Wrong::SetTwice, 1);
+}
+
+#[test]
 fn finds_a_waiter_that_waits_for_the_push_alone() {
     finds(with(Flaw::WatchedByPushAlone), Wrong::PastZero, 1);
 }

@@ -24,12 +24,12 @@ const LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Who waits for it goes on when as many calls as it was set to have counted down: "open the books when all parts are
 /// imported". Made by [`Locks::latch`](crate::Locks::latch); cheap to make and to clone.
 ///
-/// Somebody sets it, others count down, and any number of tasks in any process wait. At zero it stays, so that who looks late
-/// still finds that, until it is set again or its [life](Self::life) is over; then nothing is left of it.
+/// One caller sets it, others count down, and any number of tasks in any process wait. It is set once: at zero it stays, so
+/// that a late waiter still finds that, until its [life](Self::life) is over. Then nothing is left of it, and it may be set anew.
 ///
-/// Each call counts once. When its answer is lost it is sent again under the same id, and counts only in the latch that was set
-/// when it was called for, never in one that was set again since. What a program starts twice, as a worker that was killed is,
-/// counts once by [`count_down_once`](Self::count_down_once).
+/// Each call counts once. When its answer is lost it is sent again under the same id, and counts only in the life in which it was
+/// called for, never in a later one. What a program starts twice, as a worker that was killed is, counts once by
+/// [`count_down_once`](Self::count_down_once), and does not set the latch again.
 ///
 /// Nothing is held: there is no guard and no fence. A process that dies before it counted down is missed by whoever waits: give
 /// each a lock or a lease of its own if that must be noticed, or wait with a [timeout](Self::wait_timeout).
@@ -76,12 +76,12 @@ impl CountDownLatch {
         &self.name.key
     }
 
-    /// Sets it to `count`, 1 to 10,000, unless it is set and not at zero: then nothing is done, and the answer is `false`. A
-    /// trip to the store; two when it was set by somebody else within about the last trip.
+    /// Sets it to `count`, 1 to 10,000, if it is not set. A latch is set once per name and [life](Self::life): while it is set,
+    /// at zero too, nothing is done, and the answer is `false`. So a worker that is started again does not set it again. A trip
+    /// to the store.
     ///
     /// # Errors
-    /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Uncertain`] when an answer was lost, and
-    /// somebody has set it meanwhile. [`Error::Key`] and [`Error::Store`] as of a lock. [`Error::Closed`] as of a lock; when
+    /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Key`] and [`Error::Store`] as of a lock. [`Error::Closed`] as of a lock; when
     /// [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been set.
     ///
     /// # Cancel safety
@@ -94,26 +94,19 @@ impl CountDownLatch {
             return Err(self.refuse(format_args!("lives for 1 s to 30 days, not {:?}", self.life)));
         }
         let life_ms = self.life.as_millis() as u64;
-        let set = |called| Question::SetCount {
-            count,
-            life_ms,
-            called,
-        };
-        match self.call(set, random_id()).await? {
-            LatchReport::Set => Ok(true),
-            LatchReport::Uncertain => Err(self.uncertain()),
-            _ => Ok(false),
-        }
+        let id = Checkpoint(random_id().into());
+        let set = self.wanted(Question::SetCount { count, life_ms }, Some(id));
+        Ok(self.ask(set).await? == LatchReport::Set)
     }
 
     /// Counts down by one, and answers how many are left; at zero it changes nothing and answers zero. A trip to the store, also
     /// in a process that never heard of the latch; two when it was set within about the last trip.
     ///
-    /// However often a lost answer is asked for, it counts once, and only in the latch that was set when it was called for. When
-    /// that is over, as it came to zero and was set again meanwhile, the answer is zero.
+    /// However often a lost answer is asked for, it counts once, and only in the life in which it was called for. When that is
+    /// over, and the latch was set anew meanwhile, the answer is zero.
     ///
     /// # Errors
-    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and it was set at about the time
+    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and the latch was set at about the time
     /// of the call: it may have been counted. [`Error::Store`] when the store did not answer: it may have been counted.
     /// [`Error::Closed`] as of a lock; when [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been counted.
     /// [`Error::Key`] as of a lock. Whoever has to call again after such an error counts by
@@ -126,16 +119,15 @@ impl CountDownLatch {
     }
 
     /// As [`count_down`](Self::count_down), and counts once under that id, 1 byte or more and as long as a key, however often and
-    /// by whomever it is called until the latch is set again: for workers that may be started twice. Answers what was left when
-    /// it was counted.
+    /// by whichever process it is called in the life of the latch: for workers that may be started twice. Answers what was left
+    /// when it was counted.
     ///
     /// # Errors
     /// As [`count_down`](Self::count_down). [`Error::Options`] for an id that is empty or too long.
     ///
-    /// A call after an error is another call, and counts in the latch that is set then: when the first one was counted and the
-    /// latch was set again since, both count, each in a round of its own. So give each round a name of its own,
-    /// `import:2026-11-23`: then it may be called again with the same id until it is answered. Else look at
-    /// [`count`](Self::count) whether it was counted.
+    /// A call after an error is another call, and counts in the life in which it is made: when the first one was counted and the
+    /// latch was set anew since, both count, each in a life of its own. So give each round a name of its own,
+    /// `import:2026-11-23`: then it may be called again with the same id until it is answered.
     ///
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).
@@ -152,10 +144,21 @@ impl CountDownLatch {
     }
 
     async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
-        let count = |called| Question::CountDown { called };
-        match self.call(count, id).await? {
+        let id = Checkpoint(id.into());
+        let count = |called| self.ask(self.wanted(Question::CountDown { called }, Some(id.clone())));
+        let mut report = count(Called::default()).await?;
+        // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
+        if let LatchReport::SetMeanwhile(generation) = report {
+            let of = Some(generation);
+            let called = Called::default();
+            report = count(Called { of, ..called }).await?;
+        }
+        match report {
             LatchReport::Left(left) => Ok(left),
-            LatchReport::Uncertain => Err(self.uncertain()),
+            LatchReport::Uncertain => {
+                let key = self.key().clone();
+                Err(Error::Uncertain { key })
+            }
             LatchReport::Unset => Err(self.unset()),
             // It is over, or nothing is left to count.
             _ => Ok(0),
@@ -170,14 +173,12 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let left = self.ask(self.wanted(Question::Count)).await?;
+        let left = self.ask(self.wanted(Question::Count, None)).await?;
         self.left(left)
     }
 
     /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
-    /// ([`Builder::lease`](crate::Builder::lease)), should that be lost. All tasks of a process that wait share one such look. It
-    /// waits for the latch that is set when the store first hears of it: when that comes to zero and is set again at once, the
-    /// wait is over, too.
+    /// ([`Builder::lease`](crate::Builder::lease)), should that be lost. All tasks of a process that wait share one such look.
     ///
     /// # Errors
     /// [`Error::Unset`] when it is not set, or its life ends. [`Error::Store`] when the store is away for longer than a lease, or
@@ -218,7 +219,7 @@ impl CountDownLatch {
         let wanted = Wanted {
             wait: true,
             limit: self.handle.options().waiters_per_key,
-            ..self.wanted(Question::Zero { of: None })
+            ..self.wanted(Question::Zero { of: None }, None)
         };
         Acquire::new(self.handle.clone(), wanted)
     }
@@ -235,31 +236,14 @@ impl CountDownLatch {
         }
     }
 
-    /// Has something done in the generation that is set now. Where it was set at about this time, the store names it and does
-    /// nothing; then that is the one.
-    async fn call(&self, question: impl Fn(Called) -> Question, id: Vec<u8>) -> Result<LatchReport, Error> {
-        let id = Checkpoint(id.into());
-        let wanted = |called| Wanted {
-            data: Some(id.clone()),
-            ..self.wanted(question(called))
-        };
-        match self.ask(wanted(Called::default())).await? {
-            LatchReport::SetMeanwhile(generation) => {
-                let of = Some(generation);
-                let called = Called::default();
-                self.ask(wanted(Called { of, ..called })).await
-            }
-            report => Ok(report),
-        }
-    }
-
     async fn ask(&self, wanted: Wanted) -> Result<LatchReport, Error> {
         self.report(Acquire::new(self.handle.clone(), wanted).await)
     }
 
-    fn wanted(&self, question: Question) -> Wanted {
+    fn wanted(&self, question: Question, data: Option<Checkpoint>) -> Wanted {
         Wanted {
             question: Some(question),
+            data,
             ..Wanted::new(self.name.clone(), self.handle.options().lease)
         }
     }
@@ -276,11 +260,6 @@ impl CountDownLatch {
     fn unset(&self) -> Error {
         let key = self.key().clone();
         Error::Unset { key }
-    }
-
-    fn uncertain(&self) -> Error {
-        let key = self.key().clone();
-        Error::Uncertain { key }
     }
 
     fn refuse(&self, why: fmt::Arguments<'_>) -> Error {

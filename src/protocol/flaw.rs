@@ -142,6 +142,8 @@ pub enum Flaw {
     CountedAgain,
     /// A count-down counts in a generation that was set after it was called for.
     CountedLate,
+    /// A latch at zero is set again before its life is over.
+    LatchSetAgain,
     /// What a leader proclaimed is told of the next one.
     ProclaimedOutlivesLeader,
     /// What a leader proclaimed replaces something later of the same leader.
@@ -168,7 +170,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 67] = [
+    pub const ALL: [Flaw; 68] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -226,6 +228,7 @@ impl Flaw {
         Flaw::FirstLeaseChecked,
         Flaw::CountedAgain,
         Flaw::CountedLate,
+        Flaw::LatchSetAgain,
         Flaw::ProclaimedOutlivesLeader,
         Flaw::ProclaimedLate,
         Flaw::NotAfterFromOldReading,

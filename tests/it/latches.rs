@@ -60,13 +60,16 @@ async fn a_node_that_shuts_down_tells_who_waits() {
     assert_eq!(one.latch("a").count().await.unwrap(), 1);
 }
 
-/// It may have been set by the first request, have come to zero, and have been set again by another.
-#[test]
-fn who_may_have_set_it_is_not_told_that_it_did_not() {
-    let (mut ledger, name) = (Ledger::new(), Name::latch(Key::from("a")));
-    let mut ask = |now_us: u64, question: Question, id: &[u8]| {
+/// A ledger with one latch, which is asked as a store is.
+struct Store {
+    ledger: Ledger,
+    name: Name,
+}
+
+impl Store {
+    fn ask(&mut self, now_us: u64, question: Question, id: &[u8]) -> Reply {
         let request = Request {
-            name: name.clone(),
+            name: self.name.clone(),
             holder: Holder {
                 node: NodeId::numbered(1),
                 claim: ClaimNumber(1),
@@ -89,43 +92,58 @@ fn who_may_have_set_it_is_not_told_that_it_did_not() {
             rule: Rule::Each,
             requests: vec![request],
         };
-        ledger.apply(now_us, &batch, &mut Vec::new()).replies.remove(0)
-    };
-    let called = |repeats| Called {
-        since: 10,
-        until: 1_000_000,
+        self.ledger
+            .apply(now_us, &batch, &mut Vec::new())
+            .replies
+            .remove(0)
+    }
+
+    /// A latch whose first life, of 1 s, came to zero and is over, and whose second life begins at 5 s.
+    fn in_the_second_life() -> Self {
+        let (ledger, name) = (Ledger::new(), Name::latch(Key::from("a")));
+        let mut store = Store { ledger, name };
+        let set = Reply::Latch(LatchReport::Set);
+        assert_eq!(store.ask(1_000_000, set_count(1, 1_000), b"first"), set);
+        let down = store.ask(1_500_000, count_down(1_200_000, false), b"down");
+        assert_eq!(down, Reply::Latch(LatchReport::Left(0)));
+        assert_eq!(store.ask(5_000_000, set_count(3, 1_000), b"second"), set);
+        store
+    }
+}
+
+fn set_count(count: u32, life_ms: u64) -> Question {
+    Question::SetCount { count, life_ms }
+}
+
+/// A count-down that was called for at about that time.
+fn count_down(at_us: u64, repeats: bool) -> Question {
+    let called = Called {
+        since: at_us,
+        until: at_us + 100_000,
         repeats,
         of: None,
     };
-    let set = |repeats| Question::SetCount {
-        count: 1,
-        life_ms: 60_000,
-        called: called(repeats),
-    };
-    assert_eq!(ask(100, set(false), b"mine"), Reply::Latch(LatchReport::Set));
-    let down = Question::CountDown {
-        called: Called {
-            since: 1_000,
-            ..called(false)
-        },
-    };
-    assert_eq!(ask(2_000, down, b"down"), Reply::Latch(LatchReport::Left(0)));
-    let theirs = Question::SetCount {
-        count: 3,
-        life_ms: 60_000,
-        called: Called {
-            since: 3_000,
-            ..called(false)
-        },
-    };
-    assert_eq!(ask(4_000, theirs, b"theirs"), Reply::Latch(LatchReport::Set));
-    assert_eq!(
-        ask(5_000, set(true), b"mine"),
-        Reply::Latch(LatchReport::Uncertain)
-    );
-    // Who asks for the first time knows.
-    assert_eq!(
-        ask(6_000, set(false), b"other"),
-        Reply::Latch(LatchReport::Left(3))
-    );
+    Question::CountDown { called }
+}
+
+#[test]
+fn a_repeated_count_down_does_not_count_in_the_next_life() {
+    let mut store = Store::in_the_second_life();
+    let answer = store.ask(5_200_000, count_down(1_200_000, true), b"down");
+    assert_eq!(answer, Reply::Latch(LatchReport::Over));
+    // The latch was set while the call was on its way, and its first request may have been executed before that.
+    let answer = store.ask(5_200_000, count_down(4_950_000, true), b"near");
+    assert_eq!(answer, Reply::Latch(LatchReport::Uncertain));
+    let answer = store.ask(5_200_000, Question::Count, b"");
+    assert_eq!(answer, Reply::Latch(LatchReport::Left(3)));
+}
+
+#[test]
+fn a_waiter_of_an_earlier_life_is_told_that_it_is_over() {
+    let mut store = Store::in_the_second_life();
+    let of = Some(GrantNumber(1_000_000));
+    let answer = store.ask(5_200_000, Question::Zero { of }, b"");
+    assert_eq!(answer, Reply::Latch(LatchReport::Unset));
+    let answer = store.ask(5_200_000, Question::Zero { of: None }, b"");
+    assert_eq!(answer, Reply::Watching(GrantNumber(5_000_000)));
 }

@@ -29,7 +29,6 @@ fn calls() -> [(Question, Name); 7] {
     let set = Question::SetCount {
         count: 1,
         life_ms: 1_000,
-        called,
     };
     [
         (set, Name::latch(key())),

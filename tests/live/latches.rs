@@ -166,9 +166,11 @@ async fn a_count_down_whose_answer_is_lost_counts_once() {
         assert_eq!(soon(latch.count()).await.unwrap(), left);
     }
     // The same of a set: it is answered as the first time.
-    proxy.cut_reply_to("parts");
-    assert!(soon(far.latch("parts").try_set_count(2)).await.unwrap());
-    assert_eq!(soon(latch.count()).await.unwrap(), 2);
+    let before = proxy.counts().cut;
+    proxy.cut_reply_to("others");
+    assert!(soon(far.latch("others").try_set_count(2)).await.unwrap());
+    assert_ne!(proxy.counts().cut, before, "its answer was lost");
+    assert_eq!(soon(direct.latch("others").count()).await.unwrap(), 2);
 }
 
 /// An outage that is shorter than a lease is ridden out by who waits, a longer one is told.
@@ -259,9 +261,13 @@ async fn without_memory_it_is_counted_down_and_not_set() {
     let _: String = eyes.text("CONFIG SET maxmemory 1");
     assert_eq!(soon(latch.count_down()).await.unwrap(), 0);
     soon(waiting).await.unwrap().unwrap();
-    let Err(Error::Store { source, .. }) = soon(latch.try_set_count(1)).await else {
+    let other = locks.latch("others");
+    let Err(Error::Store { source, .. }) = soon(other.try_set_count(1)).await else {
         panic!("it was set")
     };
     assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::OutOfMemory));
+    let unset = soon(other.count()).await;
+    assert!(matches!(unset, Err(Error::Unset { .. })), "{unset:?}");
+    assert!(!soon(latch.try_set_count(1)).await.unwrap(), "it is at zero");
     assert_eq!(soon(latch.count()).await.unwrap(), 0, "as it was");
 }

@@ -22,7 +22,7 @@ fn is_empty(server: RedisServer) {
 
 crate::laws_of_semaphores!(nodes, is_empty);
 
-/// A trip to acquire and one to release, as a mutex, and at most twice the server's time of one.
+/// A trip to acquire and one to release, as a mutex, and at most 2.2 times the server's time of one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_cost_what_a_mutex_costs() {
     let server = RedisServer::start();
@@ -49,8 +49,8 @@ async fn permits_cost_what_a_mutex_costs() {
     assert_eq!(trips, [2, 2, 2], "a mutex, a permit, three permits");
     let [mutex, one, three] = server_time(&mut eyes, cycles).await;
     println!("server us: a mutex {mutex:.1}, a permit {one:.1}, three permits {three:.1}");
-    assert!(one <= 2.0 * mutex, "{one:.1} us, a mutex {mutex:.1} us");
-    assert!(three <= 2.0 * mutex, "{three:.1} us, a mutex {mutex:.1} us");
+    assert!(one <= 2.2 * mutex, "{one:.1} us, a mutex {mutex:.1} us");
+    assert!(three <= 2.2 * mutex, "{three:.1} us, a mutex {mutex:.1} us");
 }
 
 /// Whoever comes while there are permits does not wait until those before were answered.

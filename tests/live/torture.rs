@@ -100,6 +100,7 @@ fn torture_without_locks_is_noticed() {
             "proclaimed by another",
             "told of zero too early",
             "one count-down told to two",
+            "latches that were set twice",
             "count-downs that are missing",
         ],
     );

@@ -94,8 +94,8 @@ pub enum Branch {
     LossMended,
     /// A latch was set again by the call that had set it.
     LatchSetBefore,
-    /// A latch at zero was set.
-    LatchSetAgain,
+    /// A latch at zero was not set again.
+    LatchSetOnce,
     /// A count-down came again.
     LatchCountedBefore,
     /// A call came for a latch that was set at about its time.
@@ -104,8 +104,6 @@ pub enum Branch {
     LatchUncertain,
     /// A call came for a generation that is over.
     LatchOver,
-    /// Who waits for a generation was told that it came to zero, when a later one was set.
-    LatchPassed,
     /// Who waits for a generation was told that nothing is known of it, when another was set.
     LatchLost,
     /// Who knows who leads waits for news of it.

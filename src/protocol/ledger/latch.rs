@@ -1,7 +1,7 @@
 //! Latches in the store: how one is set and counted down, and how whoever waits for zero hears of it.
 //!
-//! Each set makes a **generation**, with a number of the store's clock. A count-down counts once in a generation, by the id of
-//! its call, and never in one that was set after its call: see [`Called`].
+//! A latch is set once per name and life, and each life has a **generation**, a number of the store's clock. A count-down counts
+//! once in a generation, by the id of its call, and never in one that was set after its call: see [`Called`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,11 +24,7 @@ impl<P: Plant> Transaction<'_, P> {
             .as_ref()
             .map_or_else(|| Id::from([]), |id| id.0.clone());
         Reply::Latch(match question {
-            Question::SetCount {
-                count,
-                life_ms,
-                called,
-            } => self.set_count(id, count, life_ms, called),
+            Question::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
             Question::CountDown { called } => self.count_down(id, called),
             Question::Zero { of } => match self.zero(of) {
                 Ok(report) => report,
@@ -45,33 +41,23 @@ impl<P: Plant> Transaction<'_, P> {
         })
     }
 
-    fn set_count(&mut self, id: Id, count: u32, life_ms: u64, called: Called) -> LatchReport {
-        let mut first = None;
-        if let Some(latch) = &self.state.latch {
+    /// Sets the latch if it is not set. One that is at zero stays at zero until its life is over: a worker that is started
+    /// again must not set it again.
+    fn set_count(&mut self, id: Id, count: u32, life_ms: u64) -> LatchReport {
+        let sets_again = self.planted(Flaw::LatchSetAgain);
+        if let Some(latch) = self.state.latch.as_ref().filter(|l| l.left > 0 || !sets_again) {
             if latch.setter == id {
                 self.branches.push(Branch::LatchSetBefore);
                 return LatchReport::Set;
             }
-            let (left, generation) = (latch.left, latch.generation);
-            first = Some(latch.first);
-            // It may have been done, have come to zero, and have been set again by another.
-            if left > 0 && !called.repeats {
-                return LatchReport::Left(left);
+            if latch.left == 0 {
+                self.branches.push(Branch::LatchSetOnce);
             }
-            match self.refuses(generation, called) {
-                Some(_) if called.repeats => return LatchReport::Uncertain,
-                Some(refused) => return refused,
-                None => {}
-            }
-            if left > 0 {
-                return LatchReport::Left(left);
-            }
-            self.branches.push(Branch::LatchSetAgain);
+            return LatchReport::Left(latch.left);
         }
         let generation = self.next_number();
         self.state.latch = Some(Box::new(Latch {
             generation,
-            first: first.unwrap_or(generation),
             setter: id,
             left: count,
             counted: HashMap::new(),
@@ -127,17 +113,13 @@ impl<P: Plant> Transaction<'_, P> {
         let Some(latch) = &self.state.latch else {
             return Ok(LatchReport::Unset);
         };
-        let of = of.unwrap_or(latch.generation);
-        // What is not of this row ended before it came to zero, for all that is known.
-        if !(latch.first..=latch.generation).contains(&of) {
+        if of.is_some_and(|of| of != latch.generation) {
             self.branches.push(Branch::LatchLost);
             return Ok(LatchReport::Unset);
         }
-        if of < latch.generation {
-            self.branches.push(Branch::LatchPassed);
-        } else if latch.left > 0 {
-            return Err(latch.generation);
+        match latch.left {
+            0 => Ok(LatchReport::Left(0)),
+            _ => Err(latch.generation),
         }
-        Ok(LatchReport::Left(0))
     }
 }

@@ -210,13 +210,11 @@ impl Job {
     }
 }
 
-/// A latch that is set. At zero it stays, so that who looks late still finds that.
+/// A latch that is set. It stays until its life is over, at zero too, and is not set again before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Latch {
-    /// Each time that it is set it gets a number, which grows.
+    /// The number of this life, which grows from life to life.
     pub generation: GrantNumber,
-    /// Of the generations that followed each other without a gap, the first: all but the last came to zero.
-    pub first: GrantNumber,
     /// The id of the call that set it.
     pub setter: Arc<[u8]>,
     /// So many count-downs are left.

@@ -14,14 +14,19 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Nobody has it who excludes a holder of this mode.
     pub(crate) fn is_free_for(&self, mode: Mode) -> bool {
-        self.state.record.is_none()
-            && match mode {
-                Mode::Exclusive => self.state.shares.is_empty(),
-                Mode::Read => true,
-                Mode::Permits(Permits { weight, capacity }) => {
-                    self.state.shares.is_empty() || self.in_use() + u64::from(weight) <= u64::from(capacity)
-                }
+        self.state.record.is_none() && (self.state.shares.is_empty() || self.fits(mode))
+    }
+
+    /// Whether one more share may stand beside those that are there. A reader weighs one, and no capacity bounds it. A claim
+    /// without a weight wants the key alone.
+    fn fits(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Exclusive => false,
+            Mode::Read => true,
+            Mode::Permits(Permits { weight, capacity }) => {
+                self.in_use() + u64::from(weight) <= u64::from(capacity)
             }
+        }
     }
 
     /// How many permits are held. What has ended may still stand there, and counts no more.

@@ -50,14 +50,12 @@ pub enum Question {
         /// An earlier request of it may have been executed.
         repeats: bool,
     },
-    /// Set a latch that is not set, or is at zero. The request's data is the id of the call.
+    /// Set a latch that is not set. The request's data is the id of the call.
     SetCount {
         /// To so many.
         count: u32,
         /// For so long, in milliseconds; then nothing is known of it.
         life_ms: u64,
-        /// When it was called for.
-        called: Called,
     },
     /// Count a latch down by one, unless it was done under the id of this call before.
     CountDown {
@@ -68,7 +66,7 @@ pub enum Question {
     Count,
     /// Whether a latch has come to zero. If not, tell the asker's node when it does, for as long as one of its leases.
     Zero {
-        /// In this generation, or since; `None`: in the present one.
+        /// In this generation; `None`: in the present one.
         of: Option<GrantNumber>,
     },
     /// Who leads, and what that one proclaimed.
@@ -86,8 +84,8 @@ pub enum Question {
     },
 }
 
-/// When somebody called for something that is done in one generation of a latch. The request may be late, and what was done may
-/// be asked for again; neither may do anything in a generation that was set after it was first asked for.
+/// When a caller called for a count-down, which counts in one life of a latch. The request may be late or repeated. Neither may
+/// count in a later life, which has a generation that was set after the call.
 ///
 /// A generation that was set before the call is meant by it. Of one that was set while the call was on its way nobody can say,
 /// as clocks are not compared that closely: then the store does nothing, and names it.
@@ -151,7 +149,7 @@ impl Question {
     /// When it was called for, if that matters.
     pub(crate) fn called(&mut self) -> Option<&mut Called> {
         match self {
-            Question::SetCount { called, .. } | Question::CountDown { called } => Some(called),
+            Question::CountDown { called } => Some(called),
             _ => None,
         }
     }

@@ -150,7 +150,7 @@ impl Call {
     fn put_tick(&mut self, request: &Request) {
         let generation = |of: Option<GrantNumber>| of.map_or(0, |number| number.0);
         match request.verb {
-            Verb::Ask(Question::SetCount { called, .. } | Question::CountDown { called }) => {
+            Verb::Ask(Question::CountDown { called }) => {
                 return self.put(|word| {
                     for number in [called.since, called.until, generation(called.of)] {
                         append_number(word, number.min(EXACT));
@@ -194,7 +194,7 @@ impl Call {
                 word.push(b':');
                 word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
             }),
-            Verb::Ask(Question::SetCount { count, life_ms, .. }) => self.put(|word| {
+            Verb::Ask(Question::SetCount { count, life_ms }) => self.put(|word| {
                 append_number(word, (*count).into());
                 word.push(b':');
                 append_number(word, *life_ms);

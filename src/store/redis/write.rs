@@ -7,7 +7,7 @@ use crate::protocol::write::{GuardedWrite, WriteBody};
 use crate::store::WriteAnswer;
 use crate::store::redis::codec::malformed;
 use crate::store::redis::names::Names;
-use crate::store::redis::script::{Script, code_of};
+use crate::store::redis::script::Script;
 
 const CHECK: &str = include_str!("lua/write.lua");
 const COMMANDS: &str = include_str!("lua/commands.lua");
@@ -21,13 +21,13 @@ pub(super) struct WriteCall {
 
 /// What is checked first, for so many leases.
 fn check(leases: usize) -> String {
-    format!("local n={leases}\n{}", code_of(CHECK))
+    format!("local n={leases}\n{CHECK}")
 }
 
 /// The code of ours that does commands.
 fn wrap(body: &str, leases: usize) -> Script {
     Script::new(format!(
-        "local why,body=nil,function(KEYS,ARGV) {body}\nend\n{}",
+        "local why,body=nil,function(KEYS,ARGV)\n{body}\nend\n{}",
         check(leases)
     ))
 }
@@ -42,8 +42,7 @@ fn wrap_text(text: &str, leases: usize) -> Script {
     };
     let quoted: String = text.bytes().map(escape).collect();
     Script::new(format!(
-        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{}{}",
-        code_of(GLOBALS),
+        "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{GLOBALS}{}",
         check(leases)
     ))
 }
@@ -57,7 +56,7 @@ pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
                 let count = command.len().to_string().into_bytes();
                 std::iter::once(count).chain(command)
             });
-            (wrap(&code_of(COMMANDS), leases.len()), keys, words.collect())
+            (wrap(COMMANDS, leases.len()), keys, words.collect())
         }
     };
     let mut call = Cmd::new();

@@ -1,7 +1,7 @@
-//! Latches in the torture: a name for each quarter of a second, which all nodes set, count down and wait for, again and again.
+//! Latches in the torture: a name for each quarter of a second, which all nodes set, count down and wait for.
 //!
-//! A latch is set again only when it was at zero, so of all that were set under a name but the last, each number below [`COUNT`]
-//! was answered to one call; fewer were if a call counted twice. Who waited was not told of zero before [`COUNT`] calls began.
+//! A latch is set once per name and life, so at most one call is told that it set the latch, and each number below [`COUNT`] is
+//! answered to at most one call. A waiter is not told of zero before [`COUNT`] calls began.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -171,20 +171,23 @@ impl Latches {
                 } = lived;
                 format!("latch {name}: set {set}+{sets_unknown}, left {left:?}+{downs_unknown}")
             };
-            // Who is late at zero is answered zero.
+            // A call at zero is answered zero.
             if lived.left[1..]
                 .iter()
                 .any(|told| *told > lived.set + lived.sets_unknown)
             {
                 findings.add("one count-down told to two", shown());
             }
-            // Those but the last came to zero, if none of them was over before.
+            // No life was over, so there was one.
             let life = LIFE.as_nanos() as u64;
             if lived.first.is_none_or(|first| lived.last >= first + life) {
                 continue;
             }
             tally.latches_exact += u64::from(lived.downs_unknown == 0);
-            let whole = lived.set.saturating_sub(1);
+            if lived.set > 1 {
+                findings.add("latches that were set twice", shown());
+            }
+            let whole = u64::from(!lived.zero.is_empty() || lived.left[0] > 0);
             let missing: u64 = lived.left.iter().map(|told| whole.saturating_sub(*told)).sum();
             if missing > lived.downs_unknown {
                 findings.add("count-downs that are missing", shown());

@@ -8,7 +8,6 @@
 -- returns       U<open tick, or 0>:<ahead>:<1 when another fingerprint was kept>:<now>:<1 when a tick that is over was
 --               open>:<1 when the holder owns it>:<mark>:<latest tick that went well>:<`passed`, or 0:0>:, and then
 --               nothing, or = and what the runs of the tick have left
-local ask
 if asks then
   -- Keeps what a run leaves, unless something later of the same run came first.
   local function save(job, tick, to)

@@ -5,27 +5,13 @@
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}: what its verb answers, W<number>:<attempt> for the
 --                   number of a tick, L = late, A = apart, see all.lua, E<error>
+local acts = { c = claim, w = claim, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend }
 for i = first, n do
   local verb, holder, lease, hold, tick, to = unpack(ARGV, at + 1, at + 6)
-  local act, entry = claim, holder .. lease .. ':' .. hold
-  if verb == 'l' then
-    act = leave
-  elseif verb == 'r' then
-    act = renew
-  elseif verb == 'f' then
-    act = finish
-  elseif verb == 'y' then
-    act = yield
-  elseif verb == 'p' then
-    act = pass
-  elseif verb == 'e' then
-    act = extend
-  elseif verb ~= 'w' and verb ~= 'c' then
-    act = ask
-  end
+  local act, entry = acts[verb] or ask, holder .. lease .. ':' .. hold
   local job, record, reply = nil, records[i], nil
   local led = leads and leads(i)
-  if jobs then
+  if recall then
     job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
   elseif tick ~= '0' then
     entry = entry .. ':' .. tick

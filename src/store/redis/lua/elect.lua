@@ -11,10 +11,6 @@
 --                   w<node>  the last ms for which it wants to be told
 -- returns         T = nobody leads, T<number>:<version>:<node>:, and then nothing, or = and what was proclaimed;
 --                 H<version> = watched; 0 = proclaimed; X = the holder does not lead
-jobs, push = false, '1 election '
--- Of what is done with locks alone some is asked for all the same.
-local yield
-
 -- A number as it is written here. One that no node can read, or reads as another text, would spoil a whole batch.
 local function is_number(text)
   return string.find(text or '', '^[1-9]%d*$') and text + 0 < 9007199254740992
@@ -60,7 +56,6 @@ function elected(i, led, number, hold)
   end
 end
 
-local ask
 if asks then
   -- One more who watches. The dead make room for whoever comes.
   local function watch(key, node, lease)

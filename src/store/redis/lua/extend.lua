@@ -1,7 +1,6 @@
 -- extend: an owner's lease to that of the request, if it would end before. Who asks is not the owner.
 -- KEYS[i]  the record
 -- returns  0 = done; X = gone
-local extend
 if extends then
   function extend(i, queue, number, job, holder, entry, lease, hold, tick)
     local call, key = redis.call, KEYS[i]

@@ -1,7 +1,6 @@
 -- finish: the tick was run to its end, and well if `to` is so; then as leave. Counts for the latest winner also when its record is gone.
 -- KEYS[n+1+i]  the queue
 -- returns      0 = done; N = was not there
-local finish
 if finishes then
   function finish(i, queue, number, job, holder, entry, lease, hold, tick, to)
     local finished = job and tick == job.mark and job.winner == string.sub(holder, 1, -2)

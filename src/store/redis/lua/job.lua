@@ -11,8 +11,7 @@
 --                  saved    <tick>:<attempt>:<seq> of what the runs of a tick have left
 --                  data     what that is
 -- returns        functions answer what is said above them
-local recall
-if jobs then
+do
   -- Whether a tick may still be run.
   local function is_open(job, tick)
     return tick > job.mark and tick > job.skipped or tick == job.mark and not job.done

@@ -1,7 +1,6 @@
 -- leave: the owner hands over to the first live waiter, or deletes; a waiter steps out of the queue.
 -- KEYS[i]  the record
 -- returns  0 = done; N = was not there
-local leave
 if leaves then
   function leave(i, queue, number, job, holder, entry, lease, hold, tick)
     local record = records[i]

@@ -1,10 +1,10 @@
--- open: what every request needs, read in two calls for the whole batch, and where its words stand.
--- KEYS[1..n]         the records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while readers share it,
---                                  see share.lua, and of semaphores, see permits.lua; hash of
---                                  latches, see latch.lua
+-- open: what every request needs, read in two calls for the whole batch, and where its words stand. Before it stands one line,
+-- by script.rs: `kind`, which is lock, job, semaphore, latch or election.
+-- KEYS[1..n]         the records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
+--                                  see weighted.lua; hash of latches, see latch.lua
 -- KEYS[n+1]          the clock     string, the last grant number, never expires
 -- KEYS[n+2..2n+1]    the queues    zset, only while somebody waits; see queue.lua, of latches latch.lua
--- KEYS[2n+2..3n+1]   the memories  hash, only for jobs; see job.lua
+-- KEYS[2n+2..3n+1]   the memories  hash, only of jobs and elections; see job.lua and elect.lua
 -- ARGV[1]     highest grant number that the sending node saw
 -- ARGV[2]     not_after: server time in µs after which claims and yields are late; 0 for none
 -- ARGV[3]     flags: p = probe for subscribers before choosing; a = all are claims that do not wait, and every one is
@@ -23,7 +23,6 @@
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local words, at = 6, 3
 local n = (#ARGV - at) / words
-local jobs = #KEYS > 2 * n + 1
 
 -- Once: within a script TIME moves on while expiry stands still (Redis 7.0), newer servers freeze both.
 local time = call('TIME')

@@ -2,7 +2,6 @@
 -- reader, readers are let in then. Who owns it already by that pass is answered as by renew.
 -- KEYS[i]  the record
 -- returns  integer = granted to `to`, its number; X = gone
-local pass
 if passes then
   function pass(i, queue, number, job, holder, entry, lease, hold, tick, to)
     local call, key, record = redis.call, KEYS[i], records[i]

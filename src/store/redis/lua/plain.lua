@@ -12,7 +12,7 @@
 --                  0 = done; E<error>
 -- Of claims that go together none is granted before all are known to be free.
 if together then queues = call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1)) end
-if not jobs and (not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0) then
+if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0 then
   local leaving, leaves = nil, 0
   for i = 1, n do
     local verb, holder, record = ARGV[at + 1], ARGV[at + 2], records[i]

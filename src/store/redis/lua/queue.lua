@@ -88,6 +88,8 @@ if frees then
     head = nil
     while true do
       found = found or call('ZRANGE', queue, from, to)
+      -- There is no queue.
+      if from == '0' and not found[1] then return false, own end
       local out = 0
       for j = 1, #found do
         if string.byte(found[j]) ~= 97 then return nobody(i, queue, goes_on), own end
@@ -122,10 +124,10 @@ if frees then
             if holder == caller then
               own = number
             else
-              local kind, attempt = push, ' '
-              if job then kind, attempt = '1 job ', ' ' .. job.attempt .. ' ' end
+              local attempt = job and job.attempt .. ' ' or ''
               -- Its count decides nothing, and a user who may not publish still hands over.
-              redis.pcall('PUBLISH', channel, kind .. claim .. ' ' .. nonce .. ' ' .. text .. ' ' .. lease .. attempt .. KEYS[i])
+              local push = '1 ' .. kind .. ' ' .. claim .. ' ' .. nonce .. ' ' .. text .. ' ' .. lease .. ' ' .. attempt
+              redis.pcall('PUBLISH', channel, push .. KEYS[i])
             end
             if not shared[i] then return true, own end
           end

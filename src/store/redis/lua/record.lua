@@ -8,10 +8,10 @@
 local apart
 
 -- For how long a lock that was handed on and on is left free.
-local gap = not jobs and tonumber(string.match(ARGV[3], '%d+')) or nil
+local gap = tonumber(string.match(ARGV[3], '%d+'))
 
--- Of elections: who leads, and what follows when that changes; see elect.lua.
-local leads, elected
+-- Of jobs: what is known of one; see job.lua. Of elections: who leads, and what follows when that changes; see elect.lua.
+local recall, leads, elected
 
 local left, grant
 if claims or renews or yields then

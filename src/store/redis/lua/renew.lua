@@ -2,7 +2,6 @@
 -- KEYS[i]  the record
 -- returns  integer = granted, its number; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind an owner who is no
 --          claim of ours; O = the tick is over; S = the tick was never granted and never is; X = gone
-local renew
 if renews then
   function renew(i, queue, number, job, holder, entry, lease, hold, tick)
     if number then
@@ -12,7 +11,7 @@ if renews then
         redis.call('PEXPIRE', KEYS[i], hold)
       else
         -- A node of before the readers handed it over as to a writer.
-        join(i, holder, hold, format('%d', number))
+        join(i, holder, hold, format('%d', number), tick)
         hand_over(i, queue)
       end
       return number

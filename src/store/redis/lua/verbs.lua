@@ -1,7 +1,8 @@
--- verbs: which functions some request is going to call: none is made that is not.
+-- verbs: which functions some request is going to call: none is made that is not. What a kind does without stays nil.
 -- ARGV[word+1]  the verbs of what is to come
 -- ARGV[word+5]  and their ticks
 -- returns       nothing: what follows reads the names below
+local claim, renew, leave, finish, yield, pass, extend, ask
 -- Which verbs are to come, and whether some key is free, or becomes so.
 local claims, waits, renews, leaves, finishes, yields, passes, extends, asks, frees
 for i = first, n do
@@ -25,5 +26,5 @@ for i = first, n do
     asks = true
   end
   -- An owner that reads may have been handed a string.
-  frees = frees or not records[i] or verb == 'r' and not jobs and ARGV[word + 5] ~= '0'
+  frees = frees or not records[i] or verb == 'r' and kind == 'lock' and ARGV[word + 5] ~= '0'
 end

@@ -3,7 +3,6 @@
 -- KEYS[i]      the record
 -- KEYS[n+1+i]  the queue
 -- returns      integer = granted to the fresh number; Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner; X = gone
-local yield
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if not (number or records[i]) and queues ~= 0 then
@@ -16,7 +15,7 @@ if yields then
       return 'X'
     end
     if not records[i] then
-      part(i, holder)
+      part(i, holder, tick)
       gives = true
     end
     local given, _, rest, blocked = hand_over(i, queue, job, nil, true)
