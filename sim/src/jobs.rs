@@ -10,7 +10,7 @@ use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
     Fence, GrantNumber, Holder, Kind, Question, Reply, Request, TickTime, Turn, Verb,
 };
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 
 /// So long before the last tick jobs that skip are changed into such as pass over none, where they are.
 const CHANGED: u64 = 1_500 * MS;
@@ -152,11 +152,11 @@ impl World {
         if self.draining || self.nodes[slot].retired || missed {
             return self.pursuit_ends(slot, key, mark);
         }
-        let want = AcquireOptions {
+        let want = LockOptions {
             mark,
             turn,
             limit: 64,
-            ..AcquireOptions::new(self.profile.terms[0])
+            ..LockOptions::new(self.profile.terms[0])
         };
         let (ticket, _) = self.new_caller(slot, key, want, Fetches::Later);
         self.feed(slot, key, Input::Lock(ticket, want));
@@ -326,7 +326,7 @@ impl World {
     // What must never happen to ticks.
 
     /// Whoever is told that a tick is over, or skipped, gives it up for ever: so it must be.
-    fn watch_denial(&mut self, slot: usize, key: usize, want: AcquireOptions, denial: &AcquireError) {
+    fn watch_denial(&mut self, slot: usize, key: usize, want: LockOptions, denial: &AcquireError) {
         let mark = want.mark;
         let job = self.job(key);
         let right = match denial {

@@ -21,7 +21,7 @@ use crate::protocol::message::{
     Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaderReport, LeaseTimes, Mode, Name, Permits,
     Question, TickTime, Turn,
 };
-use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
+use crate::protocol::step::{AcquireError, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// What is to be acquired, and how.
@@ -304,7 +304,7 @@ impl Acquire {
     }
 
     /// Bad input is told before anything is asked.
-    pub(crate) fn check(&self) -> Result<AcquireOptions, Error> {
+    pub(crate) fn check(&self) -> Result<LockOptions, Error> {
         let (options, node) = (self.handle.options(), self.handle.node());
         let key = self.key();
         let length = key.as_bytes().len();
@@ -344,7 +344,7 @@ impl Acquire {
                 is_upgrade: held.mode == Mode::Read && self.wanted.mode == Mode::Exclusive,
             });
         }
-        Ok(AcquireOptions {
+        Ok(LockOptions {
             term: options.term(self.wanted.lease)?,
             mode: self.wanted.mode,
             wait: self.wanted.wait,

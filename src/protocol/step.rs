@@ -27,7 +27,7 @@ pub struct Ticket(pub u64);
 
 /// What a caller wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AcquireOptions {
+pub struct LockOptions {
     /// The lengths of the claim, if this caller's are the ones it is made with.
     pub term: LeaseTimes,
     /// How the lease may be shared.
@@ -58,10 +58,10 @@ pub struct AcquireOptions {
     pub node_is_full: bool,
 }
 
-impl AcquireOptions {
+impl LockOptions {
     /// A lease of its own that is renewed, waited for without a limit, and handed on within the process.
     pub fn new(term: LeaseTimes) -> Self {
-        AcquireOptions {
+        LockOptions {
             term,
             mode: Mode::Exclusive,
             wait: true,
@@ -80,7 +80,7 @@ impl AcquireOptions {
 
     /// A lease that somebody else has, for a claim of its own.
     pub(crate) fn of_another(term: LeaseTimes, mode: Mode) -> Self {
-        AcquireOptions {
+        LockOptions {
             mode,
             solo: true,
             ..Self::new(term)
@@ -110,9 +110,9 @@ pub struct Tag {
 #[derive(Debug, Clone)]
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
-    Lock(Ticket, AcquireOptions),
+    Lock(Ticket, LockOptions),
     /// The same, where the question is [`Question::Save`]: what is to be kept.
-    Save(Ticket, AcquireOptions, Checkpoint),
+    Save(Ticket, LockOptions, Checkpoint),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
@@ -124,7 +124,7 @@ pub enum Input {
     /// other ticket holds what was held before.
     Transfer(Ticket, Ticket, LeaseTimes),
     /// A caller wants the lease of this owner, of whom it was told.
-    Adopt(Ticket, AcquireOptions, Holder),
+    Adopt(Ticket, LockOptions, Holder),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
     /// The store did not do a write because this claim has no lease under this grant: the lease is over.
