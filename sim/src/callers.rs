@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
 use tenure::protocol::session::step::{Probe, SessionInput};
-use tenure::protocol::step::{AcquireError, Input, LockOptions, Outcome, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Outcome, TickRefusal, Ticket};
 use tenure::protocol::time::Instant;
 
 /// How many permits there are of each key, in worlds of permits.
@@ -525,10 +525,10 @@ impl World {
             AcquireError::QueueFull { .. } => Seen::DeniedFull,
             AcquireError::NodeFull => Seen::DeniedNodeFull,
             AcquireError::Store(_) => Seen::DeniedStore,
-            AcquireError::Over => Seen::DeniedOver,
-            AcquireError::Skipped => Seen::DeniedNeverBegun,
-            AcquireError::Early(_) => Seen::DeniedEarly,
-            AcquireError::Behind { .. } => Seen::DeniedBehind,
+            AcquireError::Tick(TickRefusal::Over) => Seen::DeniedOver,
+            AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
+            AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
+            AcquireError::Tick(TickRefusal::Behind { .. }) => Seen::DeniedBehind,
             AcquireError::Report(_) => Seen::Reported,
             AcquireError::InUse(_) => Seen::InUseTold,
             AcquireError::Owned(_) => Seen::OwnerAnswered,

@@ -9,10 +9,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::within::within;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
+use crate::protocol::step::{AcquireError, LockOptions};
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -170,7 +171,7 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let left = self.ask(self.wanted(Question::Count)).await?;
+        let left = self.ask(Question::Count, None).await?;
         self.left(left)
     }
 
@@ -187,7 +188,9 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held. The store keeps for at most a lease that this process waits.
     pub async fn wait(&self) -> Result<(), Error> {
-        self.waited_for(self.waits().await)
+        let mut waits = self.waits()?;
+        let answer = (&mut waits).await;
+        self.waited_for(&waits, answer)
     }
 
     /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
@@ -204,9 +207,9 @@ impl CountDownLatch {
         if wait.is_zero() {
             return Ok(self.count().await? == 0);
         }
-        let mut waits = self.waits();
+        let mut waits = self.waits()?;
         match within([self.handle.node()], wait, &mut waits).await {
-            Some(answer) => self.waited_for(answer).map(|()| true),
+            Some(answer) => self.waited_for(&waits, answer).map(|()| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
                 error => Err(error),
@@ -214,18 +217,16 @@ impl CountDownLatch {
         }
     }
 
-    fn waits(&self) -> Acquire {
-        let wanted = Wanted {
-            wait: true,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted(Question::Zero { of: None })
+    fn waits(&self) -> Result<Acquire, Error> {
+        let options = LockOptions {
+            question: Some(Question::Zero { of: None }),
+            ..self.handle.options().lock()
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Acquire::ask(&self.handle, &self.name, options, None)
     }
 
-    fn waited_for(&self, answer: Result<Guard, Unacquired>) -> Result<(), Error> {
-        let report = self.report(answer)?;
-        self.left(report).map(|_| ())
+    fn waited_for(&self, asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<(), Error> {
+        self.left(report(asks, answer)?).map(|_| ())
     }
 
     fn left(&self, report: LatchReport) -> Result<u32, Error> {
@@ -239,38 +240,25 @@ impl CountDownLatch {
     /// nothing; then that is the one.
     async fn call(&self, question: impl Fn(Called) -> Question, id: Vec<u8>) -> Result<LatchReport, Error> {
         let id = Checkpoint(id.into());
-        let wanted = |called| Wanted {
-            data: Some(id.clone()),
-            ..self.wanted(question(called))
-        };
-        match self.ask(wanted(Called::default())).await? {
+        match self.ask(question(Called::default()), Some(id.clone())).await? {
             LatchReport::SetMeanwhile(generation) => {
                 let of = Some(generation);
                 let called = Called::default();
-                self.ask(wanted(Called { of, ..called })).await
+                self.ask(question(Called { of, ..called }), Some(id)).await
             }
             report => Ok(report),
         }
     }
 
-    async fn ask(&self, wanted: Wanted) -> Result<LatchReport, Error> {
-        self.report(Acquire::new(self.handle.clone(), wanted).await)
-    }
-
-    fn wanted(&self, question: Question) -> Wanted {
-        Wanted {
+    async fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<LatchReport, Error> {
+        let options = LockOptions {
+            wait: false,
             question: Some(question),
-            ..Wanted::new(self.name.clone(), self.handle.options().lease)
-        }
-    }
-
-    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<LatchReport, Error> {
-        match answer {
-            Err(Unacquired::Latch(report)) => Ok(report),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Ok(LatchReport::Unset),
-        }
+            ..self.handle.options().lock()
+        };
+        let mut asks = Acquire::ask(&self.handle, &self.name, options, data)?;
+        let answer = (&mut asks).await;
+        report(&asks, answer)
     }
 
     fn unset(&self) -> Error {
@@ -285,6 +273,15 @@ impl CountDownLatch {
 
     fn refuse(&self, why: fmt::Arguments<'_>) -> Error {
         Error::Options(OptionsError(format!("latch `{}` {why}", self.key())))
+    }
+}
+
+fn report(asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<LatchReport, Error> {
+    match answer {
+        Err(AcquireError::Latch(report)) => Ok(report),
+        Err(why) => Err(asks.error(why)),
+        // A question is never granted.
+        Ok(_) => Ok(LatchReport::Unset),
     }
 }
 

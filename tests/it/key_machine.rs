@@ -6,7 +6,7 @@ use tenure::Key;
 use tenure::error::LostCause;
 use tenure::protocol::message::{Grant, GrantNumber, Name, Question, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::step::{
-    AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, Ticket,
+    AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
 };
 use tenure::testing::timed_out;
 
@@ -509,7 +509,10 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
         first.tag
     );
     engine.answer(Reply::Over);
-    assert!(matches!(engine.denial(standby), Some(AcquireError::Over)));
+    assert!(matches!(
+        engine.denial(standby),
+        Some(AcquireError::Tick(TickRefusal::Over))
+    ));
     assert!(engine.shard.is_empty());
 }
 
@@ -564,7 +567,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
             assert!(
                 matches!(
                     engine.denial(ticket),
-                    Some(AcquireError::Over | AcquireError::Early(_) | AcquireError::Busy)
+                    Some(AcquireError::Tick(TickRefusal::Over | TickRefusal::Early(_)) | AcquireError::Busy)
                 ),
                 "{:?}",
                 engine.denial(ticket)

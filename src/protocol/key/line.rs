@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::protocol::message::Mode;
-use crate::protocol::step::{LockOptions, Ticket, ms};
+use crate::protocol::step::{LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// For so many callers an empty line keeps room.
@@ -25,7 +25,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn lease(&self) -> Duration {
-        ms(self.options.term.lease_ms)
+        self.options.lease()
     }
 }
 

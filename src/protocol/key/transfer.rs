@@ -49,8 +49,10 @@ impl<P: Plant> KeyState<P> {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let options = LockOptions {
+            mode: old.mode,
             fixed: true,
-            ..LockOptions::of_another(term, old.mode)
+            solo: true,
+            ..LockOptions::new(term)
         };
         self.pass_on(cx, to, options, old);
     }
@@ -72,10 +74,10 @@ impl<P: Plant> KeyState<P> {
         };
         let term = LeaseTimes { lease_ms, ..old.term };
         let options = LockOptions {
+            mode: Mode::Read,
             fixed: old.fixed,
-            solo: false,
             max_hold: held.local().and_then(|local| local.hold.most),
-            ..LockOptions::of_another(term, Mode::Read)
+            ..LockOptions::new(term)
         };
         self.pass_on(cx, to, options, old);
     }
