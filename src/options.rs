@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::OptionsError;
 use crate::key::Key;
 use crate::protocol::message::LeaseTimes;
+use crate::protocol::step::LockOptions;
 
 /// The shortest lease: below it, a round trip and a renewal do not fit in.
 pub const SHORTEST_LEASE: Duration = Duration::from_millis(400);
@@ -108,30 +109,51 @@ impl Options {
         Ok(())
     }
 
-    /// The lengths of a claim with this lease: checked once, valid from then on.
-    pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
+    /// What a lock wants unless its builder is told otherwise.
+    pub(crate) fn lock(&self) -> LockOptions {
+        LockOptions {
+            limit: self.waiters_per_key,
+            ..LockOptions::new(self.times(self.lease))
+        }
+    }
+
+    /// The lengths of a claim with this lease, which may be out of bounds.
+    pub(crate) fn times(&self, lease: Duration) -> LeaseTimes {
+        let margin = self
+            .margin
+            .unwrap_or((lease / 10).max(Duration::from_millis(250)));
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        LeaseTimes {
+            lease_ms: ms(lease),
+            margin_ms: ms(margin),
+        }
+    }
+
+    /// Refuses lengths that are out of bounds.
+    pub(crate) fn check_times(&self, term: LeaseTimes) -> Result<(), OptionsError> {
         let shortest = if self.short_leases {
             SHORTEST_IN_TESTS
         } else {
             SHORTEST_LEASE
         };
+        let [lease, margin] = [term.lease_ms, term.margin_ms].map(Duration::from_millis);
         if !(shortest..=LONGEST_LEASE).contains(&lease) {
             return Err(OptionsError(format!(
                 "a lease lasts {shortest:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
             )));
         }
-        let margin = self
-            .margin
-            .unwrap_or((lease / 10).max(Duration::from_millis(250)));
         if margin > LONGEST_LEASE {
             return Err(OptionsError(format!(
                 "a margin of {margin:?} is longer than any lease: 30 days at most"
             )));
         }
-        Ok(LeaseTimes {
-            lease_ms: lease.as_millis() as u64,
-            margin_ms: margin.as_millis() as u64,
-        })
+        Ok(())
+    }
+
+    /// The lengths of a claim with this lease, checked.
+    pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
+        let term = self.times(lease);
+        self.check_times(term).map(|()| term)
     }
 }
 

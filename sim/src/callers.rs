@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
 use tenure::protocol::session::step::{Probe, SessionInput};
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Outcome, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Outcome, TickRefusal, Ticket};
 use tenure::protocol::time::Instant;
 
 /// How many permits there are of each key, in worlds of permits.
@@ -28,7 +28,7 @@ fn is_of_job(question: Question) -> bool {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) key: usize,
-    pub(crate) want: AcquireOptions,
+    pub(crate) want: LockOptions,
     pub(crate) state: State,
     /// Whether it takes up what it is granted: not yet, in time or late, never.
     pub(crate) fetches: Fetches,
@@ -119,7 +119,7 @@ impl World {
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         // In a crowd the first holds for long, and all others wait with claims of their own.
         let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
-        let want = AcquireOptions {
+        let want = LockOptions {
             mode: self.mode_of_next(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
@@ -130,7 +130,7 @@ impl World {
             question: self.question_of_next(slot),
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
-            ..AcquireOptions::new(term)
+            ..LockOptions::new(term)
         };
         let free = |key: &Name| self.nodes[slot].shard.is_free(key);
         // Not drawn, as above.
@@ -143,7 +143,7 @@ impl World {
     }
 
     /// Somebody wants a key, and may lose patience.
-    pub(crate) fn enter(&mut self, slot: usize, key: usize, want: AcquireOptions) -> Ticket {
+    pub(crate) fn enter(&mut self, slot: usize, key: usize, want: LockOptions) -> Ticket {
         let (crowd, life) = (self.profile.crowd, self.nodes[slot].life);
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
         if !crowd && self.chance(25) {
@@ -166,7 +166,7 @@ impl World {
         &mut self,
         slot: usize,
         key: usize,
-        want: AcquireOptions,
+        want: LockOptions,
         fetches: Fetches,
     ) -> (Ticket, usize) {
         let asked_at = self.now;
@@ -224,7 +224,7 @@ impl World {
             held,
             finished: false,
         };
-        let next = AcquireOptions {
+        let next = LockOptions {
             mode: Mode::Read,
             wait: true,
             solo: false,
@@ -525,10 +525,10 @@ impl World {
             AcquireError::QueueFull { .. } => Seen::DeniedFull,
             AcquireError::NodeFull => Seen::DeniedNodeFull,
             AcquireError::Store(_) => Seen::DeniedStore,
-            AcquireError::Over => Seen::DeniedOver,
-            AcquireError::Skipped => Seen::DeniedNeverBegun,
-            AcquireError::Early(_) => Seen::DeniedEarly,
-            AcquireError::Behind { .. } => Seen::DeniedBehind,
+            AcquireError::Tick(TickRefusal::Over) => Seen::DeniedOver,
+            AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
+            AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
+            AcquireError::Tick(TickRefusal::Behind { .. }) => Seen::DeniedBehind,
             AcquireError::Report(_) => Seen::Reported,
             AcquireError::InUse(_) => Seen::InUseTold,
             AcquireError::Owned(_) => Seen::OwnerAnswered,

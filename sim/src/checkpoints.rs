@@ -7,7 +7,7 @@ use crate::jobs::Ticks;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner};
 use tenure::protocol::message::{Checkpoint, Holder, JobReport, Question, Request, TickTime, Verb};
-use tenure::protocol::step::{AcquireOptions, Input};
+use tenure::protocol::step::{Input, LockOptions};
 
 /// What a run leaves: whose it is, and of which tick.
 fn cursor(of: Holder, mark: Option<TickTime>) -> Checkpoint {
@@ -51,7 +51,7 @@ impl World {
             return;
         };
         let question = question(of);
-        let asks = AcquireOptions {
+        let asks = LockOptions {
             wait: false,
             question: Some(question),
             ..want
@@ -68,7 +68,7 @@ impl World {
     }
 
     /// What a run was told of itself.
-    pub(crate) fn run_answered(&mut self, slot: usize, key: usize, want: AcquireOptions, report: &JobReport) {
+    pub(crate) fn run_answered(&mut self, slot: usize, key: usize, want: LockOptions, report: &JobReport) {
         let Some(of) = want.question.and_then(Question::of) else {
             return;
         };

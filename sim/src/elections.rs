@@ -11,7 +11,7 @@ use tenure::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, NodeId, Question, Reply, Request,
     Verb,
 };
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use tenure::protocol::time::Instant;
 
 use crate::Wrong;
@@ -159,7 +159,7 @@ impl World {
             return;
         }
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
-        let want = AcquireOptions {
+        let want = LockOptions {
             solo: true,
             rests,
             limit: 1000,
@@ -172,12 +172,12 @@ impl World {
         self.feed(slot, key, Input::Lock(ticket, want));
     }
 
-    fn of_election(&self, term: LeaseTimes, question: Option<Question>) -> AcquireOptions {
-        AcquireOptions {
+    fn of_election(&self, term: LeaseTimes, question: Option<Question>) -> LockOptions {
+        LockOptions {
             wait: question.is_none_or(Question::is_watched),
             question,
             limit: 64,
-            ..AcquireOptions::new(term)
+            ..LockOptions::new(term)
         }
     }
 
@@ -304,7 +304,7 @@ impl World {
             ..
         } = self.watch.elections.observers[observer];
         let known = known.map(|(version, _)| version);
-        let want = AcquireOptions {
+        let want = LockOptions {
             rests: failed,
             ..self.of_election(term, Some(Question::Leader { known }))
         };

@@ -10,7 +10,7 @@ use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
     Fence, GrantNumber, Holder, Kind, Question, Reply, Request, TickTime, Turn, Verb,
 };
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, TickRefusal, Ticket};
 
 /// So long before the last tick jobs that skip are changed into such as pass over none, where they are.
 const CHANGED: u64 = 1_500 * MS;
@@ -152,11 +152,11 @@ impl World {
         if self.draining || self.nodes[slot].retired || missed {
             return self.pursuit_ends(slot, key, mark);
         }
-        let want = AcquireOptions {
+        let want = LockOptions {
             mark,
             turn,
             limit: 64,
-            ..AcquireOptions::new(self.profile.terms[0])
+            ..LockOptions::new(self.profile.terms[0])
         };
         let (ticket, _) = self.new_caller(slot, key, want, Fetches::Later);
         self.feed(slot, key, Input::Lock(ticket, want));
@@ -244,9 +244,9 @@ impl World {
     pub(crate) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
         let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         let (pause, patient) = match denial {
-            AcquireError::Early(left) => (left.as_nanos() as u64, true),
+            AcquireError::Tick(TickRefusal::Early(left)) => (left.as_nanos() as u64, true),
             AcquireError::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
-            AcquireError::Behind { latest, is_open } => {
+            AcquireError::Tick(TickRefusal::Behind { latest, is_open }) => {
                 // Whoever is to be run first is pursued first, and this one asks again.
                 let period = self.profile.period;
                 let first = (key, Some(TickTime(latest.0 + if *is_open { 0 } else { period })));
@@ -262,7 +262,10 @@ impl World {
                 (self.rng.u64(50 * MS..300 * MS), true)
             }
             _ => {
-                if matches!(denial, AcquireError::Over | AcquireError::Skipped) {
+                if matches!(
+                    denial,
+                    AcquireError::Tick(TickRefusal::Over | TickRefusal::Skipped)
+                ) {
                     self.note_over(slot, key, want.mark);
                 }
                 self.watch_denial(slot, key, want, denial);
@@ -326,13 +329,13 @@ impl World {
     // What must never happen to ticks.
 
     /// Whoever is told that a tick is over, or skipped, gives it up for ever: so it must be.
-    fn watch_denial(&mut self, slot: usize, key: usize, want: AcquireOptions, denial: &AcquireError) {
+    fn watch_denial(&mut self, slot: usize, key: usize, want: LockOptions, denial: &AcquireError) {
         let mark = want.mark;
         let job = self.job(key);
         let right = match denial {
-            AcquireError::Over => is_over(&job, mark),
+            AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark),
             // Of what was granted before a reset nobody knows any more.
-            AcquireError::Skipped => {
+            AcquireError::Tick(TickRefusal::Skipped) => {
                 let tick = self.watch.ticks.ticks.get(&(key, mark));
                 let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
                 is_over(&job, mark) && (!was_begun || self.watch.ticks.reset)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tenure::protocol::ledger::Latch;
 use tenure::protocol::message::{Called, Checkpoint, GrantNumber, LatchReport, Question, Request, Verb};
-use tenure::protocol::step::{AcquireOptions, Input};
+use tenure::protocol::step::{Input, LockOptions};
 
 use crate::Wrong;
 use crate::callers::{Act, Fetches, State};
@@ -83,11 +83,11 @@ impl World {
 
     fn call_latch(&mut self, slot: usize, question: Question, id: Id) {
         let Some(key) = self.latch else { return };
-        let want = AcquireOptions {
+        let want = LockOptions {
             wait: question.is_watched(),
             question: Some(question),
             limit: 64,
-            ..AcquireOptions::new(self.profile.terms[0])
+            ..LockOptions::new(self.profile.terms[0])
         };
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
         let life = self.nodes[slot].life;

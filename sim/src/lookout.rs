@@ -6,7 +6,7 @@ use crate::coverage::Seen;
 use crate::jobs::is_over;
 use crate::world::{Event, MS, World};
 use tenure::protocol::message::{JobReport, Question, TickTime};
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input};
+use tenure::protocol::step::{AcquireError, Input, LockOptions};
 
 /// How often a node asks, in ms.
 const PAUSE: std::ops::Range<u64> = 300..900;
@@ -33,11 +33,11 @@ impl World {
                 over: self.nodes[slot].over.get(&key).copied(),
             }
         };
-        let want = AcquireOptions {
+        let want = LockOptions {
             wait: false,
             question: Some(question),
             limit: 64,
-            ..AcquireOptions::new(self.profile.terms[0])
+            ..LockOptions::new(self.profile.terms[0])
         };
         let (ticket, _) = self.new_caller(slot, key, want, Fetches::Never);
         self.feed(slot, key, Input::Lock(ticket, want));
@@ -48,7 +48,7 @@ impl World {
         &mut self,
         slot: usize,
         key: usize,
-        want: AcquireOptions,
+        want: LockOptions,
         answer: &AcquireError,
     ) {
         let AcquireError::Report(report) = answer else {

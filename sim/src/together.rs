@@ -1,7 +1,7 @@
 //! Callers of several keys at once: how they come, and what must never become of them.
 
 use tenure::protocol::message::{Batch, Mode, Reply, Request, Rule};
-use tenure::protocol::step::{AcquireOptions, Input};
+use tenure::protocol::step::{Input, LockOptions};
 
 use crate::Wrong;
 use crate::coverage::Seen;
@@ -9,13 +9,13 @@ use crate::world::World;
 
 impl World {
     /// Somebody wants all locks at once, where there are readers some of them to read. Nobody of its node is in the way.
-    pub(crate) fn arrive_together(&mut self, slot: usize, want: AcquireOptions) {
+    pub(crate) fn arrive_together(&mut self, slot: usize, want: LockOptions) {
         // Not drawn: the same seed is the same world as before.
         let round = self.nodes[slot].callers.len() / 8 + slot;
         let mut callers = Vec::new();
         for key in 0..self.locks {
             let reads = self.profile.readers && !round.is_multiple_of(4) && !(round + key).is_multiple_of(3);
-            let want = AcquireOptions {
+            let want = LockOptions {
                 mode: if reads { Mode::Read } else { Mode::Exclusive },
                 wait: false,
                 together: true,

@@ -2,7 +2,7 @@
 
 use tenure::error::LostCause;
 use tenure::protocol::message::{Holder, Mode, Question};
-use tenure::protocol::step::{AcquireError, AcquireOptions, Input, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 
 use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
@@ -26,7 +26,7 @@ pub(crate) struct Letter {
 impl World {
     /// Whether a caller that holds gives its lease up, instead of giving it back. Not drawn: the same seed is the same world as
     /// before.
-    pub(crate) fn gives_up(&self, caller: usize, want: &AcquireOptions) -> bool {
+    pub(crate) fn gives_up(&self, caller: usize, want: &LockOptions) -> bool {
         self.profile.transfers && caller % 3 == 2 && want.mark.is_none() && !self.draining
     }
 
@@ -43,7 +43,7 @@ impl World {
             held,
             finished: false,
         };
-        let next = AcquireOptions {
+        let next = LockOptions {
             fixed: true,
             solo: true,
             wait: true,
@@ -109,7 +109,7 @@ impl World {
         }
         let Letter { key, of, mode, .. } = self.letters[letter];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
-        let want = AcquireOptions {
+        let want = LockOptions {
             mode,
             wait: what > 1,
             solo: true,
@@ -118,7 +118,7 @@ impl World {
                 1 => Some(Question::Extend { of }),
                 _ => None,
             },
-            ..AcquireOptions::new(term)
+            ..LockOptions::new(term)
         };
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;

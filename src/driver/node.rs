@@ -26,9 +26,7 @@ use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
 use crate::protocol::session::step::SessionInput;
-use crate::protocol::step::{
-    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
-};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
@@ -239,7 +237,7 @@ impl Node {
     pub(crate) fn join_line(
         self: &Arc<Self>,
         name: &Name,
-        options: AcquireOptions,
+        options: LockOptions,
         data: Option<Checkpoint>,
     ) -> (Ticket, Arc<Waiter>, Instant) {
         self.note_entry(options);
@@ -270,7 +268,7 @@ impl Node {
     pub(crate) fn adopt(
         self: &Arc<Self>,
         name: &Name,
-        options: AcquireOptions,
+        options: LockOptions,
         from: Holder,
     ) -> (Ticket, Arc<Waiter>, Instant) {
         self.note_entry(options);
@@ -298,7 +296,7 @@ impl Node {
     }
 
     /// A caller enters.
-    pub(super) fn note_entry(&self, options: AcquireOptions) {
+    pub(super) fn note_entry(&self, options: LockOptions) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let hold_ms = options.term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use crate::driver::node::{Aftermath, Followup, Keys, Node};
 use crate::driver::waiter::{Waiter, lock};
 use crate::protocol::message::Name;
-use crate::protocol::step::{AcquireOptions, Effect, Input, Ticket};
+use crate::protocol::step::{Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// A caller that entered: its ticket, where it waits, and since when.
@@ -15,7 +15,7 @@ pub(crate) type Entered = (Ticket, Arc<Waiter>, Instant);
 impl Node {
     /// Enters a caller for each of these keys, which are of one kind and no two the same. Their claims go together. Nobody
     /// enters, and nothing is asked, where somebody of this process is in the way, or the keys are of several servers.
-    pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, AcquireOptions)]) -> Option<Vec<Entered>> {
+    pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, LockOptions)]) -> Option<Vec<Entered>> {
         let server = self.servers.of_all(wanted.iter().map(|(name, _)| name))?;
         let shards: BTreeSet<usize> = wanted.iter().map(|(name, _)| self.shard_of(name)).collect();
         // All at once, and in order: nobody else has more than one.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::task::coop;
 
 use crate::driver::handle::Handle;
+use crate::driver::node::Node;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
 use crate::error::{ClosedCause, Error, LostCause, OptionsError, StoreError, StoreErrorKind};
@@ -17,282 +18,235 @@ use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
-use crate::protocol::message::{
-    Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaderReport, LeaseTimes, Mode, Name, Permits,
-    Question, TickTime, Turn,
-};
-use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
+use crate::protocol::message::{Checkpoint, Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::step::{AcquireError, LockOptions, Ticket};
 use crate::protocol::time::Instant;
-
-/// What is to be acquired, and how.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) name: Name,
-    pub(crate) mode: Mode,
-    pub(crate) lease: Duration,
-    pub(crate) fixed: bool,
-    /// With a place of its own in the store's queue.
-    pub(crate) fair: bool,
-    /// With others of the same caller, or not at all.
-    pub(crate) together: bool,
-    /// That somebody has it is no last word: the caller goes on in another way.
-    pub(crate) goes_on: bool,
-    /// Wait for its turn.
-    pub(crate) wait: bool,
-    /// It was just lost: not at once.
-    pub(crate) rests: bool,
-    /// Refuse when so many of this process wait for it.
-    pub(crate) limit: usize,
-    /// Renew it no longer.
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) tick: Option<TickTime>,
-    pub(crate) turn: Turn,
-    /// Not to be acquired: what is asked about it.
-    pub(crate) question: Option<Question>,
-    /// What is to be kept, if that is the question.
-    pub(crate) data: Option<Checkpoint>,
-}
-
-impl Wanted {
-    /// A lease that is renewed, that nobody waits for; without a limit to those who do.
-    pub(crate) fn new(name: Name, lease: Duration) -> Wanted {
-        Wanted {
-            name,
-            mode: Mode::Exclusive,
-            lease,
-            fixed: false,
-            fair: false,
-            together: false,
-            goes_on: false,
-            wait: false,
-            rests: false,
-            limit: usize::MAX,
-            max_hold: None,
-            tick: None,
-            turn: Turn::Skip,
-            question: None,
-            data: None,
-        }
-    }
-}
 
 /// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.
 #[derive(Debug)]
 #[must_use = "futures do nothing until they are awaited"]
 pub(crate) struct Acquire {
     handle: Handle,
-    wanted: Wanted,
-    state: State,
+    name: Name,
+    options: LockOptions,
+    /// `None` before it entered.
+    entry: Option<Entry>,
 }
 
-#[derive(Debug)]
-enum State {
-    New,
-    Waiting(Waiting),
-    Done,
-}
-
-/// A caller's ticket, where it hears of what is decided, and when it entered.
+/// A caller that entered: its ticket, where it hears of what is decided, and since when.
 type Entered = (Ticket, Arc<Waiter>, Instant);
 
-impl State {
-    fn waiting((ticket, waiter, since): Entered) -> Self {
-        State::Waiting(Waiting {
-            ticket,
-            waiter,
-            since,
-            waits: false,
-        })
-    }
-}
-
 #[derive(Debug)]
-struct Waiting {
+struct Entry {
     ticket: Ticket,
     waiter: Arc<Waiter>,
     since: Instant,
     /// It was not answered at once.
     waits: bool,
+    /// It was answered: the place in the line is no more.
+    is_answered: bool,
 }
 
-/// Why there is no guard.
-#[derive(Debug)]
-pub(crate) enum Unacquired {
-    Error(Error),
-    /// The tick was run, or a later one was begun.
-    Over,
-    /// The tick was never begun, and never is.
-    Skipped,
-    /// The tick comes only after this, by the store's clock.
-    #[cfg_attr(
-        not(feature = "scheduler"),
-        allow(dead_code, reason = "only ticks have a time")
-    )]
-    Early(Duration),
-    /// An earlier tick is to be run first: the latest one, as it has not ended, or one that comes after that.
-    #[cfg_attr(
-        not(feature = "scheduler"),
-        allow(dead_code, reason = "only ticks come after others")
-    )]
-    Behind {
-        latest: TickTime,
-        is_open: bool,
-    },
-    /// What was asked.
-    #[cfg_attr(
-        not(feature = "scheduler"),
-        allow(dead_code, reason = "only jobs are asked about")
-    )]
-    Report(Box<JobReport>),
-    /// So many permits are held; `None` for all.
-    InUse(Option<u64>),
-    /// Whether the owner that was asked about had the lease.
-    Owned(bool),
-    /// What was asked of a latch.
-    Latch(LatchReport),
-    /// Who leads; `None`: nobody.
-    Leader(Option<LeaderReport>),
-    /// What was to be passed on was not, and is held as before.
-    Kept(Kept),
-}
-
-/// What goes on as it was held before, and why.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) ticket: Ticket,
-    pub(crate) waiter: Arc<Waiter>,
-    pub(crate) fence: Fence,
-    pub(crate) source: StoreError,
-}
-
-impl Unacquired {
-    /// For what has no time: nothing of it is over or early.
-    pub(crate) fn into_error(self, key: &Key) -> Error {
-        match self {
-            Unacquired::Error(error) => error,
-            Unacquired::Over
-            | Unacquired::Skipped
-            | Unacquired::Early(_)
-            | Unacquired::Behind { .. }
-            | Unacquired::Report(_)
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
-            | Unacquired::Kept(_) => Error::Busy {
-                key: key.clone(),
-                waited: Duration::ZERO,
-            },
+impl Entry {
+    fn new((ticket, waiter, since): Entered) -> Self {
+        Entry {
+            ticket,
+            waiter,
+            since,
+            waits: false,
+            is_answered: false,
         }
     }
 }
 
+/// Checks what a caller wants before anything is asked.
+///
+/// # Errors
+/// Bad input, a fork, or a wait for what the caller itself holds.
+pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
+    let (options, node, key) = (handle.options(), handle.node(), &name.key);
+    let length = key.as_bytes().len();
+    if length == 0 || length > options.max_key {
+        return Err(Error::Key {
+            key: key.clone(),
+            length,
+            limit: options.max_key,
+        });
+    }
+    if let Mode::Permits(Permits { weight, capacity }) = wanted.mode
+        && !(1..=capacity).contains(&weight)
+    {
+        return Err(Error::Options(OptionsError(if capacity == 0 {
+            format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
+        } else {
+            format!(
+                "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
+            )
+        })));
+    }
+    if wanted.max_hold.is_some_and(|most| most.is_zero()) {
+        return Err(Error::Options(OptionsError(format!(
+            "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
+        ))));
+    }
+    handle.not_forked(key)?;
+    // A caller that does not wait is told that the key is busy, and of permits a task may have several.
+    if wanted.wait
+        // A question waits for no lease.
+        && wanted.question.is_none()
+        && !wanted.mode.is_of_permits()
+        && let Some(held) = scope::find(node, name)
+    {
+        return Err(Error::WouldDeadlock {
+            key: key.clone(),
+            is_upgrade: held.mode == Mode::Read && wanted.mode == Mode::Exclusive,
+        });
+    }
+    options.check_times(wanted.term)?;
+    Ok(LockOptions {
+        // The store alone knows what becomes of a tick.
+        node_is_full: name.kind != Kind::Job && node.waiting() >= options.waiters_per_node,
+        ..wanted
+    })
+}
+
 impl Acquire {
-    pub(crate) fn new(handle: Handle, wanted: Wanted) -> Self {
+    pub(crate) fn new(handle: Handle, name: Name, options: LockOptions) -> Self {
         Acquire {
             handle,
-            wanted,
-            state: State::New,
+            name,
+            options,
+            entry: None,
         }
+    }
+
+    /// Enters a caller, if it has not entered: from now on it has its place.
+    ///
+    /// # Errors
+    /// As [`check`].
+    #[inline]
+    pub(crate) fn enter(&mut self) -> Result<(), Error> {
+        match self.entry {
+            Some(_) => Ok(()),
+            None => self.enter_with(None),
+        }
+    }
+
+    fn enter_with(&mut self, data: Option<Checkpoint>) -> Result<(), Error> {
+        let options = check(&self.handle, &self.name, self.options)?;
+        let entered = self.handle.node().join_line(&self.name, options, data);
+        self.entry = Some(Entry::new(entered));
+        Ok(())
+    }
+
+    /// Asks what the options name, with what is to be kept.
+    pub(crate) fn ask(
+        handle: &Handle,
+        name: &Name,
+        options: LockOptions,
+        data: Option<Checkpoint>,
+    ) -> Result<Self, Error> {
+        let mut asks = Acquire::new(handle.clone(), name.clone(), options);
+        asks.enter_with(data).map(|()| asks)
     }
 
     /// A writer's way to a reader: what is held is given back, and nobody writes in between.
     pub(crate) fn downgrade(held: &Held) -> Self {
         let entered = held.handle.node().downgrade(&held.name, held.ticket);
-        // The lease is that of what is held.
-        let wanted = Wanted {
-            mode: Mode::Read,
-            fixed: held.is_fixed(),
-            wait: true,
-            ..Wanted::new(held.name.clone(), Duration::ZERO)
-        };
-        Acquire::entered(held.handle.clone(), wanted, entered)
+        Acquire::pass(held, (Mode::Read, held.is_fixed()), entered)
     }
 
     /// A holder's way to a lease that is to be handed out: what is held is given up, and nobody has it in between.
     pub(crate) fn transfer(held: &Held, term: LeaseTimes) -> Self {
         let entered = held.handle.node().transfer(&held.name, held.ticket, term);
-        let wanted = Wanted {
-            mode: held.mode,
-            fixed: true,
-            wait: true,
-            ..Wanted::new(held.name.clone(), Duration::ZERO)
-        };
-        Acquire::entered(held.handle.clone(), wanted, entered)
+        Acquire::pass(held, (held.mode, true), entered)
     }
 
-    /// A caller's way to the lease of that owner, of whom it was told.
+    fn pass(held: &Held, (mode, fixed): (Mode, bool), entered: Entered) -> Self {
+        let options = LockOptions {
+            mode,
+            fixed,
+            // The lengths are those of what is held.
+            ..LockOptions::new(LeaseTimes::default())
+        };
+        let mut acquire = Acquire::new(held.handle.clone(), held.name.clone(), options);
+        acquire.entry = Some(Entry::new(entered));
+        acquire
+    }
+
+    /// A caller's way to the lease of the owner that a transfer names.
     ///
     /// # Errors
     /// Bad input.
-    pub(crate) fn adopt(handle: &Handle, wanted: Wanted, from: Holder) -> Result<Self, Error> {
-        let mut acquire = Acquire::new(handle.clone(), wanted);
-        let options = acquire.check()?;
-        let entered = handle.node().adopt(&acquire.wanted.name, options, from);
-        acquire.state = State::waiting(entered);
+    pub(crate) fn adopt(
+        handle: &Handle,
+        name: &Name,
+        options: LockOptions,
+        from: Holder,
+    ) -> Result<Self, Error> {
+        let checked = check(handle, name, options)?;
+        let entered = handle.node().adopt(name, checked, from);
+        let mut acquire = Acquire::new(handle.clone(), name.clone(), options);
+        acquire.entry = Some(Entry::new(entered));
         Ok(acquire)
     }
 
-    fn entered(handle: Handle, wanted: Wanted, entered: Entered) -> Self {
-        Acquire {
-            handle,
-            wanted,
-            state: State::waiting(entered),
-        }
-    }
-
-    /// Enters for all of these at one moment: every one is granted, or none. `None` where somebody of this process is in the
-    /// way, or they are not of one kind and server: nobody entered.
+    /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the
+    /// way, or the keys are not of one kind and server: nothing entered.
     ///
     /// # Errors
     /// Bad input.
-    pub(crate) fn together(handle: &Handle, wanted: Vec<Wanted>) -> Result<Option<Vec<Acquire>>, Error> {
-        let mut all: Vec<_> = wanted
-            .into_iter()
-            .map(|wanted| Acquire::new(handle.clone(), wanted))
-            .collect();
-        if all
-            .windows(2)
-            .any(|two| two[0].wanted.name.kind != two[1].wanted.name.kind)
-        {
+    pub(crate) fn together(
+        handle: &Handle,
+        wanted: &[(Name, LockOptions)],
+    ) -> Result<Option<Vec<Acquire>>, Error> {
+        if wanted.windows(2).any(|two| two[0].0.kind != two[1].0.kind) {
             return Ok(None);
         }
-        let enter = |acquire: &Acquire| Ok((acquire.wanted.name.clone(), acquire.check()?));
-        let wanted: Result<Vec<_>, Error> = all.iter().map(enter).collect();
-        let Some(entered) = handle.node().join_together(&wanted?) else {
+        let checked = wanted.iter().map(|(name, options)| {
+            let options = check(handle, name, *options)?;
+            Ok((name.clone(), options))
+        });
+        let checked: Vec<_> = checked.collect::<Result<_, Error>>()?;
+        let Some(entered) = handle.node().join_together(&checked) else {
             return Ok(None);
         };
-        for (acquire, entered) in all.iter_mut().zip(entered) {
-            acquire.state = State::waiting(entered);
-        }
-        Ok(Some(all))
+        let all = wanted.iter().zip(entered).map(|((name, options), entered)| {
+            let mut acquire = Acquire::new(handle.clone(), name.clone(), *options);
+            acquire.entry = Some(Entry::new(entered));
+            acquire
+        });
+        Ok(Some(all.collect()))
     }
 
     /// Asks without waiting for the answer, which nobody hears: it goes on being asked for as for any caller.
-    pub(crate) fn detach(mut self) -> Result<(), Error> {
-        self.enter()?;
+    pub(crate) fn detach(mut self) {
         self.handle.node().answered();
-        self.state = State::Done;
-        Ok(())
+        self.entry = None;
+    }
+
+    /// Where it waits.
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        self.handle.node()
     }
 
     /// What is acquired.
     pub(crate) fn key(&self) -> &Key {
-        &self.wanted.name.key
+        &self.name.key
     }
 
     /// What to tell a caller who gives up now: that somebody has it is said only if it is known.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         let key = self.key().clone();
-        let State::Waiting(waiting) = &self.state else {
+        let Some(entry) = &self.entry else {
             return Error::Busy { key, waited };
         };
-        match self.handle.node().why_waiting(&self.wanted.name, waiting.since) {
+        match self.handle.node().why_waiting(&self.name, entry.since) {
             Ok(()) => Error::Busy { key, waited },
             Err(source) => {
                 let node = self.handle.node();
                 if let Some(source) = source {
-                    node.failed(node.servers.of(&self.wanted.name), Failed::Caller, &source);
+                    node.failed(node.servers.of(&self.name), Failed::Caller, &source);
                     return Error::Store { key, source };
                 }
                 // The wait was short: no request is late, so the server is not said to fail.
@@ -303,187 +257,121 @@ impl Acquire {
         }
     }
 
-    /// Bad input is told before anything is asked.
-    pub(crate) fn check(&self) -> Result<AcquireOptions, Error> {
-        let (options, node) = (self.handle.options(), self.handle.node());
-        let key = self.key();
-        let length = key.as_bytes().len();
-        if length == 0 || length > options.max_key {
-            return Err(Error::Key {
-                key: key.clone(),
-                length,
-                limit: options.max_key,
-            });
-        }
-        if let Mode::Permits(Permits { weight, capacity }) = self.wanted.mode
-            && !(1..=capacity).contains(&weight)
-        {
-            return Err(Error::Options(OptionsError(if capacity == 0 {
-                format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
-            } else {
-                format!(
-                    "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
-                )
-            })));
-        }
-        if self.wanted.max_hold.is_some_and(|most| most.is_zero()) {
-            return Err(Error::Options(OptionsError(format!(
-                "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
-            ))));
-        }
-        self.handle.not_forked(key)?;
-        // Whoever tries is told that it is busy, and of permits a task may have several.
-        if self.wanted.wait
-            // A question waits for no lease.
-            && self.wanted.question.is_none()
-            && !self.wanted.mode.is_of_permits()
-            && let Some(held) = scope::find(node, &self.wanted.name)
-        {
-            return Err(Error::WouldDeadlock {
-                key: key.clone(),
-                is_upgrade: held.mode == Mode::Read && self.wanted.mode == Mode::Exclusive,
-            });
-        }
-        Ok(AcquireOptions {
-            term: options.term(self.wanted.lease)?,
-            mode: self.wanted.mode,
-            wait: self.wanted.wait,
-            fixed: self.wanted.fixed,
-            solo: self.wanted.fair,
-            together: self.wanted.together,
-            rests: self.wanted.rests,
-            limit: self.wanted.limit,
-            max_hold: self.wanted.max_hold,
-            // The store alone knows what becomes of a tick.
-            node_is_full: self.wanted.name.kind != Kind::Job && node.waiting() >= options.waiters_per_node,
-            mark: self.wanted.tick,
-            turn: self.wanted.turn,
-            question: self.wanted.question,
-        })
-    }
-
-    fn enter(&mut self) -> Result<(), Error> {
-        let options = self.check()?;
-        let data = self.wanted.data.take();
-        let entered = self.handle.node().join_line(&self.wanted.name, options, data);
-        self.state = State::waiting(entered);
-        Ok(())
-    }
-
-    /// It could not enter, or wait on. Without budget it is refused by its next poll, as nothing has changed.
-    #[cold]
-    fn refuse(&mut self, cx: &mut Context<'_>, error: Error) -> Poll<Result<Guard, Unacquired>> {
-        ready!(coop::poll_proceed(cx)).made_progress();
-        self.state = State::Done;
-        // A question is no wait for a lease.
-        if self.wanted.question.is_none() {
-            observe::answered(&self.wanted.name, || Duration::ZERO, Err(Some(&error)));
-        }
-        Poll::Ready(Err(Unacquired::Error(error)))
-    }
-
     fn label(&self) -> &Label {
         self.handle.node().events.label()
     }
 
-    /// How long a caller has waited, by the clock that its lease is judged by.
-    fn waited(&self, since: Option<Instant>) -> Duration {
+    /// How long the caller has waited, by the clock that its lease is judged by. Zero if it was answered at once.
+    fn waited(&self) -> Duration {
+        let since = self
+            .entry
+            .as_ref()
+            .filter(|entry| entry.waits)
+            .map(|entry| entry.since);
         since.map_or(Duration::ZERO, |since| {
             self.handle.node().clock.now().since(since)
         })
     }
 
     /// Told on the caller's own thread, in its span.
-    fn decided(&self, waiting: Waiting, decision: Result<Fence, AcquireError>) -> Result<Guard, Unacquired> {
-        let name = &self.wanted.name;
-        let since = waiting.waits.then_some(waiting.since);
+    fn decided(&self, decision: Result<Fence, AcquireError>) -> Result<Guard, AcquireError> {
+        let entry = self.entry.as_ref().expect("it entered");
         let answer = match decision {
-            Ok(fence) => match self.take_up(&waiting, since) {
-                Ok(()) => Ok(self.guard(waiting, fence)),
-                Err(lost) => Err(self.denied(lost, since)),
-            },
-            Err(AcquireError::Over) => Err(Unacquired::Over),
-            Err(AcquireError::Skipped) => Err(Unacquired::Skipped),
-            Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),
-            Err(AcquireError::Behind { latest, is_open }) => Err(Unacquired::Behind { latest, is_open }),
-            Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
-            Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
-            Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
-            Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
-            Err(AcquireError::Leader(report)) => Err(Unacquired::Leader(report)),
-            Err(AcquireError::Kept(fence, source)) => match self.take_up(&waiting, since) {
-                Ok(()) => {
-                    observe::denied_by_store(self.label(), name, &source);
-                    let (ticket, waiter) = (waiting.ticket, waiting.waiter);
-                    return Err(Unacquired::Kept(Kept {
-                        ticket,
-                        waiter,
-                        fence,
-                        source,
-                    }));
-                }
-                Err(lost) => Err(self.denied(lost, since)),
-            },
-            Err(AcquireError::Store(source)) => {
-                observe::denied_by_store(self.label(), name, &source);
-                let key = name.key.clone();
-                Err(Unacquired::Error(Error::Store { key, source }))
+            Ok(fence) => self.take_up(entry).map(|()| self.guard(entry, fence)),
+            Err(AcquireError::Kept(fence, source)) => {
+                let taken = self.take_up(entry);
+                taken.and(Err(AcquireError::Kept(fence, source)))
             }
-            Err(AcquireError::Busy) if self.wanted.goes_on => {
-                return Err(Unacquired::Error(
-                    self.error(AcquireError::Busy, self.waited(since)),
-                ));
-            }
-            Err(why) => Err(self.denied(why, since)),
+            Err(why) => Err(why),
         };
-        let told = match &answer {
-            Ok(_) => Ok(()),
-            Err(Unacquired::Error(error)) => Err(Some(error)),
-            Err(_) => Err(None),
-        };
-        // A question is no wait for a lease.
-        if self.wanted.question.is_none() {
-            observe::answered(name, || self.waited(since), told);
+        match &answer {
+            Ok(_) => observe::answered(&self.name, || self.waited(), Ok(())),
+            Err(why) => self.note_denial(why),
         }
         answer
     }
 
     /// Takes up what was granted. Little is done after this, so that the guard is held when its caller gets it.
-    fn take_up(&self, waiting: &Waiting, since: Option<Instant>) -> Result<(), AcquireError> {
+    fn take_up(&self, entry: &Entry) -> Result<(), AcquireError> {
         let node = self.handle.node();
         // Answered in the poll in which it entered: that moment is as good as now, and it costs no look at the clock.
-        let now = since.map_or(waiting.since, |_| node.clock.now());
-        let taken = node.take_up(&self.wanted.name, waiting.ticket, &waiting.waiter, now);
+        let now = if entry.waits {
+            node.clock.now()
+        } else {
+            entry.since
+        };
+        let taken = node.take_up(&self.name, entry.ticket, &entry.waiter, now);
         taken.map_err(AcquireError::Lost)
     }
 
-    fn guard(&self, waiting: Waiting, fence: Fence) -> Guard {
-        let name = &self.wanted.name;
+    fn guard(&self, entry: &Entry, fence: Fence) -> Guard {
         // First the guard: a subscriber that panics does not keep the lock.
         let held = Held::new(
             self.handle.clone(),
-            (name.clone(), self.wanted.mode, self.wanted.fixed),
-            waiting.ticket,
-            waiting.waiter,
+            (self.name.clone(), self.options.mode, self.options.fixed),
+            entry.ticket,
+            entry.waiter.clone(),
             fence,
         );
         let guard = Guard::new(held);
-        observe::granted(self.label(), name, fence);
+        observe::granted(self.label(), &self.name, fence);
         guard
     }
 
-    fn denied(&self, why: AcquireError, since: Option<Instant>) -> Unacquired {
-        observe::denied(self.label(), &self.wanted.name, &why);
-        Unacquired::Error(self.error(why, self.waited(since)))
+    /// Returns a guard of what is held as before, after [`AcquireError::Kept`].
+    pub(crate) fn resume(&self, before: &Held, fence: Fence) -> Guard {
+        let entry = self
+            .entry
+            .as_ref()
+            .expect("an answer tells that the lease is kept");
+        Guard::new(before.resumed(entry.ticket, entry.waiter.clone(), fence))
     }
 
-    fn error(&self, why: AcquireError, waited: Duration) -> Error {
+    /// Counts a caller that could not enter, or that a fork must not serve.
+    #[cold]
+    pub(crate) fn note_refusal(&self, error: &Error) {
+        // A question is no wait for a lease.
+        if self.options.question.is_none() {
+            observe::answered(&self.name, || Duration::ZERO, Err(Some(error)));
+        }
+    }
+
+    #[cold]
+    fn note_denial(&self, why: &AcquireError) {
+        match why {
+            // The answer to a question is no denial.
+            AcquireError::Report(_)
+            | AcquireError::InUse(_)
+            | AcquireError::Owned(_)
+            | AcquireError::Latch(_)
+            | AcquireError::Leader(_) => return,
+            AcquireError::Busy if self.options.goes_on => return,
+            AcquireError::Kept(_, source) => {
+                return observe::denied_by_store(self.label(), &self.name, source);
+            }
+            AcquireError::Store(source) => observe::denied_by_store(self.label(), &self.name, source),
+            AcquireError::Tick(_) => {}
+            AcquireError::Busy
+            | AcquireError::QueueFull { .. }
+            | AcquireError::NodeFull
+            | AcquireError::Closed
+            | AcquireError::Lost(_) => observe::denied(self.label(), &self.name, why),
+        }
+        // A question is no wait for a lease.
+        if self.options.question.is_none() {
+            let error = (!matches!(why, AcquireError::Tick(_))).then(|| self.error(why.clone()));
+            observe::answered(&self.name, || self.waited(), Err(error.as_ref()));
+        }
+    }
+
+    /// The error that a caller is told.
+    pub(crate) fn error(&self, why: AcquireError) -> Error {
         let key = self.key().clone();
         match why {
             AcquireError::QueueFull { waiting } => Error::QueueFull {
                 key,
                 waiting,
-                limit: self.wanted.limit,
+                limit: self.options.limit,
             },
             AcquireError::NodeFull => Error::NodeFull {
                 key,
@@ -491,70 +379,69 @@ impl Acquire {
                 limit: self.handle.options().waiters_per_node,
             },
             AcquireError::Store(source) => Error::Store { key, source },
-            AcquireError::Lost(cause) if cause != LostCause::Shutdown => Error::Lost { key, cause },
-            AcquireError::Lost(_) | AcquireError::Closed => Error::Closed {
+            AcquireError::Lost(LostCause::Forked) => Error::Closed {
+                key,
+                why: ClosedCause::Forked,
+            },
+            AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
                 key,
                 why: ClosedCause::Shutdown,
             },
+            AcquireError::Lost(cause) => Error::Lost { key, cause },
             AcquireError::Busy
-            | AcquireError::Over
-            | AcquireError::Skipped
-            | AcquireError::Early(_)
-            | AcquireError::Behind { .. }
+            | AcquireError::Tick(_)
             | AcquireError::Report(_)
             | AcquireError::InUse(_)
             | AcquireError::Owned(_)
             | AcquireError::Latch(_)
             | AcquireError::Leader(_)
-            | AcquireError::Kept(..) => Error::Busy { key, waited },
+            | AcquireError::Kept(..) => Error::Busy {
+                key,
+                waited: self.waited(),
+            },
         }
     }
 }
 
 impl Future for Acquire {
-    type Output = Result<Guard, Unacquired>;
+    type Output = Result<Guard, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if matches!(this.state, State::New) {
-            if let Err(error) = this.enter() {
-                return this.refuse(cx, error);
-            }
-        } else if let Err(forked) = this.handle.not_forked(this.key()) {
-            // Its parent began it: what it waits at may be locked for ever.
-            return this.refuse(cx, forked);
+        let entry = this.entry.as_mut().filter(|entry| !entry.is_answered);
+        let entry = entry.expect("polled before it entered, or after it was ready");
+        // Its parent began it: what it waits at may be locked for ever.
+        if entry.waits && this.handle.node().is_forked() {
+            ready!(coop::poll_proceed(cx)).made_progress();
+            let forked = AcquireError::Lost(LostCause::Forked);
+            this.note_refusal(&this.error(forked.clone()));
+            return Poll::Ready(Err(forked));
         }
         // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
         let budget = coop::poll_proceed(cx);
-        let State::Waiting(waiting) = &mut this.state else {
-            panic!("polled after it was ready");
-        };
-        waiting.waits |= budget.is_pending();
+        entry.waits |= budget.is_pending();
         let budget = ready!(budget);
-        let polled = waiting.waiter.poll_decision(cx);
-        waiting.waits |= polled.is_pending();
+        let polled = entry.waiter.poll_decision(cx);
+        entry.waits |= polled.is_pending();
         let decision = ready!(polled);
         budget.made_progress();
-        let State::Waiting(waiting) = std::mem::replace(&mut this.state, State::Done) else {
-            panic!("checked above");
-        };
+        entry.is_answered = true;
         this.handle.node().answered();
-        Poll::Ready(this.decided(waiting, decision))
+        Poll::Ready(this.decided(decision))
     }
 }
 
 impl Drop for Acquire {
     fn drop(&mut self) {
         let node = self.handle.node();
-        if let State::Waiting(waiting) = &self.state
+        if let Some(entry) = self.entry.as_ref().filter(|entry| !entry.is_answered)
             && !node.is_forked()
         {
-            let since = waiting.waits.then_some(waiting.since);
             // First, so that nobody waits any more when the node is idle.
             node.answered();
-            node.cancel(&self.wanted.name, waiting.ticket);
-            if self.wanted.question.is_none() {
-                observe::gave_up(&self.wanted.name, || self.waited(since));
+            node.cancel(&self.name, entry.ticket);
+            if self.options.question.is_none() {
+                observe::gave_up(&self.name, || self.waited());
             }
         }
     }

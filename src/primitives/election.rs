@@ -12,12 +12,13 @@ use futures_core::Stream;
 use crate::driver::handle::Handle;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::within::within;
+use crate::primitives::mutex::Lock;
 use crate::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
 };
+use crate::protocol::step::{AcquireError, LockOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -52,25 +53,29 @@ const LONGEST_VALUE: usize = 64 * 1024;
 pub struct Election {
     handle: Handle,
     name: Name,
-    lease: Duration,
+    options: LockOptions,
     /// The work of a leader that lost goes on to its end.
     told: bool,
 }
 
 impl Election {
     pub(crate) fn new(handle: Handle, key: Key) -> Self {
-        let lease = handle.options().lease;
+        let options = LockOptions {
+            // A place of its own: another leader of this process has a fence of its own, which all are told.
+            solo: true,
+            ..handle.options().lock()
+        };
         Election {
             handle,
             name: Name::election(key),
-            lease,
+            options,
             told: false,
         }
     }
 
     /// Leads by leases of this length, and looks each third of it, instead of the length that these locks have.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+        self.options.term = self.handle.options().times(lease);
         self
     }
 
@@ -109,11 +114,7 @@ impl Election {
     /// # Panics
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        let mut stands = self.candidate(false);
-        match within([self.handle.node()], wait, &mut stands).await {
-            Some(answer) => self.won(answer),
-            None => Err(stands.gave_up(wait)),
-        }
+        self.won(self.candidate(false).within(wait).await?)
     }
 
     /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
@@ -223,12 +224,12 @@ impl Election {
         };
         self.handle.not_forked(self.key())?;
         let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
-        match self.proclaims(of, Some(value)).await {
-            Err(Unacquired::Owned(true)) => Ok(()),
-            Err(Unacquired::Owned(false)) => Err(lost()),
-            Err(refused) => Err(refused.into_error(self.key())),
+        let mut asks = self.proclaims(of, Some(value))?;
+        match (&mut asks).await {
+            Err(AcquireError::Owned(true)) => Ok(()),
             // A question is never granted.
-            Ok(_) => Err(lost()),
+            Err(AcquireError::Owned(false)) | Ok(_) => Err(lost()),
+            Err(why) => Err(asks.error(why)),
         }
     }
 
@@ -241,8 +242,9 @@ impl Election {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
-        let leader = self.asks(None, false).await;
-        self.report(leader).map(|report| report.map(Leader::new))
+        let mut asks = self.asks(None, false)?;
+        let answer = (&mut asks).await;
+        report(&asks, answer).map(|report| report.map(Leader::new))
     }
 
     /// Follows who leads: at first as it is, then each time that it is another, or has proclaimed something else. What is
@@ -266,67 +268,62 @@ impl Election {
     }
 
     async fn stand(&self, rests: bool) -> Result<Guard, Error> {
-        self.won(self.candidate(rests).await)
+        self.won(self.candidate(rests).await?)
     }
 
-    fn candidate(&self, rests: bool) -> Acquire {
-        let wanted = Wanted {
-            // A place of its own: another leader of this process has a fence of its own, which all are told.
-            fair: true,
-            wait: true,
+    fn candidate(&self, rests: bool) -> Lock {
+        let options = LockOptions {
             rests,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted()
+            ..self.options
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Lock::new(&self.handle, &self.name, options)
     }
 
     /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
-    fn won(&self, answer: Result<Guard, Unacquired>) -> Result<Guard, Error> {
-        let guard = answer.map_err(|refused| refused.into_error(self.key()))?;
+    fn won(&self, guard: Guard) -> Result<Guard, Error> {
         if let Some(of) = self.handle.node().held_alone(&self.name)
             && self.handle.options().node_name.is_some()
+            && let Ok(asks) = self.proclaims(of, None)
         {
-            let _ = self.proclaims(of, None).detach();
+            asks.detach();
         }
         Ok(guard)
     }
 
-    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Acquire {
+    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Acquire, Error> {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let name = self.handle.options().node_name.as_deref().unwrap_or_default();
-        let wanted = Wanted {
-            question: Some(Question::Proclaim { of, seq }),
-            data: Some(said(name, value)),
-            ..self.wanted()
-        };
-        Acquire::new(self.handle.clone(), wanted)
+        let options = self.asking(Question::Proclaim { of, seq });
+        Acquire::ask(&self.handle, &self.name, options, Some(said(name, value)))
     }
 
-    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Acquire {
-        let wanted = Wanted {
-            question: Some(Question::Leader { known }),
+    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Acquire, Error> {
+        let options = LockOptions {
             wait: known.is_some(),
             rests,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted()
+            ..self.asking(Question::Leader { known })
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Acquire::ask(&self.handle, &self.name, options, None)
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::new(self.name.clone(), self.lease)
-    }
-
-    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<Option<LeaderReport>, Error> {
-        match answer {
-            Err(Unacquired::Leader(report)) => Ok(report),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Ok(None),
+    fn asking(&self, question: Question) -> LockOptions {
+        LockOptions {
+            solo: false,
+            wait: false,
+            question: Some(question),
+            ..self.options
         }
+    }
+}
+
+fn report(asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<Option<LeaderReport>, Error> {
+    match answer {
+        Err(AcquireError::Leader(report)) => Ok(report),
+        Err(why) => Err(asks.error(why)),
+        // A question is never granted.
+        Ok(_) => Ok(None),
     }
 }
 
@@ -352,7 +349,7 @@ impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Election")
             .field("key", self.key())
-            .field("lease", &self.lease)
+            .field("lease", &self.options.lease())
             .field("told_of_loss", &self.told)
             .finish_non_exhaustive()
     }
@@ -427,13 +424,19 @@ impl Observer {
     }
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>, Error>> {
-        let (known, failed) = (self.known, self.failed);
-        let asking = self
-            .asking
-            .get_or_insert_with(|| self.election.asks(known, failed));
-        let answer = ready!(Pin::new(asking).poll(cx));
+        let asking = match self.asking.take() {
+            Some(asking) => Ok(asking),
+            None => self.election.asks(self.known, self.failed),
+        };
+        let report = match asking {
+            Ok(asking) => {
+                let asking = self.asking.insert(asking);
+                let answer = ready!(Pin::new(&mut *asking).poll(cx));
+                report(asking, answer)
+            }
+            Err(error) => Err(error),
+        };
         self.asking = None;
-        let report = self.election.report(answer);
         self.failed = report.is_err();
         self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {

@@ -9,10 +9,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::within::within;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
+use crate::protocol::step::{AcquireError, LockOptions};
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -95,8 +96,8 @@ impl CountDownLatch {
         }
         let life_ms = self.life.as_millis() as u64;
         let id = Checkpoint(random_id().into());
-        let set = self.wanted(Question::SetCount { count, life_ms }, Some(id));
-        Ok(self.ask(set).await? == LatchReport::Set)
+        let set = Question::SetCount { count, life_ms };
+        Ok(self.ask(set, Some(id)).await? == LatchReport::Set)
     }
 
     /// Counts down by one, and answers how many are left; at zero it changes nothing and answers zero. A trip to the store, also
@@ -145,7 +146,7 @@ impl CountDownLatch {
 
     async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
         let id = Checkpoint(id.into());
-        let count = |called| self.ask(self.wanted(Question::CountDown { called }, Some(id.clone())));
+        let count = |called| self.ask(Question::CountDown { called }, Some(id.clone()));
         let mut report = count(Called::default()).await?;
         // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
         if let LatchReport::SetMeanwhile(generation) = report {
@@ -173,7 +174,7 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let left = self.ask(self.wanted(Question::Count, None)).await?;
+        let left = self.ask(Question::Count, None).await?;
         self.left(left)
     }
 
@@ -188,7 +189,9 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held. The store keeps for at most a lease that this process waits.
     pub async fn wait(&self) -> Result<(), Error> {
-        self.waited_for(self.waits().await)
+        let mut waits = self.waits()?;
+        let answer = (&mut waits).await;
+        self.waited_for(&waits, answer)
     }
 
     /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
@@ -205,9 +208,9 @@ impl CountDownLatch {
         if wait.is_zero() {
             return Ok(self.count().await? == 0);
         }
-        let mut waits = self.waits();
+        let mut waits = self.waits()?;
         match within([self.handle.node()], wait, &mut waits).await {
-            Some(answer) => self.waited_for(answer).map(|()| true),
+            Some(answer) => self.waited_for(&waits, answer).map(|()| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
                 error => Err(error),
@@ -215,18 +218,16 @@ impl CountDownLatch {
         }
     }
 
-    fn waits(&self) -> Acquire {
-        let wanted = Wanted {
-            wait: true,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted(Question::Zero { of: None }, None)
+    fn waits(&self) -> Result<Acquire, Error> {
+        let options = LockOptions {
+            question: Some(Question::Zero { of: None }),
+            ..self.handle.options().lock()
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Acquire::ask(&self.handle, &self.name, options, None)
     }
 
-    fn waited_for(&self, answer: Result<Guard, Unacquired>) -> Result<(), Error> {
-        let report = self.report(answer)?;
-        self.left(report).map(|_| ())
+    fn waited_for(&self, asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<(), Error> {
+        self.left(report(asks, answer)?).map(|_| ())
     }
 
     fn left(&self, report: LatchReport) -> Result<u32, Error> {
@@ -236,25 +237,15 @@ impl CountDownLatch {
         }
     }
 
-    async fn ask(&self, wanted: Wanted) -> Result<LatchReport, Error> {
-        self.report(Acquire::new(self.handle.clone(), wanted).await)
-    }
-
-    fn wanted(&self, question: Question, data: Option<Checkpoint>) -> Wanted {
-        Wanted {
+    async fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<LatchReport, Error> {
+        let options = LockOptions {
+            wait: false,
             question: Some(question),
-            data,
-            ..Wanted::new(self.name.clone(), self.handle.options().lease)
-        }
-    }
-
-    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<LatchReport, Error> {
-        match answer {
-            Err(Unacquired::Latch(report)) => Ok(report),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Ok(LatchReport::Unset),
-        }
+            ..self.handle.options().lock()
+        };
+        let mut asks = Acquire::ask(&self.handle, &self.name, options, data)?;
+        let answer = (&mut asks).await;
+        report(&asks, answer)
     }
 
     fn unset(&self) -> Error {
@@ -264,6 +255,15 @@ impl CountDownLatch {
 
     fn refuse(&self, why: fmt::Arguments<'_>) -> Error {
         Error::Options(OptionsError(format!("latch `{}` {why}", self.key())))
+    }
+}
+
+fn report(asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<LatchReport, Error> {
+    match answer {
+        Err(AcquireError::Latch(report)) => Ok(report),
+        Err(why) => Err(asks.error(why)),
+        // A question is never granted.
+        Ok(_) => Ok(LatchReport::Unset),
     }
 }
 

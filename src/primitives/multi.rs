@@ -10,12 +10,14 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::{ClosedCause, Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::acquire::{self, Acquire};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guard;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
+use crate::primitives::mutex::Lock;
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
+use crate::protocol::step::LockOptions;
 
 /// So many keys at most.
 const MOST: usize = 64;
@@ -100,11 +102,7 @@ pub struct Multi {
 struct Group {
     handle: Handle,
     keys: Vec<MultiKey>,
-    lease: Duration,
-    fixed: bool,
-    fair: bool,
-    limit: usize,
-    max_hold: Option<Duration>,
+    options: LockOptions,
 }
 
 impl Group {
@@ -121,30 +119,22 @@ impl Group {
         self.keys.dedup_by(|later, first| later.name == first.name);
     }
 
-    fn wanted(&self, key: &MultiKey, wait: bool) -> Wanted {
-        Wanted {
+    fn options(&self, key: &MultiKey, wait: bool) -> LockOptions {
+        LockOptions {
             mode: key.mode,
-            fixed: self.fixed,
-            fair: self.fair,
             wait,
-            limit: self.limit,
-            max_hold: self.max_hold,
-            ..Wanted::new(key.name.clone(), self.lease)
+            ..self.options
         }
     }
 }
 
 impl Multi {
     pub(crate) fn new(handle: Handle, keys: impl IntoIterator<Item = MultiKey>) -> Self {
-        let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
+        let options = handle.options().lock();
         let mut group = Group {
             handle,
             keys: Vec::new(),
-            lease,
-            fixed: false,
-            fair: false,
-            limit,
-            max_hold: None,
+            options,
         };
         group.add(keys);
         Multi { groups: vec![group] }
@@ -169,7 +159,8 @@ impl Multi {
     /// Leases of this length, as [`Mutex::lease`](crate::Mutex::lease).
     pub fn lease(mut self, lease: Duration) -> Self {
         for group in &mut self.groups {
-            (group.lease, group.fixed) = (lease, false);
+            group.options.term = group.handle.options().times(lease);
+            group.options.fixed = false;
         }
         self
     }
@@ -179,14 +170,17 @@ impl Multi {
     /// ([`Error::Lost`]).
     pub fn fixed(mut self, lease: Duration) -> Self {
         for group in &mut self.groups {
-            (group.lease, group.fixed) = (lease, true);
+            group.options.term = group.handle.options().times(lease);
+            group.options.fixed = true;
         }
         self
     }
 
     /// First come, first served at each key, as [`Mutex::fair`](crate::Mutex::fair), at the same price.
     pub fn fair(mut self) -> Self {
-        self.groups.iter_mut().for_each(|group| group.fair = true);
+        for group in &mut self.groups {
+            group.options.solo = true;
+        }
         self
     }
 
@@ -194,7 +188,7 @@ impl Multi {
     /// [`Mutex::max_waiters`](crate::Mutex::max_waiters).
     pub fn max_waiters(mut self, limit: usize) -> Self {
         for group in &mut self.groups {
-            group.limit = limit.min(group.handle.options().waiters_per_key);
+            group.options.limit = limit.min(group.handle.options().waiters_per_key);
         }
         self
     }
@@ -204,7 +198,7 @@ impl Multi {
     /// ([`MultiLease::overdue`]).
     pub fn max_hold(mut self, most: Duration) -> Self {
         for group in &mut self.groups {
-            group.max_hold = Some(most);
+            group.options.max_hold = Some(most);
         }
         self
     }
@@ -361,7 +355,7 @@ struct Pursuit {
     groups: Vec<Group>,
     wait: bool,
     /// Those that are not answered.
-    asked: Vec<Acquire>,
+    asked: Vec<Lock>,
     guards: Vec<Guard>,
 }
 
@@ -409,7 +403,7 @@ impl Pursuit {
         }
         for group in &self.groups {
             for key in &group.keys {
-                Acquire::new(group.handle.clone(), group.wanted(key, self.wait)).check()?;
+                acquire::check(&group.handle, &key.name, group.options(key, self.wait))?;
             }
         }
         Ok(())
@@ -417,16 +411,20 @@ impl Pursuit {
 
     /// All of a group by one request. False when somebody is in the way, and others are to be waited for.
     async fn take_together(&mut self, group: &Group) -> Result<bool, Error> {
-        let wanted = group.keys.iter().map(|key| Wanted {
-            together: true,
-            goes_on: self.wait,
-            ..group.wanted(key, false)
+        let wanted = group.keys.iter().map(|key| {
+            let options = LockOptions {
+                together: true,
+                goes_on: self.wait,
+                ..group.options(key, false)
+            };
+            (key.name.clone(), options)
         });
-        let Some(asked) = Acquire::together(&group.handle, wanted.collect())? else {
+        let wanted: Vec<_> = wanted.collect();
+        let Some(asked) = Acquire::together(&group.handle, &wanted)? else {
             return Ok(false);
         };
         let before = self.guards.len();
-        self.asked = asked;
+        self.asked = asked.into_iter().map(Lock::entered).collect();
         match self.answers().await {
             Ok(()) => Ok(true),
             // Where an answer was lost some may have been granted on a second try.
@@ -441,7 +439,7 @@ impl Pursuit {
     /// One after the other, in order: whoever waits holds only what comes before.
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
-            self.asked = vec![Acquire::new(group.handle.clone(), group.wanted(key, self.wait))];
+            self.asked = vec![Lock::new(&group.handle, &key.name, group.options(key, self.wait))];
             self.answers().await?;
         }
         Ok(())
@@ -452,14 +450,13 @@ impl Pursuit {
         let Pursuit { asked, guards, .. } = self;
         let mut refused: Option<Error> = None;
         poll_fn(|cx| {
-            asked.retain_mut(|acquire| match Pin::new(&mut *acquire).poll(cx) {
+            asked.retain_mut(|lock| match Pin::new(lock).poll(cx) {
                 Poll::Pending => true,
                 Poll::Ready(Ok(guard)) => {
                     guards.push(guard);
                     false
                 }
-                Poll::Ready(Err(why)) => {
-                    let error = why.into_error(acquire.key());
+                Poll::Ready(Err(error)) => {
                     // That one is busy says least.
                     if refused
                         .as_ref()

@@ -3,17 +3,20 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+
+use tokio::task::coop;
 
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
+use crate::protocol::step::LockOptions;
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -33,11 +36,7 @@ use crate::protocol::message::{Mode, Name};
 pub struct Mutex {
     handle: Handle,
     name: Name,
-    lease: Duration,
-    fixed: bool,
-    fair: bool,
-    limit: usize,
-    max_hold: Option<Duration>,
+    options: LockOptions,
 }
 
 impl Mutex {
@@ -47,15 +46,11 @@ impl Mutex {
 
     /// The line for a lease of any kind.
     pub(crate) fn named(handle: Handle, name: Name) -> Self {
-        let (lease, limit) = (handle.options().lease, handle.options().waiters_per_key);
+        let options = handle.options().lock();
         Mutex {
             handle,
             name,
-            lease,
-            fixed: false,
-            fair: false,
-            limit,
-            max_hold: None,
+            options,
         }
     }
 
@@ -66,16 +61,16 @@ impl Mutex {
     /// Callers of one process share a lease, one after the other. One that wants a longer lease than its process has
     /// waits for the next; one that wants a shorter lease may be given what its process has.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self.fixed = false;
+        self.options.term = self.handle.options().times(lease);
+        self.options.fixed = false;
         self
     }
 
     /// Leases of exactly this length, 400 ms to 30 days, never renewed: "ten seconds, then let go". The guard is
     /// [lost](Guard::lost) at the end.
     pub fn fixed(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self.fixed = true;
+        self.options.term = self.handle.options().times(lease);
+        self.options.fixed = true;
         self
     }
 
@@ -92,14 +87,14 @@ impl Mutex {
     /// thousands. What the default costs: another process may wait for a burst, 20 ms, at each turn
     /// ([`Builder::burst`](crate::Builder::burst)).
     pub fn fair(mut self) -> Self {
-        self.fair = true;
+        self.options.solo = true;
         self
     }
 
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
     /// of this and the limit of the [`Locks`](crate::Locks) counts.
     pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.limit = limit.min(self.handle.options().waiters_per_key);
+        self.options.limit = limit.min(self.handle.options().waiters_per_key);
         self
     }
 
@@ -108,7 +103,7 @@ impl Mutex {
     /// while the store answers, to come to an end; then the lease is [lost](Guard::lost). Unless set there is no bound. A
     /// [fixed](Self::fixed) lease has its own.
     pub fn max_hold(mut self, most: Duration) -> Self {
-        self.max_hold = Some(most);
+        self.options.max_hold = Some(most);
         self
     }
 
@@ -258,28 +253,26 @@ impl Mutex {
         if wait.is_zero() {
             return self.enter(mode, false).await;
         }
-        let mut lock = self.enter(mode, true);
-        let answer = within([self.handle.node()], wait, &mut lock).await;
-        answer.unwrap_or_else(|| Err(lock.0.gave_up(wait)))
+        self.enter(mode, true).within(wait).await
     }
 
     pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {
-        Lock(Acquire::new(self.handle.clone(), self.wanted(mode, wait)))
+        Lock::new(&self.handle, &self.name, self.options(mode, wait))
     }
 
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    pub(crate) fn wanted(&self, mode: Mode, wait: bool) -> Wanted {
-        Wanted {
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn options(&self, mode: Mode, wait: bool) -> LockOptions {
+        LockOptions {
             mode,
-            fixed: self.fixed,
-            fair: self.fair,
             wait,
-            limit: self.limit,
-            max_hold: self.max_hold,
-            ..Wanted::new(self.name.clone(), self.lease)
+            ..self.options
         }
     }
 }
@@ -288,12 +281,42 @@ impl Mutex {
 #[must_use = "futures do nothing until they are awaited"]
 pub struct Lock(Acquire);
 
+impl Lock {
+    pub(crate) fn new(handle: &Handle, name: &Name, options: LockOptions) -> Self {
+        Lock(Acquire::new(handle.clone(), name.clone(), options))
+    }
+
+    /// Waits for a caller that entered already.
+    pub(crate) fn entered(acquire: Acquire) -> Self {
+        Lock(acquire)
+    }
+
+    /// Waits, but no longer than `wait`.
+    pub(crate) async fn within(mut self, wait: Duration) -> Result<Guard, Error> {
+        let node = self.0.node().clone();
+        let answer = within([&node], wait, &mut self).await;
+        answer.unwrap_or_else(|| Err(self.gave_up(wait)))
+    }
+
+    /// The error for a caller that gives up now.
+    pub(crate) fn gave_up(&self, waited: Duration) -> Error {
+        self.0.gave_up(waited)
+    }
+}
+
 impl Future for Lock {
     type Output = Result<Guard, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = Pin::new(&mut self.0).poll(cx);
-        polled.map_err(|refused| refused.into_error(self.0.key()))
+        let acquire = &mut self.0;
+        if let Err(error) = acquire.enter() {
+            // Without budget it is refused by its next poll, as nothing has changed.
+            ready!(coop::poll_proceed(cx)).made_progress();
+            acquire.note_refusal(&error);
+            return Poll::Ready(Err(error));
+        }
+        let polled = Pin::new(&mut *acquire).poll(cx);
+        polled.map_err(|why| acquire.error(why))
     }
 }
 
@@ -309,9 +332,9 @@ impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mutex")
             .field("key", self.key())
-            .field("lease", &self.lease)
-            .field("fixed", &self.fixed)
-            .field("fair", &self.fair)
+            .field("lease", &self.options.lease())
+            .field("fixed", &self.options.fixed)
+            .field("fair", &self.options.solo)
             .finish_non_exhaustive()
     }
 }

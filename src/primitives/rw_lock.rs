@@ -181,8 +181,7 @@ impl Guard {
             ));
             return Err(TransferError::Refused(self, Error::Options(error)));
         }
-        let reader = Acquire::downgrade(self.held()).await;
-        reader.map_err(|refused| self.not_passed(refused))
+        self.passed(Acquire::downgrade(self.held())).await
     }
 }
 

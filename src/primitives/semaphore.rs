@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Lock, Mutex};
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
+use crate::protocol::step::{AcquireError, LockOptions};
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
@@ -187,16 +188,17 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let wanted = Wanted {
+        let options = LockOptions {
             question: Some(Question::InUse),
-            ..self.line.wanted(self.mode(self.permits), false)
+            ..self.line.options(self.mode(self.permits), false)
         };
-        match Acquire::new(self.line.handle().clone(), wanted).await {
-            Err(Unacquired::InUse(permits)) => {
+        let mut asks = Acquire::ask(self.line.handle(), self.line.name(), options, None)?;
+        match (&mut asks).await {
+            Err(AcquireError::InUse(permits)) => {
                 let in_use = permits.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
                 Ok(self.permits.saturating_sub(in_use))
             }
-            Err(refused) => Err(refused.into_error(self.key())),
+            Err(why) => Err(asks.error(why)),
             // A question is never granted.
             Ok(_) => Ok(0),
         }

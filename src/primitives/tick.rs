@@ -5,25 +5,34 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
-use crate::primitives::guard::Lease;
+use crate::primitives::acquire::Acquire;
+use crate::primitives::guard::{Guard, Lease};
 use crate::protocol::message::{Checkpoint, JobReport, Name, Question, TickTime, Turn};
+use crate::protocol::step::{AcquireError, LockOptions, TickRefusal};
 
-/// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended.
-pub(crate) fn acquire_tick(
+/// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
+/// does not run now.
+///
+/// # Errors
+/// What keeps the store from deciding.
+pub(crate) async fn acquire_tick(
     handle: &Handle,
     job: &Key,
     lease: Duration,
-    tick: TickTime,
-    turn: Turn,
-) -> Acquire {
-    let wanted = Wanted {
-        wait: true,
-        tick: Some(tick),
+    (tick, turn): (TickTime, Turn),
+) -> Result<Result<Guard, TickRefusal>, Error> {
+    let options = LockOptions {
+        mark: Some(tick),
         turn,
-        ..Wanted::new(Name::job(job.clone()), lease)
+        ..LockOptions::new(handle.options().times(lease))
     };
-    Acquire::new(handle.clone(), wanted)
+    let mut acquire = Acquire::new(handle.clone(), Name::job(job.clone()), options);
+    acquire.enter().inspect_err(|error| acquire.note_refusal(error))?;
+    match (&mut acquire).await {
+        Ok(guard) => Ok(Ok(guard)),
+        Err(AcquireError::Tick(refusal)) => Ok(Err(refusal)),
+        Err(why) => Err(acquire.error(why)),
+    }
 }
 
 /// Asks the store about the job called `job`.
@@ -45,28 +54,18 @@ async fn ask(
     lease: Duration,
     (question, tick, data): (Question, Option<TickTime>, Option<Checkpoint>),
 ) -> Result<JobReport, Error> {
-    let wanted = Wanted {
-        tick,
+    let options = LockOptions {
+        wait: false,
+        mark: tick,
         question: Some(question),
-        data,
-        ..Wanted::new(Name::job(job.clone()), lease)
+        ..LockOptions::new(handle.options().times(lease))
     };
-    match Acquire::new(handle.clone(), wanted).await {
-        Err(Unacquired::Report(report)) => Ok(*report),
-        Err(Unacquired::Error(error)) => Err(error),
-        // A question is never granted, and nothing of it is over or early.
-        Ok(_)
-        | Err(
-            Unacquired::Over
-            | Unacquired::Skipped
-            | Unacquired::Early(_)
-            | Unacquired::Behind { .. }
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
-            | Unacquired::Kept(_),
-        ) => Ok(JobReport::default()),
+    let mut asks = Acquire::ask(handle, &Name::job(job.clone()), options, data)?;
+    match (&mut asks).await {
+        Err(AcquireError::Report(report)) => Ok(*report),
+        Err(why) => Err(asks.error(why)),
+        // A question is never granted.
+        Ok(_) => Ok(JobReport::default()),
     }
 }
 

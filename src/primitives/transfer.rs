@@ -11,10 +11,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
+use crate::primitives::mutex::Lock;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::Input;
+use crate::protocol::step::{AcquireError, Input, LockOptions};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -127,9 +128,9 @@ impl Transfer {
 
     /// Takes it over, as [`Locks::adopt`](crate::Locks::adopt).
     pub(crate) async fn adopt(&self, handle: &Handle) -> Result<Guard, Error> {
-        let wanted = self.wanted(handle, handle.options().lease)?;
-        let adopted = Acquire::adopt(handle, wanted, self.holder)?.await;
-        adopted.map_err(|refused| match refused.into_error(self.key()) {
+        let options = self.options(handle, handle.options().lease)?;
+        let adopt = Acquire::adopt(handle, &self.name, options, self.holder)?;
+        Lock::entered(adopt).await.map_err(|error| match error {
             Error::Lost {
                 cause: LostCause::Gone,
                 ..
@@ -159,19 +160,20 @@ impl Transfer {
     }
 
     async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
-        let wanted = Wanted {
+        let options = LockOptions {
             question: Some(question),
-            ..self.wanted(handle, lease)?
+            ..self.options(handle, lease)?
         };
-        match Acquire::new(handle.clone(), wanted).await {
-            Err(Unacquired::Owned(true)) => Ok(()),
-            Err(Unacquired::Error(error)) => Err(error),
+        let mut asks = Acquire::ask(handle, &self.name, options, None)?;
+        match (&mut asks).await {
+            Err(AcquireError::Owned(true)) => Ok(()),
             // A question is never granted.
-            Ok(_) | Err(_) => Err(self.gone()),
+            Err(AcquireError::Owned(false)) | Ok(_) => Err(self.gone()),
+            Err(why) => Err(asks.error(why)),
         }
     }
 
-    fn wanted(&self, handle: &Handle, lease: Duration) -> Result<Wanted, Error> {
+    fn options(&self, handle: &Handle, lease: Duration) -> Result<LockOptions, Error> {
         let prefix = &handle.options().prefix;
         if **prefix != *self.prefix {
             return Err(Error::Options(OptionsError(format!(
@@ -181,10 +183,11 @@ impl Transfer {
                 Key::from(prefix.as_slice()),
             ))));
         }
-        Ok(Wanted {
+        Ok(LockOptions {
             mode: self.mode,
-            fair: true,
-            ..Wanted::new(self.name.clone(), lease)
+            solo: true,
+            wait: false,
+            ..LockOptions::new(handle.options().times(lease))
         })
     }
 
@@ -239,24 +242,25 @@ impl Guard {
             Ok(term) => term,
             Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
         };
-        let made = Acquire::transfer(&held, term).await;
-        let made = made.map_err(|refused| self.not_passed(refused))?;
+        let made = self.passed(Acquire::transfer(&held, term)).await?;
         made.hand_out(term).map_err(TransferError::Failed)
     }
 
-    /// Why what was held did not become what it was to be.
-    pub(crate) fn not_passed(&self, refused: Unacquired) -> TransferError {
+    /// Waits for what the lease becomes. After a refusal the lease goes on as before, under a guard of its own.
+    pub(crate) async fn passed(&self, mut pass: Acquire) -> Result<Guard, TransferError> {
         let (held, key) = (self.held(), self.key().clone());
-        match (refused, held.lost_before()) {
-            (Unacquired::Kept(kept), _) => {
-                let guard = Guard::new(held.resumed(kept.ticket, kept.waiter, kept.fence));
-                let source = kept.source;
-                TransferError::Refused(guard, Error::Store { key, source })
+        match (&mut pass).await {
+            Ok(guard) => Ok(guard),
+            Err(AcquireError::Kept(fence, source)) => {
+                let guard = pass.resume(held, fence);
+                Err(TransferError::Refused(guard, Error::Store { key, source }))
             }
-            (Unacquired::Error(Error::Lost { .. }), Some(cause)) => {
-                TransferError::Failed(Error::Lost { key, cause })
-            }
-            (refused, _) => TransferError::Failed(refused.into_error(&key)),
+            Err(why) => Err(TransferError::Failed(
+                match (pass.error(why), held.lost_before()) {
+                    (Error::Lost { .. }, Some(cause)) => Error::Lost { key, cause },
+                    (error, _) => error,
+                },
+            )),
         }
     }
 

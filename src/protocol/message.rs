@@ -50,7 +50,7 @@ pub struct Permits {
 }
 
 /// The lengths of one claim, the same for its whole life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LeaseTimes {
     /// What the holder believes, in milliseconds, counted from before the request was sent.
     pub lease_ms: u64,

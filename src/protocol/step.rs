@@ -25,49 +25,51 @@ use crate::protocol::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What a caller wants.
+/// How a caller wants a lease: made by a builder, checked when the caller enters, and kept while it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AcquireOptions {
-    /// The lengths of the claim, if this caller's are the ones it is made with.
+pub struct LockOptions {
+    /// The lengths of the claim, if the claim is made for this caller.
     pub term: LeaseTimes,
     /// How the lease may be shared.
     pub mode: Mode,
-    /// Wait for its turn; else be told busy.
+    /// Waits for its turn. Otherwise a caller that would have to wait is told that the key is busy.
     pub wait: bool,
-    /// Keep the lease for exactly its length: never renewed, never handed on, a claim of its own.
+    /// The lease lasts for exactly its length: it is never renewed or handed on, and has a claim of its own.
     pub fixed: bool,
-    /// Have a place of its own in the store's queue, and a claim of its own: it is renewed, and never handed on locally.
+    /// The caller has a claim and a place in the store's queue of its own. The lease is renewed, and never handed on locally.
     pub solo: bool,
-    /// Be granted with others of the same caller or not at all, at the first try: the claim goes in a batch of
+    /// Granted with other keys of the same caller or not at all, at the first try: the claim goes in a batch of
     /// [`Rule::All`](crate::protocol::message::Rule::All).
     pub together: bool,
-    /// It was just lost: not now, but after about a third of a lease.
+    /// A busy key is not the last answer: the caller goes on in another way, and no event says that it was denied.
+    pub goes_on: bool,
+    /// The lease was just lost: nothing is claimed for about a third of a lease.
     pub rests: bool,
-    /// Renew it so long, counted from the grant, and no longer. It ends by itself then.
+    /// The lease is renewed for so long, counted from the grant, and then ends by itself.
     pub max_hold: Option<Duration>,
-    /// The tick that it is for, if it is for one. A tick has a claim of its own, which is renewed and never handed on
-    /// locally.
+    /// The tick that the lease is for. A tick has a claim of its own, which is renewed and never handed on locally.
     pub mark: Option<TickTime>,
-    /// What becomes of it while an earlier tick is in the way.
+    /// What becomes of the tick while an earlier tick is in the way.
     pub turn: Turn,
     /// Not the lease is wanted but an answer, which comes as [`Effect::Denied`]; with `wait`, when there is news.
     pub question: Option<Question>,
-    /// Refuse when so many already wait for the key in this process.
+    /// The caller is refused if so many callers of this process already wait for the key.
     pub limit: usize,
-    /// As many wait in this process, for whatever key, as may: refuse if this caller would have to wait, too.
+    /// As many callers as may wait in this process do: the caller is refused if it would have to wait. Set when it enters.
     pub node_is_full: bool,
 }
 
-impl AcquireOptions {
-    /// A lease of its own that is renewed, waited for without a limit, and handed on within the process.
+impl LockOptions {
+    /// A lease that is renewed, waited for without a limit, and handed on within the process.
     pub fn new(term: LeaseTimes) -> Self {
-        AcquireOptions {
+        LockOptions {
             term,
             mode: Mode::Exclusive,
             wait: true,
             fixed: false,
             solo: false,
             together: false,
+            goes_on: false,
             rests: false,
             max_hold: None,
             mark: None,
@@ -78,13 +80,9 @@ impl AcquireOptions {
         }
     }
 
-    /// A lease that somebody else has, for a claim of its own.
-    pub(crate) fn of_another(term: LeaseTimes, mode: Mode) -> Self {
-        AcquireOptions {
-            mode,
-            solo: true,
-            ..Self::new(term)
-        }
+    /// The lease, without the margin.
+    pub(crate) fn lease(&self) -> Duration {
+        ms(self.term.lease_ms)
     }
 
     /// What a caller is told that would have to wait and does not.
@@ -110,9 +108,9 @@ pub struct Tag {
 #[derive(Debug, Clone)]
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
-    Lock(Ticket, AcquireOptions),
+    Lock(Ticket, LockOptions),
     /// The same, where the question is [`Question::Save`]: what is to be kept.
-    Save(Ticket, AcquireOptions, Checkpoint),
+    Save(Ticket, LockOptions, Checkpoint),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
@@ -124,7 +122,7 @@ pub enum Input {
     /// other ticket holds what was held before.
     Transfer(Ticket, Ticket, LeaseTimes),
     /// A caller wants the lease of this owner, of whom it was told.
-    Adopt(Ticket, AcquireOptions, Holder),
+    Adopt(Ticket, LockOptions, Holder),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
     /// The store did not do a write because this claim has no lease under this grant: the lease is over.
@@ -261,19 +259,8 @@ pub enum AcquireError {
     NodeFull,
     /// The store did not do it.
     Store(StoreError),
-    /// The tick is over: it was run, or a later one was begun.
-    Over,
-    /// The tick was never begun, and never is.
-    Skipped,
-    /// By the store's clock the tick comes only after this.
-    Early(Duration),
-    /// An earlier tick is to be run first: the latest one, as it has not ended, or one that comes after that.
-    Behind {
-        /// The latest tick.
-        latest: TickTime,
-        /// It has not ended.
-        is_open: bool,
-    },
+    /// The tick may not run now, or never.
+    Tick(TickRefusal),
     /// The answer to a question about a job.
     Report(Box<JobReport>),
     /// So many permits are held; `None` for all.
@@ -304,6 +291,24 @@ impl AcquireError {
             _ => AcquireError::Busy,
         }
     }
+}
+
+/// Why the store does not let a tick run now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TickRefusal {
+    /// The tick was run, or a later tick was begun.
+    Over,
+    /// The tick was never begun, and never will be.
+    Skipped,
+    /// By the store's clock the tick is due only after this time.
+    Early(Duration),
+    /// An earlier tick must run first: the latest one, if it has not ended, or one that comes after that.
+    Behind {
+        /// The latest tick.
+        latest: TickTime,
+        /// The latest tick has not ended.
+        is_open: bool,
+    },
 }
 
 /// What became of a release.

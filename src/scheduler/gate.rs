@@ -17,9 +17,9 @@ use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
 use crate::observe::{self, Label};
-use crate::primitives::acquire::Unacquired;
 use crate::primitives::tick::{acquire_tick, ask_about_job};
 use crate::protocol::message::{JobReport, Question, TickTime, Turn};
+use crate::protocol::step::TickRefusal;
 use crate::protocol::time::Instant;
 use crate::scheduler::doubts::Doubts;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
@@ -385,41 +385,41 @@ impl Gate {
             if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
                 return Ok(MISSED);
             }
-            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, mark, how.turn);
+            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, (mark, how.turn));
             let entered = tokio::select! {
                 biased;
                 why = self.ended() => return Ok(Run::Not(why)),
                 entered = entering => entered,
             };
-            let is_early = matches!(entered, Err(Unacquired::Early(_)));
-            let ran = match entered {
-                Ok(guard) => Ok(self.run(guard, mark, how, work).await),
+            // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
+            // too, and no reason to let go of this one.
+            let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
+            let refused = match entered {
+                Ok(Ok(guard)) => match self.run(guard, mark, how, work).await {
+                    Run::Lost => None,
+                    over => return Ok(over),
+                },
                 // Won and not taken up in time: nothing was begun.
-                Err(Unacquired::Error(Error::Lost { .. })) => Ok(Run::Lost),
-                Err(refused) => Err(refused),
+                Err(Error::Lost { .. }) => None,
+                Ok(Err(refusal)) => Some(self.refused(mark, refusal)?),
+                Err(error) => Some(self.failed(mark, how, &error)),
             };
-            let wait = match ran {
-                Ok(Run::Lost) => {
+            let wait = match refused {
+                None => {
                     how.is_first = false;
                     continue;
                 }
-                Ok(over) => return Ok(over),
-                Err(refused) => match self.refused(mark, how, refused)? {
-                    Refused::Over(outcome) => return Ok(Run::Not(outcome)),
-                    Refused::Early(left) => {
-                        how.since = how.since.map(|since| since + left);
-                        left
-                    }
-                    Refused::Away => {
-                        how.is_catch_up = true;
-                        self.pause_away(&mut pause)
-                    }
-                },
+                Some(Refused::Over(outcome)) => return Ok(Run::Not(outcome)),
+                Some(Refused::Early(left)) => {
+                    how.since = how.since.map(|since| since + left);
+                    left
+                }
+                Some(Refused::Away) => {
+                    how.is_catch_up = true;
+                    self.pause_away(&mut pause)
+                }
             };
             drop(pursued);
-            // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
-            // too, and no reason to let go of this one.
-            let is_kept = is_early || runs_all;
             tokio::select! {
                 biased;
                 why = self.ended() => return Ok(Run::Not(why)),
@@ -436,45 +436,46 @@ impl Gate {
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
 
-    /// Why the store does not let this tick be run now.
-    fn refused(&self, mark: TickTime, how: How, refused: Unacquired) -> Result<Refused, Behind> {
-        let over = |outcome| Ok(Refused::Over(outcome));
-        match refused {
-            Unacquired::Over => {
+    /// The store does not let this tick run now.
+    ///
+    /// # Errors
+    /// Which tick must run first.
+    fn refused(&self, mark: TickTime, refusal: TickRefusal) -> Result<Refused, Behind> {
+        match refusal {
+            TickRefusal::Over => {
                 self.note_over(mark);
-                over(TickOutcome::Elsewhere)
+                Ok(Refused::Over(TickOutcome::Elsewhere))
             }
-            // Those answer questions or passes, and this was none.
-            Unacquired::Report(_)
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
-            | Unacquired::Kept(_) => over(TickOutcome::Elsewhere),
-            Unacquired::Skipped => {
+            TickRefusal::Skipped => {
                 self.note_over(mark);
-                over(TickOutcome::Skipped)
+                Ok(Refused::Over(TickOutcome::Skipped))
             }
-            Unacquired::Behind { latest, is_open } => Err(Behind { latest, is_open }),
+            TickRefusal::Behind { latest, is_open } => Err(Behind { latest, is_open }),
             // The store's clock decides when it is time.
-            Unacquired::Early(left) => {
+            TickRefusal::Early(left) => {
                 let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
                 self.note_store_clock(mark.0.saturating_sub(left_ms));
                 observe::tick_early(self.label(), &self.name, mark, left);
                 Ok(Refused::Early(left))
             }
-            // Somebody else's record, as after a reset while the job ran.
-            Unacquired::Error(Error::Busy { .. }) if matches!(how.turn, Turn::After(_)) => Ok(Refused::Away),
-            Unacquired::Error(Error::Busy { .. }) => over(TickOutcome::Skipped),
-            Unacquired::Error(Error::Closed { .. }) => over(TickOutcome::Drained),
-            Unacquired::Error(error @ (Error::Key { .. } | Error::Options(_))) => {
-                observe::job_refused(self.label(), &self.name, &error);
-                over(TickOutcome::Refused)
+        }
+    }
+
+    /// The store did not decide about this tick.
+    fn failed(&self, mark: TickTime, how: How, error: &Error) -> Refused {
+        match error {
+            // A foreign record, as after a reset while the job ran.
+            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => Refused::Away,
+            Error::Busy { .. } => Refused::Over(TickOutcome::Skipped),
+            Error::Closed { .. } => Refused::Over(TickOutcome::Drained),
+            Error::Key { .. } | Error::Options(_) => {
+                observe::job_refused(self.label(), &self.name, error);
+                Refused::Over(TickOutcome::Refused)
             }
-            // Fail closed: nobody runs until the store is back, and then only the newest tick.
-            Unacquired::Error(error) => {
-                observe::tick_waits(self.label(), &self.name, mark, &error);
-                Ok(Refused::Away)
+            // Fail closed: nothing runs until the store is back, and then only the newest tick.
+            _ => {
+                observe::tick_waits(self.label(), &self.name, mark, error);
+                Refused::Away
             }
         }
     }

@@ -6,7 +6,7 @@ use tenure::Key;
 use tenure::error::LostCause;
 use tenure::protocol::message::{Grant, GrantNumber, Name, Question, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::step::{
-    AcquireError, AcquireOptions, Effect, InboxState, Input, Outcome, Outgoing, Rules, Ticket,
+    AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
 };
 use tenure::testing::timed_out;
 
@@ -171,7 +171,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
         ..Rules::default()
     });
     let begin = engine.now;
-    let bounded = |most| AcquireOptions {
+    let bounded = |most| LockOptions {
         max_hold: Some(most),
         ..options(900)
     };
@@ -224,7 +224,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
 #[test]
 fn a_renewal_that_is_answered_too_late_tells_that_it_is_overdue() {
     let mut engine = Engine::new(Rules::default());
-    let ticket = engine.enter(AcquireOptions {
+    let ticket = engine.enter(LockOptions {
         max_hold: Some(ms(350)),
         ..options(900)
     });
@@ -389,7 +389,7 @@ fn a_grant_that_was_fetched_is_renewed_for_ever() {
 #[test]
 fn a_full_node_refuses_only_whoever_would_have_to_wait() {
     let mut engine = Engine::new(Rules::default());
-    let full = AcquireOptions {
+    let full = LockOptions {
         node_is_full: true,
         ..options(1000)
     };
@@ -398,11 +398,11 @@ fn a_full_node_refuses_only_whoever_would_have_to_wait() {
     engine.answer(Reply::Granted(GrantNumber(7)));
     let waits = engine.enter(full);
     assert!(matches!(engine.denial(waits), Some(AcquireError::NodeFull)));
-    let tries = engine.enter(AcquireOptions { wait: false, ..full });
+    let tries = engine.enter(LockOptions { wait: false, ..full });
     assert!(matches!(engine.denial(tries), Some(AcquireError::Busy)));
     let mut job = a_job(true);
     job.tick(100);
-    let tick = job.enter(AcquireOptions {
+    let tick = job.enter(LockOptions {
         mark: Some(TickTime(200)),
         ..full
     });
@@ -509,7 +509,10 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
         first.tag
     );
     engine.answer(Reply::Over);
-    assert!(matches!(engine.denial(standby), Some(AcquireError::Over)));
+    assert!(matches!(
+        engine.denial(standby),
+        Some(AcquireError::Tick(TickRefusal::Over))
+    ));
     assert!(engine.shard.is_empty());
 }
 
@@ -564,7 +567,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
             assert!(
                 matches!(
                     engine.denial(ticket),
-                    Some(AcquireError::Over | AcquireError::Early(_) | AcquireError::Busy)
+                    Some(AcquireError::Tick(TickRefusal::Over | TickRefusal::Early(_)) | AcquireError::Busy)
                 ),
                 "{:?}",
                 engine.denial(ticket)
@@ -577,7 +580,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
 #[test]
 fn a_question_that_is_given_up_unanswered_is_not_left() {
     let mut engine = a_job(true);
-    let ticket = engine.enter(AcquireOptions {
+    let ticket = engine.enter(LockOptions {
         question: Some(Question::Open {
             within_ms: 1000,
             fingerprint: 0,
@@ -602,12 +605,12 @@ fn a_question_that_is_given_up_unanswered_is_not_left() {
 #[test]
 fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
     let mut engine = Engine::new(Rules::default());
-    let impatient = AcquireOptions {
+    let impatient = LockOptions {
         wait: false,
         ..options(1000)
     };
     assert!(engine.shard.is_free(&engine.name));
-    let together = engine.enter(AcquireOptions {
+    let together = engine.enter(LockOptions {
         together: true,
         ..impatient
     });

@@ -7,9 +7,7 @@ use tenure::error::StoreError;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
-use tenure::protocol::step::{
-    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
-};
+use tenure::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
@@ -24,10 +22,10 @@ pub(crate) struct Machine {
 }
 
 /// What a patient caller wants.
-pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
-    AcquireOptions {
+pub(crate) fn options(lease_ms: u64) -> LockOptions {
+    LockOptions {
         limit: 100_000,
-        ..AcquireOptions::new(LeaseTimes {
+        ..LockOptions::new(LeaseTimes {
             lease_ms,
             margin_ms: 250,
         })
@@ -98,21 +96,21 @@ impl Machine {
         self.shard.take_up(self.now, &self.name, ticket).is_some()
     }
 
-    pub(crate) fn enter(&mut self, options: AcquireOptions) -> Ticket {
+    pub(crate) fn enter(&mut self, options: LockOptions) -> Ticket {
         let ticket = self.shard.issue();
         self.tell(Input::Lock(ticket, options));
         ticket
     }
 
     pub(crate) fn lock(&mut self, fixed: bool) -> Ticket {
-        self.enter(AcquireOptions {
+        self.enter(LockOptions {
             fixed,
             ..options(1000)
         })
     }
 
     pub(crate) fn tick(&mut self, ms: u64) -> Ticket {
-        self.enter(AcquireOptions {
+        self.enter(LockOptions {
             mark: Some(TickTime(ms)),
             ..options(1000)
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::error::{LostCause, StoreErrorKind};
 use tenure::protocol::message::{GrantNumber, Reply, Unanswered, Verb};
 use tenure::protocol::step::{
-    AcquireError, AcquireOptions, Class, Effect, InboxState, Input, Outcome, Rules, Ticket,
+    AcquireError, Class, Effect, InboxState, Input, LockOptions, Outcome, Rules, Ticket,
 };
 
 use crate::help::ms;
@@ -71,7 +71,7 @@ fn connections_that_break_without_end_are_an_outage() {
 fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
     let mut machine = Machine::new(Rules::default());
     for wait in [true, false] {
-        let ticket = machine.enter(AcquireOptions {
+        let ticket = machine.enter(LockOptions {
             wait,
             ..options(1000)
         });

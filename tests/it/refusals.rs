@@ -5,7 +5,7 @@ use tenure::protocol::message::{
     Called, Checkpoint, ClaimNumber, GrantNumber, Holder, LatchReport, LeaseTimes, Mode, Name, NodeId,
     Question, Reply, Unanswered, Verb,
 };
-use tenure::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Rules, Ticket};
+use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Rules, Ticket};
 use tenure::{Error, Guard, Key, Locks, TransferError};
 
 use crate::help::{ms, soon};
@@ -45,7 +45,7 @@ fn calls() -> [(Question, Name); 7] {
 fn called((question, name): (Question, Name)) -> (Machine, Ticket) {
     let mut machine = Machine::of(name, Rules::default());
     let ticket = machine.shard.issue();
-    let wanted = AcquireOptions {
+    let wanted = LockOptions {
         wait: false,
         question: Some(question),
         ..options(1_000)
@@ -178,7 +178,7 @@ fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
 #[test]
 fn a_claim_whose_look_is_refused_is_told_as_unknown() {
     let mut machine = Machine::new(Rules::default());
-    let ticket = machine.enter(AcquireOptions {
+    let ticket = machine.enter(LockOptions {
         wait: false,
         ..options(1_000)
     });
@@ -200,7 +200,7 @@ fn an_adoption_whose_repeat_is_refused_is_told_as_unknown() {
 // Downgrades.
 
 /// A writer that asked to go on as a reader.
-fn downgrading(wanted: AcquireOptions, after_ms: u64) -> (Machine, Ticket) {
+fn downgrading(wanted: LockOptions, after_ms: u64) -> (Machine, Ticket) {
     let mut machine = Machine::new(Rules::default());
     let writer = machine.enter(wanted);
     machine.answer(Reply::Granted(GrantNumber(7)));
@@ -326,7 +326,7 @@ fn who_came_during_a_refused_downgrade_waits_on() {
 
 #[test]
 fn a_downgraded_holder_keeps_its_max_hold() {
-    let wanted = AcquireOptions {
+    let wanted = LockOptions {
         max_hold: Some(ms(700)),
         ..options(1_000)
     };
@@ -341,7 +341,7 @@ fn a_downgraded_holder_keeps_its_max_hold() {
 /// The writer was told that its time is over; the reader that it becomes is told, too.
 #[test]
 fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
-    let wanted = AcquireOptions {
+    let wanted = LockOptions {
         max_hold: Some(ms(300)),
         ..options(1_000)
     };
@@ -364,7 +364,7 @@ fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
 
 #[test]
 fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
-    let wanted = AcquireOptions {
+    let wanted = LockOptions {
         fixed: true,
         ..options(1_000)
     };
@@ -394,7 +394,7 @@ fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
 fn a_refused_transfer_is_still_held() {
     for mode in [Mode::Exclusive, Mode::Read] {
         let mut machine = Machine::new(Rules::default());
-        let holder = machine.enter(AcquireOptions {
+        let holder = machine.enter(LockOptions {
             mode,
             ..options(1_000)
         });

@@ -15,7 +15,7 @@ use tenure::protocol::message::{
     Request, Rule, Unanswered, Verb,
 };
 use tenure::protocol::step::{
-    AcquireOptions, Effect, InboxState, Input, KeyEvent, Outcome, Outgoing, Rules, Ticket,
+    Effect, InboxState, Input, KeyEvent, LockOptions, Outcome, Outgoing, Rules, Ticket,
 };
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
@@ -53,10 +53,10 @@ fn term(lease_ms: u64) -> LeaseTimes {
     }
 }
 
-fn want(lease_ms: u64) -> AcquireOptions {
-    AcquireOptions {
+fn want(lease_ms: u64) -> LockOptions {
+    LockOptions {
         limit: 100,
-        ..AcquireOptions::new(term(lease_ms))
+        ..LockOptions::new(term(lease_ms))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tenure::Key;
 use tenure::protocol::message::{GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
-use tenure::protocol::step::{AcquireError, AcquireOptions, InboxState, Input, Rules, Ticket};
+use tenure::protocol::step::{AcquireError, InboxState, Input, LockOptions, Rules, Ticket};
 
 use crate::help::ms;
 use crate::machine::{Machine, options};
@@ -15,7 +15,7 @@ fn machine() -> Machine {
 }
 
 fn watches(machine: &mut Machine) -> Ticket {
-    machine.enter(AcquireOptions {
+    machine.enter(LockOptions {
         question: Some(Question::Zero { of: None }),
         ..options(1000)
     })
@@ -23,7 +23,7 @@ fn watches(machine: &mut Machine) -> Ticket {
 
 /// Who knows who leads, and would be told of another.
 fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
-    machine.enter(AcquireOptions {
+    machine.enter(LockOptions {
         question: Some(Question::Leader {
             known: Some(GrantNumber(7)),
         }),
@@ -218,7 +218,7 @@ fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
 fn who_learns_what_the_others_know_looks_by_its_own_lease() {
     let mut machine = self::machine();
     for lease_ms in [3000, 400] {
-        machine.enter(AcquireOptions {
+        machine.enter(LockOptions {
             question: Some(Question::Zero { of: None }),
             ..options(lease_ms)
         });

@@ -5,7 +5,7 @@ use tenure::error::{LostCause, StoreErrorKind};
 use tenure::protocol::message::{ClaimNumber, GrantNumber, Holder, Mode, Reply, Unanswered, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
-use tenure::protocol::step::{AcquireOptions, Effect, Input, Rules, Ticket};
+use tenure::protocol::step::{Effect, Input, LockOptions, Rules, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;
 use tenure::testing::timed_out;
@@ -71,7 +71,7 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
         ..Rules::default()
     };
     let mut machine = Machine::new(rules);
-    let wanted = AcquireOptions {
+    let wanted = LockOptions {
         mode,
         ..options(1_000)
     };
@@ -131,7 +131,7 @@ fn a_lease_whose_writes_are_answered_is_handed_on() {
 #[test]
 fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
     let (mut machine, first, _) = held_and_waited(Mode::Read);
-    let reads = AcquireOptions {
+    let reads = LockOptions {
         mode: Mode::Read,
         ..options(1_000)
     };
@@ -170,7 +170,7 @@ fn is_lost(machine: &Machine, holder: Ticket) -> bool {
 fn a_refused_write_ends_the_holding_at_once() {
     for fixed in [false, true] {
         let mut machine = Machine::new(Rules::default());
-        let wanted = AcquireOptions {
+        let wanted = LockOptions {
             fixed,
             ..options(1_000)
         };
@@ -200,7 +200,7 @@ fn a_refused_write_ends_the_holding_at_once() {
 #[test]
 fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
     let mut machine = Machine::new(Rules::default());
-    let reads = AcquireOptions {
+    let reads = LockOptions {
         mode: Mode::Read,
         ..options(1_000)
     };

@@ -6,7 +6,7 @@ use crate::protocol::key::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, P
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, LeaseTimes, Mode, Request};
-use crate::protocol::step::{AcquireOptions, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
+use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
 const FINISH_LEASES: u32 = 8;
@@ -103,7 +103,7 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         claimant: Claimant,
-        options: AcquireOptions,
+        options: LockOptions,
         wait: bool,
     ) {
         let kind = ClaimKind {

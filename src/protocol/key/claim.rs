@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::StoreError;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb};
-use crate::protocol::step::{AcquireOptions, Class, Ticket, ms};
+use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// One pursuit of a lease. Its number lives once, and has one lease length for life.
@@ -181,7 +181,7 @@ pub(crate) struct Local {
 
 impl Local {
     /// Granted now, by a claim with a lease of this length.
-    pub(crate) fn new(now: Instant, ticket: Ticket, options: AcquireOptions, lease: Duration) -> Self {
+    pub(crate) fn new(now: Instant, ticket: Ticket, options: LockOptions, lease: Duration) -> Self {
         Local {
             ticket,
             hold: Hold::new(now, options),
@@ -212,7 +212,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(now: Instant, options: AcquireOptions) -> Self {
+    pub(crate) fn new(now: Instant, options: LockOptions) -> Self {
         Hold {
             since: now,
             most: options.max_hold,

@@ -13,7 +13,7 @@ use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::key::watch::Watch;
 use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 /// The state of one key.
@@ -227,7 +227,7 @@ impl<P: Plant> KeyState<P> {
 
     // What callers do.
 
-    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: AcquireOptions) {
+    fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: LockOptions) {
         // Who may not wait tries, and is told why it may not when it would have to.
         options.node_is_full &= options.wait;
         let caller = Caller {
@@ -274,7 +274,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    fn refuses(&self, options: AcquireOptions, is_taken: bool) -> Option<AcquireError> {
+    fn refuses(&self, options: LockOptions, is_taken: bool) -> Option<AcquireError> {
         if !options.wait {
             return is_taken.then_some(AcquireError::Busy);
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::protocol::message::Mode;
-use crate::protocol::step::{AcquireOptions, Ticket, ms};
+use crate::protocol::step::{LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// For so many callers an empty line keeps room.
@@ -14,7 +14,7 @@ const FEW: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) ticket: Ticket,
-    pub(crate) options: AcquireOptions,
+    pub(crate) options: LockOptions,
     /// When it came. Whoever came before the store was last heard waits through an outage.
     pub(crate) entered: Instant,
     /// A claim of this node waited for the key or held it then.
@@ -25,7 +25,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn lease(&self) -> Duration {
-        ms(self.options.term.lease_ms)
+        self.options.lease()
     }
 }
 

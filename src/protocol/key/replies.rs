@@ -15,7 +15,7 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
     ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, Unanswered,
 };
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
 /// So many answers in a row that are too old to be used, then the lease is left to others: it would be extended without
@@ -96,11 +96,11 @@ impl<P: Plant> KeyState<P> {
             {
                 self.told_of_owner(cx, number, &reply);
             }
-            (_, Reply::Over) => self.denied(cx, number, AcquireError::Over),
-            (_, Reply::Skipped) => self.denied(cx, number, AcquireError::Skipped),
-            (_, Reply::Early(left)) => self.denied(cx, number, AcquireError::Early(ms(left))),
+            (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
+            (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
+            (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
             (_, Reply::Behind { latest, is_open }) => {
-                self.denied(cx, number, AcquireError::Behind { latest, is_open });
+                self.refuse_tick(cx, number, TickRefusal::Behind { latest, is_open });
             }
             (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_) | Reply::Leader(_))) => {
                 self.denied(cx, number, AcquireError::answer(reply));
@@ -292,6 +292,10 @@ impl<P: Plant> KeyState<P> {
                 }
             }
         }
+    }
+
+    fn refuse_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, refusal: TickRefusal) {
+        self.denied(cx, number, AcquireError::Tick(refusal));
     }
 
     fn busy(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, waited: bool, left: Option<u64>) {

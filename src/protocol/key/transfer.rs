@@ -14,7 +14,7 @@ use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Fence, Holder, LeaseTimes, Mode, Question, Reply};
-use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
@@ -48,9 +48,11 @@ impl<P: Plant> KeyState<P> {
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
-        let options = AcquireOptions {
+        let options = LockOptions {
+            mode: old.mode,
             fixed: true,
-            ..AcquireOptions::of_another(term, old.mode)
+            solo: true,
+            ..LockOptions::new(term)
         };
         self.pass_on(cx, to, options, old);
     }
@@ -71,11 +73,11 @@ impl<P: Plant> KeyState<P> {
             old.term.lease_ms
         };
         let term = LeaseTimes { lease_ms, ..old.term };
-        let options = AcquireOptions {
+        let options = LockOptions {
+            mode: Mode::Read,
             fixed: old.fixed,
-            solo: false,
             max_hold: held.local().and_then(|local| local.hold.most),
-            ..AcquireOptions::of_another(term, Mode::Read)
+            ..LockOptions::new(term)
         };
         self.pass_on(cx, to, options, old);
     }
@@ -109,7 +111,7 @@ impl<P: Plant> KeyState<P> {
         Some((old, held))
     }
 
-    fn pass_on(&mut self, cx: &mut StepContext<'_>, to: Ticket, options: AcquireOptions, old: Claim) {
+    fn pass_on(&mut self, cx: &mut StepContext<'_>, to: Ticket, options: LockOptions, old: Claim) {
         let from = old.holder;
         let ours = Some(old);
         self.take_over(cx, to, options, Pass { from, ours });
@@ -124,18 +126,18 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         ticket: Ticket,
-        options: AcquireOptions,
+        options: LockOptions,
         from: Holder,
     ) {
         // Through an outage, as whoever waits.
-        let options = AcquireOptions {
+        let options = LockOptions {
             wait: true,
             ..options
         };
         self.take_over(cx, ticket, options, Pass { from, ours: None });
     }
 
-    fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: AcquireOptions, pass: Pass) {
+    fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: LockOptions, pass: Pass) {
         // Whoever gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
         let term = match &pass.ours {
             Some(ours) if ours.term.lease_ms < options.term.lease_ms => ours.term,
@@ -143,7 +145,7 @@ impl<P: Plant> KeyState<P> {
         };
         let caller = Caller {
             ticket,
-            options: AcquireOptions { term, ..options },
+            options: LockOptions { term, ..options },
             entered: cx.now,
             behind: false,
             failed_claims: 0,
