@@ -338,14 +338,6 @@ impl Node {
         self.drive(name, Input::Cancel(ticket));
     }
 
-    pub(crate) fn release(self: &Arc<Self>, name: &Name, ticket: Ticket, finished: Option<bool>) {
-        let input = match finished {
-            Some(well) => Input::Finish(ticket, well),
-            None => Input::Release(ticket),
-        };
-        self.drive(name, input);
-    }
-
     /// Asks some server for a sign of life.
     pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
         let server = self.servers.of_any();

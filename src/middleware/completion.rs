@@ -36,14 +36,14 @@ struct Loss {
 
 impl Loss {
     fn of(lease: Lease) -> Self {
-        let ended = Box::pin(lease.end_token().cancelled_owned());
+        let ended = Box::pin(lease.held.end_token().cancelled_owned());
         Loss { lease, ended }
     }
 
     /// True when it was lost. That it was given back, as at the end of the handler, is no loss.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let ended = self.ended.as_mut().poll(cx);
-        ended.map(|()| self.lease.over() != Some(LostCause::Released))
+        ended.map(|()| self.lease.held.over() != Some(LostCause::Released))
     }
 }
 

@@ -30,7 +30,7 @@ impl Watched {
             return polled;
         }
         let guard = &self.guard;
-        let ended = || Box::pin(guard.lease().end_token().cancelled_owned());
+        let ended = || Box::pin(guard.held().end_token().cancelled_owned());
         self.ended.get_or_insert_with(ended).as_mut().poll(cx)
     }
 

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::slice;
 use std::sync::Arc;
 #[cfg(feature = "tower")]
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -20,13 +19,15 @@ use crate::key::Key;
 use crate::observe;
 use crate::primitives::blocking::block_on;
 use crate::primitives::held::Held;
+use crate::primitives::holdings::{self, Holdings};
+#[cfg(feature = "tower")]
 use crate::primitives::scope;
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::{Fence, TickTime};
 #[cfg(feature = "tower")]
 use crate::protocol::message::{Mode, Name};
-use crate::protocol::step::{Input, Outcome, Ticket};
+use crate::protocol::step::Outcome;
 
 /// The lock is held while this lives and [`is_held`](Self::is_held).
 ///
@@ -35,11 +36,27 @@ use crate::protocol::step::{Input, Outcome, Ticket};
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Lease,
-    done: bool,
+    share: Share,
     /// It is one of several, whose tasks may differ.
     #[cfg(feature = "tower")]
     is_shared: bool,
 }
+
+/// A guard's share in its holding, which ends with the last of its guards.
+#[derive(Clone, Copy)]
+enum Share {
+    Held,
+    /// This guard was the last one: it gives the holding back. `lost` says why the lease was lost before, if it was.
+    Last {
+        lost: Option<LostCause>,
+    },
+    /// Nothing is left to do: other guards keep the holding, or it was given back.
+    Ended,
+}
+
+/// Several guards, which are dropped together.
+#[derive(Default)]
+pub(crate) struct Guards(pub(crate) Vec<Guard>);
 
 /// Sees a lock that somebody else holds: for the handler behind a layer, and for tasks that work under a guard. Cheap
 /// to clone. It does not keep the lock.
@@ -82,12 +99,7 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        let (token, waiter) = (self.held.end_token(), self.held.waiter.clone());
-        let forked = self.held.is_forked().then_some(LostCause::Forked);
-        async move {
-            token.cancelled().await;
-            forked.or_else(|| waiter.over()).unwrap_or(LostCause::Released)
-        }
+        holdings::lost(self)
     }
 
     /// The same as a token: cancelled when it is held no more. Each call makes one of its own, so that whoever cancels
@@ -103,16 +115,6 @@ impl Lease {
     /// Dropping the future loses nothing.
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.held.overdue_token().cancelled_owned()
-    }
-
-    /// The one token that is cancelled when it is held no more.
-    pub(crate) fn end_token(&self) -> CancellationToken {
-        self.held.end_token()
-    }
-
-    /// Why it is held no more, if that is known.
-    pub(crate) fn over(&self) -> Option<LostCause> {
-        self.held.over()
     }
 
     /// A guard on the same lease, which then ends with the last of its guards: for what goes on when the handler has
@@ -136,7 +138,7 @@ impl Lease {
         }
         Ok(Guard {
             lease: self.clone(),
-            done: false,
+            share: Share::Held,
             #[cfg(feature = "tower")]
             is_shared: true,
         })
@@ -151,15 +153,7 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future drops the work.
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
-        let held = self.held.clone();
-        async move {
-            let mut work = pin!(work);
-            poll_fn(|cx| {
-                let _scope = scope::enter([&held]);
-                work.as_mut().poll(cx)
-            })
-            .await
-        }
+        holdings::scope(self, work)
     }
 
     /// Redis commands, or a script of yours, that are done only if this lease is current, in one atomic step on the lock's own
@@ -259,22 +253,17 @@ impl Lease {
     /// # Cancel safety
     /// Dropping the future drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        let mut work = pin!(work);
-        let token = self.end_token();
-        let mut lost = pin!(token.cancelled());
-        poll_fn(|cx| {
-            // Asked before each step: whoever slept past the deadline must not take another.
-            if lost.as_mut().poll(cx).is_ready() || !self.is_held() {
-                return Poll::Ready(Err(self.held.lost()));
-            }
-            let _scope = scope::enter([&self.held]);
-            match work.as_mut().poll(cx) {
-                Poll::Ready(done) if self.is_held() => Poll::Ready(Ok(done)),
-                Poll::Ready(_) => Poll::Ready(Err(self.held.lost())),
-                Poll::Pending => Poll::Pending,
-            }
-        })
-        .await
+        holdings::run(self, work).await
+    }
+}
+
+impl Holdings for Lease {
+    fn all(&self) -> &[Arc<Held>] {
+        slice::from_ref(&self.held)
+    }
+
+    fn end_token(&self) -> CancellationToken {
+        self.held.end_token()
     }
 }
 
@@ -283,7 +272,7 @@ impl Guard {
     pub(crate) fn new(held: Held) -> Self {
         Guard {
             lease: Lease { held: Arc::new(held) },
-            done: false,
+            share: Share::Held,
             #[cfg(feature = "tower")]
             is_shared: false,
         }
@@ -387,17 +376,7 @@ impl Guard {
     /// # Cancel safety
     /// The lock counts as given back from the first poll; dropping the future only loses the answer.
     pub async fn release(mut self) -> Result<(), Error> {
-        match self.part()? {
-            Parting::Stays { over } => over.map_or(Ok(()), Err),
-            Parting::Last { lost } => {
-                let held = &self.lease.held;
-                held.handle
-                    .node()
-                    .release(&held.name, held.ticket, held.finished());
-                self.tell_end(lost);
-                self.given_back().await
-            }
-        }
+        release(slice::from_mut(&mut self)).await
     }
 
     /// What is held, of which this is a guard.
@@ -407,13 +386,15 @@ impl Guard {
 
     /// It is no guard any more, if it was the only one: whoever calls this gives back what was held, or goes on with it.
     pub(crate) fn take(&mut self) -> bool {
-        self.done = self.lease.held.part_alone();
-        if self.done {
-            let over = self.lease.held.waiter.over();
-            self.lease.held.waiter.give_back();
+        let held = &self.lease.held;
+        let is_taken = held.part_alone();
+        if is_taken {
+            let over = held.waiter.over();
+            held.waiter.give_back();
+            self.share = Share::Ended;
             self.tell_end(over);
         }
-        self.done
+        is_taken
     }
 
     /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
@@ -450,67 +431,25 @@ impl Guard {
         held.handle.node().overtook(&held.name, held.ticket)
     }
 
-    /// One guard less. Where it was the last of its holding that counts as given back, and the key machine is to be told.
-    /// Answers why it was lost before, if it was.
+    /// Ends this guard's share. If it was the last one, the holding counts as given back, and the key machine must be told.
     ///
     /// # Errors
-    /// [`Error::Closed`] in a fork, whose parent holds it.
-    fn part(&mut self) -> Result<Parting, Error> {
+    /// [`Error::Closed`] in a fork, whose parent holds it. [`Error::Lost`] if other guards keep it, and it is over.
+    fn part(&mut self) -> Result<(), Error> {
         let held = &self.lease.held;
-        if let Err(forked) = held.not_forked() {
-            self.done = true;
-            return Err(forked);
-        }
+        self.share = Share::Ended;
+        held.not_forked()?;
         let lost = held.waiter.over();
-        // Asked before: as soon as this one is gone another may be the last, and give it back.
-        let is_held = self.is_held();
-        self.done = true;
-        if held.part() {
-            held.waiter.give_back();
-            return Ok(Parting::Last { lost });
-        }
-        Ok(Parting::Stays {
-            over: (!is_held).then(|| held.lost()),
-        })
-    }
-
-    /// Gives several back at once, and says whether exclusivity held to this call for all of them.
-    pub(crate) async fn give_back_all(mut guards: Vec<Guard>) -> Result<(), Error> {
-        let mut all = Ok(());
-        let mut last = Vec::new();
-        for (at, guard) in guards.iter_mut().enumerate() {
-            match guard.part() {
-                Ok(Parting::Last { lost }) => last.push((at, lost)),
-                Ok(Parting::Stays { over }) => all = all.and(over.map_or(Ok(()), Err)),
-                Err(error) => all = all.and(Err(error)),
+        if !held.part_alone() {
+            // Asked before: as soon as this guard is gone another one may be the last, and give it back.
+            let is_held = held.is_held();
+            if !held.part() {
+                return if is_held { Ok(()) } else { Err(held.lost()) };
             }
         }
-        drive_all(
-            last.iter().map(|(at, _)| &*guards[*at].lease.held),
-            Input::Release,
-        );
-        last.iter().for_each(|(at, lost)| guards[*at].tell_end(*lost));
-        for (at, _) in last {
-            all = all.and(guards[at].given_back().await);
-        }
-        all
-    }
-
-    /// Drops several at once.
-    pub(crate) fn drop_all(mut guards: Vec<Guard>) {
-        let last = |guard: &mut Guard| match guard.part() {
-            Ok(Parting::Last { lost }) => Some(lost),
-            _ => None,
-        };
-        let lost: Vec<_> = guards.iter_mut().map(last).collect();
-        let parted = || {
-            guards
-                .iter()
-                .zip(&lost)
-                .filter_map(|(guard, lost)| Some((guard, (*lost)?)))
-        };
-        drive_all(parted().map(|(guard, _)| &*guard.lease.held), Input::Cancel);
-        parted().for_each(|(guard, lost)| guard.tell_end(lost));
+        held.waiter.give_back();
+        self.share = Share::Last { lost };
+        Ok(())
     }
 
     /// What became of the release.
@@ -542,56 +481,78 @@ impl Guard {
     }
 }
 
-/// What a guard leaves behind that is given back.
-enum Parting {
-    /// Nothing: the lease is to be given back.
-    Last { lost: Option<LostCause> },
-    /// Others of its holding, which may be over.
-    Stays { over: Option<Error> },
+/// Gives holdings back, of each that these guards were the last of, and returns whether all were held until this call.
+pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
+    let mut all = Ok(());
+    for guard in &mut *guards {
+        all = all.and(guard.part());
+    }
+    give_back(guards, true);
+    for (guard, _) in parted(guards) {
+        all = all.and(guard.given_back().await);
+    }
+    all
 }
 
-/// Tells the key machines of the ends of several holdings, those of one node together.
-fn drive_all<'a>(held: impl Iterator<Item = &'a Held>, input: impl Fn(Ticket) -> Input) {
-    let held: Vec<_> = held.collect();
-    for of_node in held.chunk_by(|one, other| one.is_of(other.handle.node())) {
-        let inputs = of_node.iter().map(|held| (&held.name, input(held.ticket)));
-        of_node[0].handle.node().drive_each(inputs);
+/// Tells the key machines that the holdings of these guards are given back, those of one node together. `is_awaited` if the
+/// caller waits for the answers.
+fn give_back(guards: &[Guard], is_awaited: bool) {
+    for of_node in guards.chunk_by(|one, other| one.held().is_of(other.held().handle.node())) {
+        let inputs = parted(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
+        of_node[0].held().handle.node().drive_each(inputs);
+    }
+    parted(guards).for_each(|(guard, lost)| guard.tell_end(lost));
+}
+
+/// Returns the guards that were the last ones of their holdings, and why each lease was lost before, if it was.
+fn parted(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)> {
+    guards.iter().filter_map(|guard| match guard.share {
+        Share::Last { lost } => Some((guard, lost)),
+        Share::Held | Share::Ended => None,
+    })
+}
+
+/// Drops guards together. Guards that were released together are not given back again.
+fn drop_all(guards: &mut [Guard]) {
+    if guards.iter().all(|guard| matches!(guard.share, Share::Held)) {
+        for guard in &mut *guards {
+            // That a lease is over is told by its own means.
+            let _ = guard.part();
+        }
+        give_back(guards, false);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let held = &self.lease.held;
-        if !self.done && held.part() && !held.handle.node().is_forked() {
-            let over = held.waiter.over();
-            held.waiter.give_back();
-            let node = held.handle.node();
-            match held.finished() {
-                // Nobody waits for the answer.
-                finished @ Some(_) => node.release(&held.name, held.ticket, finished),
-                None => node.cancel(&held.name, held.ticket),
-            }
-            self.tell_end(over);
-        }
+        drop_all(slice::from_mut(self));
+    }
+}
+
+impl Drop for Guards {
+    fn drop(&mut self) {
+        drop_all(&mut self.0);
+    }
+}
+
+impl Lease {
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("key", self.key())
+            .field("fence", &self.fence().get())
+            .field("remaining", &self.remaining())
+            .finish()
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
-            .field("key", self.key())
-            .field("fence", &self.fence().get())
-            .field("remaining", &self.remaining())
-            .finish()
+        self.fmt_as("Lease", f)
     }
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard")
-            .field("key", self.key())
-            .field("fence", &self.fence().get())
-            .field("remaining", &self.remaining())
-            .finish()
+        self.lease.fmt_as("Guard", f)
     }
 }

@@ -12,7 +12,7 @@ use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::observe::Began;
 use crate::protocol::message::{Fence, Mode, Name};
-use crate::protocol::step::Ticket;
+use crate::protocol::step::{Input, Ticket};
 
 /// One holding of a lease by a caller.
 pub(crate) struct Held {
@@ -110,9 +110,13 @@ impl Held {
         self.finished.get_or_init(|| well);
     }
 
-    /// Whether its tick was run to its end, and well.
-    pub(crate) fn finished(&self) -> Option<bool> {
-        self.finished.get().copied()
+    /// Returns what ends it: its tick is told with it, and the caller waits for the answer or does not.
+    pub(crate) fn end(&self, is_awaited: bool) -> Input {
+        match self.finished.get() {
+            Some(well) => Input::Finish(self.ticket, *well),
+            None if is_awaited => Input::Release(self.ticket),
+            None => Input::Cancel(self.ticket),
+        }
     }
 
     /// Why it was lost, if it was before it was given back.

@@ -5,6 +5,7 @@ pub(crate) mod blocking;
 pub(crate) mod election;
 pub(crate) mod guard;
 pub(crate) mod held;
+pub(crate) mod holdings;
 pub(crate) mod latch;
 pub(crate) mod multi;
 pub(crate) mod multi_guard;

@@ -12,7 +12,7 @@ use crate::error::{ClosedCause, Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::{self, Acquire};
 use crate::primitives::blocking::block_on;
-use crate::primitives::guard::Guard;
+use crate::primitives::guard::Guards;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
 use crate::primitives::mutex::Lock;
 use crate::primitives::within::within;
@@ -222,7 +222,7 @@ impl Multi {
         let mut pursuit = Pursuit::new(self, true);
         async move {
             pursuit.run().await?;
-            pursuit.guard()
+            Ok(pursuit.guard())
         }
     }
 
@@ -236,7 +236,7 @@ impl Multi {
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>, Error> {
         let mut pursuit = Pursuit::new(self, false);
         match pursuit.run().await {
-            Ok(()) => pursuit.guard().map(Some),
+            Ok(()) => Ok(Some(pursuit.guard())),
             Err(Error::Busy { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -265,7 +265,7 @@ impl Multi {
             }
         };
         match ended {
-            Some(result) => result.and_then(|()| pursuit.guard()),
+            Some(result) => result.map(|()| pursuit.guard()),
             None => Err(pursuit.gave_up(wait)),
         }
     }
@@ -354,9 +354,9 @@ impl fmt::Debug for Multi {
 struct Pursuit {
     groups: Vec<Group>,
     wait: bool,
-    /// Those that are not answered.
+    guards: Guards,
+    /// Those that are not answered. Dropped last, so that the guards are given back first.
     asked: Vec<Lock>,
-    guards: Vec<Guard>,
 }
 
 impl Pursuit {
@@ -364,24 +364,24 @@ impl Pursuit {
         Pursuit {
             groups: multi.groups.clone(),
             wait,
+            guards: Guards::default(),
             asked: Vec::new(),
-            guards: Vec::new(),
         }
     }
 
     async fn run(&mut self) -> Result<(), Error> {
         self.check()?;
         for group in std::mem::take(&mut self.groups) {
-            let before = self.guards.len();
+            let before = self.guards.0.len();
             if !self.take_together(&group).await? {
                 self.take_in_turn(&group).await?;
             }
             // As they are answered in any order.
-            self.guards[before..].sort_by(|one, other| one.key().cmp(other.key()));
+            self.guards.0[before..].sort_by(|one, other| one.key().cmp(other.key()));
         }
         // One may have been lost while others were waited for.
-        let lost = self.guards.iter().find(|guard| !guard.is_held());
-        lost.map_or(Ok(()), |guard| match guard.lease().held.lost() {
+        let lost = self.guards.0.iter().find(|guard| !guard.is_held());
+        lost.map_or(Ok(()), |guard| match guard.held().lost() {
             Error::Lost {
                 key,
                 cause: LostCause::Shutdown,
@@ -423,13 +423,13 @@ impl Pursuit {
         let Some(asked) = Acquire::together(&group.handle, &wanted)? else {
             return Ok(false);
         };
-        let before = self.guards.len();
+        let before = self.guards.0.len();
         self.asked = asked.into_iter().map(Lock::entered).collect();
         match self.answers().await {
             Ok(()) => Ok(true),
             // Where an answer was lost some may have been granted on a second try.
             Err(Error::Busy { .. }) if self.wait => {
-                Guard::drop_all(self.guards.split_off(before));
+                drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -453,7 +453,7 @@ impl Pursuit {
             asked.retain_mut(|lock| match Pin::new(lock).poll(cx) {
                 Poll::Pending => true,
                 Poll::Ready(Ok(guard)) => {
-                    guards.push(guard);
+                    guards.0.push(guard);
                     false
                 }
                 Poll::Ready(Err(error)) => {
@@ -477,19 +477,13 @@ impl Pursuit {
         refused.map_or(Ok(()), Err)
     }
 
-    fn guard(mut self) -> Result<MultiGuard, Error> {
-        Ok(MultiGuard::new(std::mem::take(&mut self.guards)))
+    fn guard(self) -> MultiGuard {
+        MultiGuard::new(self.guards)
     }
 
     /// What to tell a caller who gives up now, while something is asked for.
     fn gave_up(&self, waited: Duration) -> Error {
         let asked = self.asked.first().expect("who waits has asked");
         asked.gave_up(waited)
-    }
-}
-
-impl Drop for Pursuit {
-    fn drop(&mut self) {
-        Guard::drop_all(std::mem::take(&mut self.guards));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -12,8 +11,9 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::primitives::blocking::block_on;
-use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::scope;
+use crate::primitives::guard::{Guard, Guards, release};
+use crate::primitives::held::Held;
+use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
@@ -24,14 +24,14 @@ use crate::protocol::message::Fence;
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     lease: MultiLease,
-    guards: Vec<Guard>,
+    guards: Guards,
 }
 
 /// Sees several locks that somebody else holds: for tasks that work under a [`MultiGuard`]. Cheap to clone. It does not keep
 /// the locks.
 #[derive(Clone)]
 pub struct MultiLease {
-    leases: Arc<[Lease]>,
+    held: Arc<[Arc<Held>]>,
     /// Cancelled when one of them is over. Made when it is asked for.
     end: Arc<OnceLock<CancellationToken>>,
 }
@@ -39,7 +39,7 @@ pub struct MultiLease {
 impl MultiLease {
     /// What is locked, in the order in which it was locked, and the fencing token of each: see [`Lease::fence`].
     pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
-        self.leases.iter().map(|lease| (lease.key(), lease.fence()))
+        self.held.iter().map(|held| (&held.name.key, held.fence))
     }
 
     /// The fencing token of a key. `None` for a key that is none of these. Of several [`Locks`](crate::Locks) that have the
@@ -52,13 +52,12 @@ impl MultiLease {
 
     /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`].
     pub fn is_held(&self) -> bool {
-        self.leases.iter().all(Lease::is_held)
+        holdings::are_held(self)
     }
 
     /// How long all of them would still be held if no renewal came through; zero when one of them is held no more.
     pub fn remaining(&self) -> Duration {
-        let left = self.leases.iter().map(Lease::remaining);
-        left.min().unwrap_or_default()
+        holdings::remaining(self)
     }
 
     /// Waits until one of them is held no more: lost, or released.
@@ -66,12 +65,7 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + use<> {
-        let (token, leases) = (self.end_token(), self.leases.clone());
-        async move {
-            token.cancelled().await;
-            let cause = leases.iter().find_map(Lease::over);
-            cause.unwrap_or(LostCause::Released)
-        }
+        holdings::lost(self)
     }
 
     /// The same as a token: cancelled when one of them is held no more. Each call makes one of its own.
@@ -85,7 +79,8 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
-        let each = self.leases.iter().map(|lease| Box::pin(lease.overdue()));
+        let tokens = self.held.iter().map(|held| held.overdue_token());
+        let each = tokens.map(|token| Box::pin(token.cancelled_owned()));
         let mut all: Vec<_> = each.collect();
         poll_fn(move |cx| {
             if all.iter_mut().any(|one| one.as_mut().poll(cx).is_ready()) {
@@ -123,27 +118,7 @@ impl MultiLease {
     /// [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name the first key.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
-        Atomically::new(self.leases.iter().map(|lease| &lease.held))
-    }
-
-    fn end_token(&self) -> CancellationToken {
-        if let Some(forked) = self.leases.iter().find(|lease| lease.held.is_forked()) {
-            return forked.end_token();
-        }
-        let end = self.end.get_or_init(|| {
-            let token = CancellationToken::new();
-            for lease in self.leases.iter() {
-                lease.held.waiter.tell_of_several(&token);
-            }
-            token
-        });
-        end.clone()
-    }
-
-    /// Why one of them is held no more.
-    fn over(&self) -> Option<Error> {
-        let lost = self.leases.iter().find(|lease| !lease.is_held());
-        lost.map(|lease| lease.held.lost())
+        Atomically::new(self.held.iter())
     }
 
     /// Runs `work` with the knowledge that these locks are held; see [`Lease::scope`].
@@ -151,15 +126,7 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future drops the work.
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
-        let leases = self.leases.clone();
-        async move {
-            let mut work = pin!(work);
-            poll_fn(|cx| {
-                let _scope = scope::enter(leases.iter().map(|lease| &lease.held));
-                work.as_mut().poll(cx)
-            })
-            .await
-        }
+        holdings::scope(self, work)
     }
 
     /// Runs `work` as long as all locks are held; its future is dropped when one of the leases is lost. The work is in
@@ -171,34 +138,36 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future drops the work.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        let mut work = pin!(work);
-        let token = self.end_token();
-        let mut lost = pin!(token.cancelled());
-        poll_fn(|cx| {
-            // Asked before each step, and to be woken.
-            let _ = lost.as_mut().poll(cx);
-            if let Some(error) = self.over() {
-                return Poll::Ready(Err(error));
+        holdings::run(self, work).await
+    }
+}
+
+impl Holdings for MultiLease {
+    fn all(&self) -> &[Arc<Held>] {
+        &self.held
+    }
+
+    fn end_token(&self) -> CancellationToken {
+        if let Some(forked) = self.held.iter().find(|held| held.is_forked()) {
+            return forked.end_token();
+        }
+        let end = self.end.get_or_init(|| {
+            let token = CancellationToken::new();
+            for held in self.held.iter() {
+                held.waiter.tell_of_several(&token);
             }
-            let _scope = scope::enter(self.leases.iter().map(|lease| &lease.held));
-            match (work.as_mut().poll(cx), self.over()) {
-                (Poll::Ready(_), Some(error)) => Poll::Ready(Err(error)),
-                (Poll::Ready(done), None) => Poll::Ready(Ok(done)),
-                (Poll::Pending, _) => Poll::Pending,
-            }
-        })
-        .await
+            token
+        });
+        end.clone()
     }
 }
 
 impl MultiGuard {
-    pub(crate) fn new(guards: Vec<Guard>) -> Self {
-        let leases = guards.iter().map(Guard::lease).collect();
+    pub(crate) fn new(guards: Guards) -> Self {
+        let held = guards.0.iter().map(|guard| guard.held().clone()).collect();
+        let end = Arc::default();
         MultiGuard {
-            lease: MultiLease {
-                leases,
-                end: Arc::default(),
-            },
+            lease: MultiLease { held, end },
             guards,
         }
     }
@@ -213,10 +182,10 @@ impl MultiGuard {
     /// # Errors
     /// [`Error::Lost`] when one of the leases is over.
     pub fn again(&self) -> Result<MultiGuard, Error> {
-        let guards: Result<Vec<_>, _> = self.guards.iter().map(Guard::again).collect();
+        let guards: Result<Vec<_>, _> = self.guards.0.iter().map(Guard::again).collect();
         Ok(MultiGuard {
             lease: self.lease(),
-            guards: guards?,
+            guards: Guards(guards?),
         })
     }
 
@@ -277,7 +246,7 @@ impl MultiGuard {
     /// # Cancel safety
     /// The locks count as given back from the first poll; dropping the future only loses the answer.
     pub async fn release(mut self) -> Result<(), Error> {
-        Guard::give_back_all(std::mem::take(&mut self.guards)).await
+        release(&mut self.guards.0).await
     }
 
     /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
@@ -293,28 +262,24 @@ impl MultiGuard {
     }
 }
 
-impl Drop for MultiGuard {
-    fn drop(&mut self) {
-        Guard::drop_all(std::mem::take(&mut self.guards));
+impl MultiLease {
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fences = self.fences().map(|(key, fence)| (key, fence.get()));
+        f.debug_struct(name)
+            .field("fences", &fences.collect::<Vec<_>>())
+            .field("remaining", &self.remaining())
+            .finish()
     }
 }
 
 impl fmt::Debug for MultiLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fences = self.fences().map(|(key, fence)| (key, fence.get()));
-        f.debug_struct("MultiLease")
-            .field("fences", &fences.collect::<Vec<_>>())
-            .field("remaining", &self.remaining())
-            .finish()
+        self.fmt_as("MultiLease", f)
     }
 }
 
 impl fmt::Debug for MultiGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fences = self.fences().map(|(key, fence)| (key, fence.get()));
-        f.debug_struct("MultiGuard")
-            .field("fences", &fences.collect::<Vec<_>>())
-            .field("remaining", &self.remaining())
-            .finish()
+        self.lease.fmt_as("MultiGuard", f)
     }
 }

@@ -98,7 +98,7 @@ impl Gate {
         let lease = guard.lease();
         match guard.finish(outcome == TickOutcome::Done).await {
             // What the job has left behind may have a guard of its own: then the store is told with that one.
-            Ok(()) if lease.over().is_none() => {}
+            Ok(()) if lease.held.over().is_none() => {}
             Ok(()) => self.note_over(mark),
             // What was run was run; but the store may not know, and have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
@@ -137,7 +137,7 @@ impl Gate {
     ) -> Option<TickOutcome> {
         let (guard, mark) = (trial.guard, trial.mark);
         // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let end = RunEnd::new(guard.lease().end_token().child_token());
+        let end = RunEnd::new(guard.lost_token());
         // Also when this very future is dropped.
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();

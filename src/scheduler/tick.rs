@@ -128,7 +128,7 @@ impl Tick {
         if self.end.token().is_cancelled() {
             return Err(Error::Lost {
                 key: self.job().clone(),
-                cause: self.lease.over().unwrap_or(LostCause::Shutdown),
+                cause: self.lease.held.over().unwrap_or(LostCause::Shutdown),
             });
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Tick {
         let (end, lease, token) = (self.end.clone(), self.lease.clone(), self.end_token());
         async move {
             token.cancelled().await;
-            match lease.over() {
+            match lease.held.over() {
                 // A drain gives the lease back when the job's future is gone, so that comes after it or not yet.
                 None | Some(LostCause::Released) if end.is_drained() => LostCause::Shutdown,
                 over => over.unwrap_or(LostCause::Released),
@@ -233,7 +233,7 @@ impl Tick {
     /// Cancelled when the run is to end.
     fn end_token(&self) -> CancellationToken {
         if self.lease.held.is_forked() {
-            return self.lease.end_token();
+            return self.lease.held.end_token();
         }
         self.end.token().clone()
     }
