@@ -2,15 +2,13 @@
 //! by its public API alone.
 //!
 //! `measure <what>` prints figures, `compare <other program> [what …]` runs the other and itself in turns, `cycles <n>`
-//! does so many locks and releases on Redis, and `locks <n>` as many locks; `rolling <other program> <seconds>` deploys
-//! the one over the other, as processes that are a `replica <url>` each.
+//! does so many locks and releases on Redis, and `locks <n>` as many locks.
 #![allow(clippy::disallowed_methods)]
 
 #[path = "../../benches/support/mod.rs"]
 mod support;
 
 mod counted;
-mod rolling;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -110,17 +108,12 @@ fn main() {
                 println!("{figure}");
             }
         }
-        ["replica", url] => support::runtime().block_on(rolling::replica(url)),
-        ["rolling", before, seconds] => {
-            let seconds = seconds.parse().expect("a number");
-            support::runtime().block_on(rolling::rolling(Path::new(before), seconds));
-        }
         ["compare", before, wanted @ ..] => compare(Path::new(before), wanted),
         [verb @ ("cycles" | "locks"), times] => {
             let times = times.parse().expect("a number");
             support::runtime().block_on(times_on_redis(times, *verb == "cycles"));
         }
-        _ => panic!("measure, compare, rolling, replica, cycles or locks"),
+        _ => panic!("measure, compare, cycles or locks"),
     }
 }
 

@@ -20,6 +20,7 @@ mod cancellation;
 mod checkpoints;
 mod child;
 mod clocks;
+mod commands;
 mod contest;
 mod differential;
 mod elections;
