@@ -31,7 +31,15 @@ const SAME: f64 = 1.05;
 
 /// What is measured, and what its figures are: their names, what the ratio of after to before must be, and what the
 /// figure itself must be.
-const ALL: [(&str, &[(&str, Target, Target)]); 5] = [
+const ALL: [(&str, &[(&str, Target, Target)]); 6] = [
+    (
+        "server",
+        &[(
+            "lock + release of a free key: server µs",
+            Target::AtMost(SAME),
+            Target::None,
+        )],
+    ),
     (
         "hot",
         &[(
@@ -124,6 +132,7 @@ fn window() -> Duration {
 /// The figures, in the order of `ALL`.
 async fn measure(what: &str) -> Vec<f64> {
     match what {
+        "server" => vec![server_micros().await],
         "hot" => {
             let server = RedisServer::as_service();
             let wire = Wire::start(server.port(), Duration::from_micros(250));
@@ -148,6 +157,22 @@ async fn measure(what: &str) -> Vec<f64> {
         }
         other => panic!("no such thing to measure: {other}"),
     }
+}
+
+/// The server's time in scripts for one lock and release of a free key, the median of many.
+async fn server_micros() -> f64 {
+    let server = RedisServer::as_service();
+    let locks = Locks::redis(&server.url()).await.expect("the server is there");
+    let mut raw = Raw::connect(&server.url()).await;
+    let mut micros = Vec::new();
+    for cycle in 0..if is_quick() { 10 } else { 2_000 } {
+        raw.forget_stats().await;
+        let guard = locks.mutex(format!("key:{cycle}")).lock().await;
+        let guard = guard.expect("a free lock");
+        guard.release().await.expect("a release in time");
+        micros.push(raw.stats(|name| name == "evalsha").await.1);
+    }
+    median(micros)
 }
 
 /// What the layer adds to a request: nanoseconds, and allocations.

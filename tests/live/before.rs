@@ -1,5 +1,7 @@
 //! A node of the version before (commit c815443) beside one of this: its script on the same records, queues and jobs.
 
+mod shared;
+
 use std::sync::Arc;
 
 use redis::Value;
