@@ -24,9 +24,9 @@ use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
-use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
+use crate::protocol::message::{LeaseTimes, Name, NodeId};
 use crate::protocol::session::step::SessionInput;
-use crate::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
@@ -233,58 +233,19 @@ impl Node {
 
     // What callers do.
 
-    /// Enters a caller, and says when. What is decided comes to its waiter.
-    pub(crate) fn join_line(
-        self: &Arc<Self>,
-        name: &Name,
-        options: LockOptions,
-        data: Option<Checkpoint>,
-    ) -> (Ticket, Arc<Waiter>, Instant) {
-        self.note_entry(options);
-        self.enter(name, |ticket| match data {
-            Some(data) => Input::Save(ticket, options, data),
-            None => Input::Lock(ticket, options),
-        })
-    }
-
-    /// A holder that writes goes on as a reader under another ticket.
-    pub(crate) fn downgrade(self: &Arc<Self>, name: &Name, from: Ticket) -> (Ticket, Arc<Waiter>, Instant) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.enter(name, |ticket| Input::Downgrade(from, ticket))
-    }
-
-    /// A holder gives its lease to whoever is told of it, and has that under another ticket until it is handed out.
-    pub(crate) fn transfer(
-        self: &Arc<Self>,
-        name: &Name,
-        from: Ticket,
-        term: LeaseTimes,
-    ) -> (Ticket, Arc<Waiter>, Instant) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.enter(name, |ticket| Input::Transfer(from, ticket, term))
-    }
-
-    /// Enters a caller for the lease of that owner.
-    pub(crate) fn adopt(
-        self: &Arc<Self>,
-        name: &Name,
-        options: LockOptions,
-        from: Holder,
-    ) -> (Ticket, Arc<Waiter>, Instant) {
-        self.note_entry(options);
-        self.enter(name, |ticket| Input::Adopt(ticket, options, from))
-    }
-
     /// Others of this process read by the lease of this holder. If not, none will.
     pub(crate) fn reads_with_others(&self, name: &Name, ticket: Ticket) -> bool {
         lock(&self.cell(name).keys).shard.reads_with_others(name, ticket)
     }
 
-    fn enter(
+    /// Enters a caller whose claim has these lengths, and says when. What is decided comes to its waiter.
+    pub(crate) fn enter(
         self: &Arc<Self>,
         name: &Name,
+        term: LeaseTimes,
         input: impl FnOnce(Ticket) -> Input,
     ) -> (Ticket, Arc<Waiter>, Instant) {
+        self.note_entry(term);
         let waiter = Arc::new(Waiter::default());
         let cell = self.cell(name);
         let mut keys = lock(&cell.keys);
@@ -296,9 +257,9 @@ impl Node {
     }
 
     /// A caller enters.
-    pub(super) fn note_entry(&self, options: LockOptions) {
+    pub(super) fn note_entry(&self, term: LeaseTimes) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let hold_ms = options.term.hold_ms();
+        let hold_ms = term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
             self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
         }

@@ -19,7 +19,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{Checkpoint, Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
-use crate::protocol::step::{AcquireError, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.
@@ -126,16 +126,12 @@ impl Acquire {
     /// As [`check`].
     #[inline]
     pub(crate) fn enter(&mut self) -> Result<(), Error> {
-        match self.entry {
-            Some(_) => Ok(()),
-            None => self.enter_with(None),
+        if self.entry.is_none() {
+            let options = check(&self.handle, &self.name, self.options)?;
+            let node = self.handle.node();
+            let entered = node.enter(&self.name, options.term, |ticket| Input::Lock(ticket, options));
+            self.entry = Some(Entry::new(entered));
         }
-    }
-
-    fn enter_with(&mut self, data: Option<Checkpoint>) -> Result<(), Error> {
-        let options = check(&self.handle, &self.name, self.options)?;
-        let entered = self.handle.node().join_line(&self.name, options, data);
-        self.entry = Some(Entry::new(entered));
         Ok(())
     }
 
@@ -146,32 +142,36 @@ impl Acquire {
         options: LockOptions,
         data: Option<Checkpoint>,
     ) -> Result<Self, Error> {
-        let mut asks = Acquire::new(handle.clone(), name.clone(), options);
-        asks.enter_with(data).map(|()| asks)
+        let options = check(handle, name, options)?;
+        let input = |ticket| match data {
+            Some(data) => Input::Save(ticket, options, data),
+            None => Input::Lock(ticket, options),
+        };
+        Ok(Acquire::entered(handle, name, options, input))
     }
 
-    /// A writer's way to a reader: what is held is given back, and nobody writes in between.
+    /// A writer's way to a reader: what is held is given back, and no other caller writes in between.
     pub(crate) fn downgrade(held: &Held) -> Self {
-        let entered = held.handle.node().downgrade(&held.name, held.ticket);
-        Acquire::pass(held, (Mode::Read, held.is_fixed()), entered)
-    }
-
-    /// A holder's way to a lease that is to be handed out: what is held is given up, and nobody has it in between.
-    pub(crate) fn transfer(held: &Held, term: LeaseTimes) -> Self {
-        let entered = held.handle.node().transfer(&held.name, held.ticket, term);
-        Acquire::pass(held, (held.mode, true), entered)
-    }
-
-    fn pass(held: &Held, (mode, fixed): (Mode, bool), entered: Entered) -> Self {
         let options = LockOptions {
-            mode,
-            fixed,
+            mode: Mode::Read,
+            fixed: held.is_fixed(),
             // The lengths are those of what is held.
             ..LockOptions::new(LeaseTimes::default())
         };
-        let mut acquire = Acquire::new(held.handle.clone(), held.name.clone(), options);
-        acquire.entry = Some(Entry::new(entered));
-        acquire
+        let input = |ticket| Input::Downgrade(held.ticket, ticket);
+        Acquire::entered(&held.handle, &held.name, options, input)
+    }
+
+    /// A holder's way to a lease that is handed out: what is held is given up, and no other caller has it in between.
+    pub(crate) fn transfer(held: &Held, term: LeaseTimes) -> Self {
+        let options = LockOptions {
+            mode: held.mode,
+            fixed: true,
+            // The lease is kept for others: this process does not hold it for that long.
+            ..LockOptions::new(LeaseTimes::default())
+        };
+        let input = |ticket| Input::Transfer(held.ticket, ticket, term);
+        Acquire::entered(&held.handle, &held.name, options, input)
     }
 
     /// A caller's way to the lease of the owner that a transfer names.
@@ -184,11 +184,20 @@ impl Acquire {
         options: LockOptions,
         from: Holder,
     ) -> Result<Self, Error> {
-        let checked = check(handle, name, options)?;
-        let entered = handle.node().adopt(name, checked, from);
+        let options = check(handle, name, options)?;
+        let input = |ticket| Input::Adopt(ticket, options, from);
+        Ok(Acquire::entered(handle, name, options, input))
+    }
+
+    fn entered(
+        handle: &Handle,
+        name: &Name,
+        options: LockOptions,
+        input: impl FnOnce(Ticket) -> Input,
+    ) -> Self {
         let mut acquire = Acquire::new(handle.clone(), name.clone(), options);
-        acquire.entry = Some(Entry::new(entered));
-        Ok(acquire)
+        acquire.entry = Some(Entry::new(handle.node().enter(name, options.term, input)));
+        acquire
     }
 
     /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::{ClosedCause, Error, LostCause, OptionsError};
 use crate::key::Key;
+use crate::options::Options;
 use crate::primitives::acquire::{self, Acquire};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guards;
@@ -157,48 +158,38 @@ impl Multi {
     }
 
     /// Leases of this length, as [`Mutex::lease`](crate::Mutex::lease).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        for group in &mut self.groups {
-            group.options.term = group.handle.options().times(lease);
-            group.options.fixed = false;
-        }
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        self.set(|options, limits| (options.term, options.fixed) = (limits.times(lease), false))
     }
 
     /// Leases of exactly this length, never renewed, as [`Mutex::fixed`](crate::Mutex::fixed). Each begins when its key is
     /// granted: one that was granted while others had to be waited for ends first, and may be over before all are held
     /// ([`Error::Lost`]).
-    pub fn fixed(mut self, lease: Duration) -> Self {
-        for group in &mut self.groups {
-            group.options.term = group.handle.options().times(lease);
-            group.options.fixed = true;
-        }
-        self
+    pub fn fixed(self, lease: Duration) -> Self {
+        self.set(|options, limits| (options.term, options.fixed) = (limits.times(lease), true))
     }
 
     /// First come, first served at each key, as [`Mutex::fair`](crate::Mutex::fair), at the same price.
-    pub fn fair(mut self) -> Self {
-        for group in &mut self.groups {
-            group.options.solo = true;
-        }
-        self
+    pub fn fair(self) -> Self {
+        self.set(|options, _| options.solo = true)
     }
 
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for a key that is waited for, as
     /// [`Mutex::max_waiters`](crate::Mutex::max_waiters).
-    pub fn max_waiters(mut self, limit: usize) -> Self {
-        for group in &mut self.groups {
-            group.options.limit = limit.min(group.handle.options().waiters_per_key);
-        }
-        self
+    pub fn max_waiters(self, limit: usize) -> Self {
+        self.set(|options, limits| options.limit = limit.min(limits.waiters_per_key))
     }
 
     /// Renew the leases no longer than this, as [`Mutex::max_hold`](crate::Mutex::max_hold): each from the grant of its key, so
     /// the wait for the keys after it counts. The holder is told when the first is renewed no more
     /// ([`MultiLease::overdue`]).
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        for group in &mut self.groups {
-            group.options.max_hold = Some(most);
+    pub fn max_hold(self, most: Duration) -> Self {
+        self.set(|options, _| options.max_hold = Some(most))
+    }
+
+    fn set(mut self, set: impl Fn(&mut LockOptions, &Options)) -> Self {
+        for Group { handle, options, .. } in &mut self.groups {
+            set(options, handle.options());
         }
         self
     }

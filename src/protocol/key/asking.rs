@@ -2,10 +2,11 @@
 
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase, RequestKind, Yielded};
+use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, LeaseTimes, Mode, Request};
+use crate::protocol::key::line::Caller;
+use crate::protocol::message::{ClaimNumber, Request, Turn};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
@@ -27,7 +28,9 @@ impl<P: Plant> KeyState<P> {
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
     pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
-        self.let_readers_in(cx);
+        if self.open.is_some() {
+            self.let_readers_in(cx);
+        }
         for number in self.claims.unsettled() {
             let Some(claim) = self.claims.get(number) else {
                 continue;
@@ -50,41 +53,65 @@ impl<P: Plant> KeyState<P> {
                 _ => self.leave(cx, number, None),
             }
         }
-        // Some of them watch: nobody else would ask for those.
-        self.rested(cx);
-        self.drop_saves();
-        self.look_for_watchers(cx);
+        if !self.saves.is_empty() {
+            self.drop_saves();
+        }
+        if !self.watches.is_empty() {
+            self.look_for_watchers(cx);
+        }
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
             return;
         }
-        while let Some((_, caller)) = self.solos.pop_first() {
-            self.claim(cx, Claimant::Solo(caller), caller.options, caller.options.wait);
+        if !self.solos.is_empty() {
+            self.claim_for_solos(cx);
         }
-        if let Some(head) = self.line.front()
-            && self.claims.pursuit().is_none()
+        let Some(head) = self.line.front() else {
+            return;
+        };
+        let options = head.options;
+        if self.claims.pursuit().is_none() {
+            self.claim(cx, Claimant::Cohort, &options, self.line.has_patient());
+        }
+        if options.mode.is_of_permits() {
+            self.ask_ahead(cx);
+        }
+    }
+
+    /// Claims for the callers that want a claim of their own, except those that rest.
+    fn claim_for_solos(&mut self, cx: &mut StepContext<'_>) {
+        let now = cx.now;
+        let is_due = |(_, caller): &(&Ticket, &Caller)| caller.entered <= now;
+        while let Some(ticket) = self.solos.iter().find(is_due).map(|(ticket, _)| *ticket)
+            && let Some(caller) = self.solos.remove(&ticket)
         {
-            let options = head.options;
-            self.claim(cx, Claimant::Cohort, options, self.line.has_patient());
+            match caller.options.question {
+                Some(question) if caller.options.wait => {
+                    self.watch(cx, caller, question);
+                    self.look_for_watchers(cx);
+                }
+                _ => {
+                    let claimant = Claimant::Solo(caller);
+                    self.claim(cx, claimant, &caller.options, caller.options.wait);
+                }
+            }
         }
-        self.ask_ahead(cx);
     }
 
     /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
     /// most one claim waits in the store.
     fn ask_ahead(&mut self, cx: &mut StepContext<'_>) {
-        let is_of_permits = self.line.mode().is_some_and(Mode::is_of_permits);
         let pursuit = self.claims.pursuit().and_then(|number| self.claims.get(number));
         let is_new = pursuit.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
-        if !is_of_permits || self.asks_for_one || !is_new {
+        if self.asks_for_one || !is_new {
             return;
         }
         let behind = 1 + self.claims.ahead();
         let next = self.line.iter().take(MOST_AHEAD).skip(behind);
         let options: Vec<_> = next.map(|caller| caller.options).collect();
         for options in options {
-            self.claim(cx, Claimant::Ahead, options, false);
+            self.claim(cx, Claimant::Ahead, &options, false);
         }
     }
 
@@ -99,41 +126,16 @@ impl<P: Plant> KeyState<P> {
         self.saves.retain(|ticket, _| asks(*ticket));
     }
 
+    /// Returns the number of the claim.
     pub(crate) fn claim(
         &mut self,
         cx: &mut StepContext<'_>,
         claimant: Claimant,
-        options: LockOptions,
-        wait: bool,
-    ) {
-        let kind = ClaimKind {
-            mode: options.mode,
-            fixed: options.fixed,
-            mark: options.mark,
-        };
-        self.claim_of(cx, claimant, (options.term, kind), wait);
-    }
-
-    /// A claim that only asks, and says which it is.
-    pub(crate) fn claim_to_ask(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claimant: Claimant,
-        term: LeaseTimes,
-    ) -> ClaimNumber {
-        self.claim_of(cx, claimant, (term, ClaimKind::default()), false)
-    }
-
-    fn claim_of(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claimant: Claimant,
-        (term, kind): (LeaseTimes, ClaimKind),
+        options: &LockOptions,
         wait: bool,
     ) -> ClaimNumber {
         let holder = cx.source.holder();
-        self.claims
-            .insert(Claim::new(holder, claimant, term, kind, cx.now));
+        self.claims.insert(Claim::new(holder, claimant, options, cx.now));
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
         holder.claim
     }
@@ -151,7 +153,7 @@ impl<P: Plant> KeyState<P> {
             }
             _ => latest,
         };
-        let until = if claim.finished.is_some() && !is_closed {
+        let until = if claim.finished().is_some() && !is_closed {
             cx.now + FINISH_LEASES * claim.hold()
         } else {
             ends
@@ -163,7 +165,7 @@ impl<P: Plant> KeyState<P> {
         }
         claim.failed_requests = 0;
         claim.unanswered = None;
-        let passed = claim.pass.take().and_then(|pass| pass.ours);
+        let passed = claim.take_passed();
         self.ask(cx, number, RequestKind::Leave);
         if let Some(old) = passed {
             self.leave_passed(cx, old);
@@ -175,23 +177,23 @@ impl<P: Plant> KeyState<P> {
         let Some(old) = self.claims.remove(number) else {
             return;
         };
-        let term = self.line.front().map_or(old.term, |head| head.options.term);
+        let before = || LockOptions {
+            mode: old.mode,
+            ..LockOptions::new(old.term)
+        };
+        let options = self.line.front().map_or_else(before, |head| head.options);
         let mut holder = cx.source.holder();
         if self.plant.planted(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
-        let kind = ClaimKind {
-            mode: self.line.front().map_or(old.mode, |head| head.options.mode),
-            mark: old.mark,
-            fixed: false,
-        };
-        let mut claim = Claim::new(holder, Claimant::Cohort, term, kind, cx.now);
+        let mut claim = Claim::new(holder, Claimant::Cohort, &options, cx.now);
+        (claim.fixed, claim.tick) = (false, old.tick);
         claim.seq = old.seq;
-        claim.yielded = Some(Yielded {
+        claim.origin = Some(Origin::Yield(Yielded {
             from: old.holder,
             term: old.term,
             release,
-        });
+        }));
         self.claims.insert(claim);
         cx.event(KeyEvent::Yielded);
         self.ask(cx, holder.claim, RequestKind::Yield);
@@ -209,8 +211,8 @@ impl<P: Plant> KeyState<P> {
     ) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
-        let kind = ClaimKind::default();
-        let mut claim = Claim::new(yielded.from, Claimant::Nobody, yielded.term, kind, cx.now);
+        let options = LockOptions::new(yielded.term);
+        let mut claim = Claim::new(yielded.from, Claimant::Nobody, &options, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,
             ends,
@@ -228,20 +230,20 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         // What became of it is found out by asking for it again: that is done once.
         let what = match what {
-            RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
+            RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
             RequestKind::Renew if claim.question().is_some() => RequestKind::Claim { wait: false },
             what => what,
         };
         claim.seq += 1;
-        claim.asking = Some(Asking { seq: claim.seq, what });
+        claim.asking = Some(what);
         claim.act = None;
         claim.retries = false;
         claim.look_again = false;
         let (verb, class) = claim.asks_for(what);
         let holder = claim.asks_as(what);
         let request = Request {
-            mark: claim.mark,
-            turn: claim.turn(),
+            mark: claim.tick.as_deref().map(|tick| tick.mark),
+            turn: claim.tick.as_deref().map_or(Turn::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             holder,
             term: claim.term,

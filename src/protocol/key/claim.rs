@@ -18,19 +18,14 @@ pub(crate) struct Claim {
     pub(crate) mode: Mode,
     /// Never renewed.
     pub(crate) fixed: bool,
-    /// The tick that it is for.
-    pub(crate) mark: Option<TickTime>,
-    /// The number of the attempt at its tick it is.
-    pub(crate) attempt: u32,
-    /// The tick before, which had not ended well and is never run again.
-    pub(crate) overtook: Option<TickTime>,
-    /// Its tick was run to the end.
-    pub(crate) finished: Option<Finished>,
+    /// What only the claim of a tick has.
+    pub(crate) tick: Option<Box<TickClaim>>,
     pub(crate) phase: Phase,
     /// When its first request was handed out: never later than it was sent.
     pub(crate) asked: Instant,
-    /// The request under way, if any.
-    pub(crate) asking: Option<Asking>,
+    /// The request under way, if any. Its number is `seq`.
+    pub(crate) asking: Option<RequestKind>,
+    /// Counts the requests.
     pub(crate) seq: u32,
     /// When the next request is due, while none is under way.
     pub(crate) act: Option<Instant>,
@@ -45,12 +40,31 @@ pub(crate) struct Claim {
     /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
     /// repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
-    /// Created by a yield: what it was before.
-    pub(crate) yielded: Option<Yielded>,
-    /// It takes a lease over instead of claiming one, until it has it.
-    pub(crate) pass: Option<Box<Pass>>,
-    /// What the index of all claims knows of it.
-    pub(crate) indexed: Facts,
+    /// The lease that it goes on with: set until the store has answered.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// What only the claim of a tick has.
+#[derive(Debug)]
+pub(crate) struct TickClaim {
+    pub(crate) mark: TickTime,
+    /// What becomes of the tick while an earlier tick is in the way.
+    pub(crate) turn: Turn,
+    /// The number of this attempt at the tick.
+    pub(crate) attempt: u32,
+    /// The tick before, which had not ended well and never runs again.
+    pub(crate) overtook: Option<TickTime>,
+    /// The tick was run to its end, and whether that went well.
+    pub(crate) finished: Option<bool>,
+}
+
+/// A claim that goes on with a lease instead of claiming one.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// Its own lease under another number, which is given up for the end of the queue.
+    Yield(Yielded),
+    /// The lease of another owner.
+    Pass(Box<Pass>),
 }
 
 /// A lease that is taken over from its owner.
@@ -60,20 +74,6 @@ pub(crate) struct Pass {
     /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
     /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
     pub(crate) ours: Option<Claim>,
-}
-
-/// What a claim is of, for its whole life.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ClaimKind {
-    pub(crate) mode: Mode,
-    pub(crate) fixed: bool,
-    pub(crate) mark: Option<TickTime>,
-}
-
-/// How a tick ended that was run to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Finished {
-    pub(crate) well: bool,
 }
 
 /// For whom a claim is.
@@ -110,12 +110,6 @@ pub(crate) struct Yielded {
     pub(crate) from: Holder,
     pub(crate) term: LeaseTimes,
     pub(crate) release: Option<Ticket>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asking {
-    pub(crate) seq: u32,
-    pub(crate) what: RequestKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,23 +240,21 @@ pub(crate) struct Leaving {
 }
 
 impl Claim {
-    pub(crate) fn new(
-        holder: Holder,
-        claimant: Claimant,
-        term: LeaseTimes,
-        ClaimKind { mode, fixed, mark }: ClaimKind,
-        now: Instant,
-    ) -> Self {
-        Claim {
-            holder,
-            term,
-            claimant,
-            mode,
-            fixed,
+    pub(crate) fn new(holder: Holder, claimant: Claimant, options: &LockOptions, now: Instant) -> Self {
+        let tick = options.mark.map(|mark| TickClaim {
             mark,
+            turn: options.turn,
             attempt: 0,
             overtook: None,
             finished: None,
+        });
+        Claim {
+            holder,
+            term: options.term,
+            claimant,
+            mode: options.mode,
+            fixed: options.fixed,
+            tick: tick.map(Box::new),
             phase: Phase::Asked,
             asked: now,
             asking: None,
@@ -273,9 +265,7 @@ impl Claim {
             look_again: false,
             may_execute_until: None,
             unanswered: None,
-            yielded: None,
-            pass: None,
-            indexed: Facts::default(),
+            origin: None,
         }
     }
 
@@ -288,8 +278,33 @@ impl Claim {
         ms(self.term.hold_ms())
     }
 
-    pub(crate) fn is_tick(&self) -> bool {
-        self.mark.is_some()
+    /// Its tick was run to its end, and whether that went well.
+    pub(crate) fn finished(&self) -> Option<bool> {
+        self.tick.as_deref()?.finished
+    }
+
+    /// The lease of another owner that it takes over, until it has it.
+    pub(crate) fn pass(&self) -> Option<&Pass> {
+        match &self.origin {
+            Some(Origin::Pass(pass)) => Some(pass),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Ends a pass. Returns the claim of this process whose lease was passed on.
+    pub(crate) fn take_passed(&mut self) -> Option<Claim> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
+            Some(Origin::Pass(pass)) => pass.ours,
+            _ => None,
+        }
+    }
+
+    /// Ends a yield. Returns what the claim was before.
+    pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
+            Some(Origin::Yield(yielded)) => Some(yielded),
+            _ => None,
+        }
     }
 
     /// It asks something, and wants no lease.
@@ -303,7 +318,7 @@ impl Claim {
 
     /// What it asks first is done once, and may be asked for again under the same number.
     pub(crate) fn is_repeatable(&self) -> bool {
-        self.pass.is_some() || self.question().is_some()
+        self.pass().is_some() || self.question().is_some()
     }
 
     /// What a request of that kind asks for.
@@ -320,7 +335,7 @@ impl Claim {
             }
             RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
             RequestKind::Leave => {
-                let finish = self.finished.map(|Finished { well }| Verb::Finish { well });
+                let finish = self.finished().map(|well| Verb::Finish { well });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
             RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
@@ -331,18 +346,10 @@ impl Claim {
     /// Whose number the request is about.
     #[inline]
     pub(crate) fn asks_as(&self, what: RequestKind) -> Holder {
-        match (&self.yielded, &self.pass) {
-            (Some(yielded), _) if what == RequestKind::Yield => yielded.from,
-            (_, Some(pass)) if what == RequestKind::Pass => pass.from,
+        match &self.origin {
+            Some(Origin::Yield(yielded)) if what == RequestKind::Yield => yielded.from,
+            Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
             _ => self.holder,
-        }
-    }
-
-    /// What becomes of it while an earlier tick is in the way.
-    pub(crate) fn turn(&self) -> Turn {
-        match self.claimant {
-            Claimant::Solo(caller) => caller.options.turn,
-            Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => Turn::Skip,
         }
     }
 
@@ -368,12 +375,12 @@ impl Claim {
 
     /// What the holder held as a writer, while it is to become a reader.
     pub(crate) fn downgrades(&self) -> Option<&Held> {
-        let old = self.pass.as_deref()?.ours.as_ref();
+        let old = self.pass()?.ours.as_ref();
         old.filter(|old| old.mode != self.mode)?.held()
     }
 
     pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {
-        self.asking.is_some_and(|asking| asking.what == kind)
+        self.asking == Some(kind)
     }
 
     /// When it has something to do.

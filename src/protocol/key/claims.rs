@@ -27,6 +27,8 @@ pub(crate) struct Claims {
 #[derive(Debug, Default)]
 struct Finder {
     places: HashMap<ClaimNumber, usize, RandomState>,
+    /// What it was found by when it was indexed.
+    facts: HashMap<ClaimNumber, Facts, RandomState>,
     tickets: HashMap<Ticket, ClaimNumber, RandomState>,
     dues: BTreeSet<(Instant, ClaimNumber)>,
     pursuit: Option<ClaimNumber>,
@@ -50,6 +52,7 @@ impl Finder {
     }
 
     fn add(&mut self, number: ClaimNumber, facts: Facts) {
+        self.facts.insert(number, facts);
         self.tickets.extend(facts.ticket.map(|ticket| (ticket, number)));
         self.dues.extend(facts.due.map(|due| (due, number)));
         if facts.is_pursuit {
@@ -61,7 +64,8 @@ impl Finder {
         self.ahead += usize::from(facts.is_ahead);
     }
 
-    fn remove(&mut self, number: ClaimNumber, facts: Facts) {
+    fn remove(&mut self, number: ClaimNumber) {
+        let facts = self.facts.remove(&number).unwrap_or_default();
         if let Some(ticket) = facts.ticket.filter(|t| self.tickets.get(t) == Some(&number)) {
             self.tickets.remove(&ticket);
         }
@@ -108,9 +112,6 @@ impl Claims {
                 index.places.insert(claim.holder.claim, at);
                 index.touch(claim.holder.claim);
             }
-            self.list
-                .iter_mut()
-                .for_each(|claim| claim.indexed = Facts::default());
             self.index = Some(index);
         }
     }
@@ -119,7 +120,7 @@ impl Claims {
         let at = self.place(number)?;
         let claim = self.list.swap_remove(at);
         if let Some(index) = &mut self.index {
-            index.remove(number, claim.indexed);
+            index.remove(number);
             index.places.remove(&number);
             if let Some(moved) = self.list.get(at) {
                 index.places.insert(moved.holder.claim, at);
@@ -279,11 +280,8 @@ impl Claims {
         let Some(index) = &mut self.index else { return };
         while let Some(number) = index.stale.pop() {
             if let Some(&at) = index.places.get(&number) {
-                let claim = &mut self.list[at];
-                let facts = claim.facts();
-                index.remove(number, claim.indexed);
-                index.add(number, facts);
-                claim.indexed = facts;
+                index.remove(number);
+                index.add(number, self.list[at].facts());
             }
         }
     }

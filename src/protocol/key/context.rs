@@ -5,7 +5,7 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 
 use crate::protocol::message::{ClaimNumber, Holder, Name, NodeId};
-use crate::protocol::step::{Effect, InboxState, KeyEvent, Rules};
+use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Outcome, Rules, Ticket};
 use crate::protocol::time::Instant;
 
 /// Where a shard's random numbers come from.
@@ -100,5 +100,15 @@ pub(crate) struct StepContext<'a> {
 impl StepContext<'_> {
     pub(crate) fn event(&mut self, event: KeyEvent) {
         self.effects.push(Effect::Event(event));
+    }
+
+    /// A caller gets no lease.
+    pub(crate) fn deny(&mut self, ticket: Ticket, why: AcquireError) {
+        self.effects.push(Effect::Denied(ticket, why));
+    }
+
+    /// Tells what became of a release.
+    pub(crate) fn released(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.effects.push(Effect::Released(ticket, outcome));
     }
 }

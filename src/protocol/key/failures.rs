@@ -13,7 +13,7 @@ use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::key::renewal::LONGEST_RETRY;
 use crate::protocol::message::{ClaimNumber, Reply, Unanswered};
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag};
+use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
@@ -89,8 +89,7 @@ impl<P: Plant> KeyState<P> {
     ) -> (Claimant, u32) {
         let now = cx.now;
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
-            let error = AcquireError::Store(failing.told.clone());
-            cx.effects.push(Effect::Denied(caller.ticket, error));
+            cx.deny(caller.ticket, AcquireError::Store(failing.told.clone()));
         };
         match claimant {
             Claimant::Cohort => {
@@ -177,7 +176,7 @@ impl<P: Plant> KeyState<P> {
         failing: &Failing,
     ) {
         // The older half of a yield is dead here since it was sent, and is left now whatever happened.
-        if let Some(yielded) = self.claims[number].yielded.take() {
+        if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
             let (seq, unanswered) = (claim.seq, claim.unanswered.clone());
@@ -276,8 +275,7 @@ impl<P: Plant> KeyState<P> {
         if (is_over || !at_once)
             && let Some(ticket) = leaving.release.take()
         {
-            let failed = Outcome::Failed(failing.told.clone());
-            cx.effects.push(Effect::Released(ticket, failed));
+            cx.released(ticket, Outcome::Failed(failing.told.clone()));
         }
         if is_over {
             let error = Some(failing.error.clone());

@@ -22,7 +22,7 @@ impl<P: Plant> KeyState<P> {
         deadline: Instant,
     ) {
         let claim = &mut self.claims[number];
-        let lease = claim.lease();
+        let (lease, mode) = (claim.lease(), claim.mode);
         claim.failed_requests = 0;
         claim.may_execute_until = None;
         let next = match claim.claimant {
@@ -33,7 +33,7 @@ impl<P: Plant> KeyState<P> {
         self.taken = Some(cx.now);
         // A writer that became a reader has held it since then. Its `max_hold` does not start again.
         let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
-        claim.pass = None;
+        claim.origin = None;
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
@@ -42,7 +42,7 @@ impl<P: Plant> KeyState<P> {
             claim.claimant = Claimant::Cohort;
             self.asks_for_one = !matches!(claim.phase, Phase::Asked);
             // Its number has one length and one mode for life, and whoever is first wants more, or another.
-            if next.lease() > lease || next.options.mode != claim.mode {
+            if next.lease() > lease || next.options.mode != mode {
                 cx.event(KeyEvent::TooShort);
                 self.asks_for_one = true;
                 return self.give_way(cx, number, None);
@@ -52,7 +52,7 @@ impl<P: Plant> KeyState<P> {
             // From now on it is as any other.
             claim.claimant = Claimant::Cohort;
         }
-        let is_open = claim.claimant == Claimant::Cohort && claim.mode == Mode::Read;
+        let is_open = claim.claimant == Claimant::Cohort && mode == Mode::Read;
         let mut local = Local::new(cx.now, next.ticket, next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
@@ -78,30 +78,8 @@ impl<P: Plant> KeyState<P> {
         self.schedule(cx, number);
         if is_open {
             self.open_to_readers(cx, number);
-        } else {
-            self.deny_beside(cx, number);
-        }
-    }
-
-    /// A claim of somebody's own was granted: whoever would not wait and cannot hold beside it hears of it.
-    pub(crate) fn deny_beside(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        match self.claims[number].mode {
-            Mode::Exclusive => self.deny_the_impatient(cx),
-            Mode::Read if self.line.has_impatient() => self.deny_writers(cx),
-            Mode::Read | Mode::Permits(_) => {}
-        }
-    }
-
-    /// Somebody has the lock: whoever would not wait hears of it.
-    pub(crate) fn deny_the_impatient(&mut self, cx: &mut StepContext<'_>) {
-        if self.line.has_impatient() {
-            self.line.retain(
-                |caller| caller.options.wait,
-                |caller| {
-                    let why = caller.options.busy();
-                    cx.effects.push(Effect::Denied(caller.ticket, why));
-                },
-            );
+        } else if self.line.has_impatient() {
+            self.deny_beside(cx, mode);
         }
     }
 
@@ -156,7 +134,7 @@ impl<P: Plant> KeyState<P> {
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         if let Some(ticket) = release {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+            cx.released(ticket, Outcome::Kept);
         }
         // Its holder before may have held it for too long, or this one may not hold it for long.
         let claim = &self.claims[number];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
+use crate::protocol::key::claim::{Claim, Claimant, Held, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::failing::Failing;
@@ -29,9 +29,7 @@ pub(crate) struct KeyState<P> {
     pub(crate) asks_for_one: bool,
     /// Callers that want news and no lease.
     pub(crate) watches: Vec<Watch>,
-    /// Callers that lost what they want again, and until when they claim nothing.
-    pub(crate) resting: Vec<(Instant, Caller)>,
-    /// Callers that want a claim of their own and have none.
+    /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
     /// What is to be kept, for callers that ask for that.
@@ -76,7 +74,7 @@ impl<P: Plant> KeyState<P> {
             }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
-            Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
+            Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
             Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
@@ -120,11 +118,7 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty()
-            && self.solos.is_empty()
-            && self.claims.is_empty()
-            && self.watches.is_empty()
-            && self.resting.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.watches.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -139,7 +133,6 @@ impl<P: Plant> KeyState<P> {
         let mut claims = self.claims.iter();
         self.line.is_empty()
             && self.solos.is_empty()
-            && self.resting.is_empty()
             && self.reclaim.is_none()
             && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
     }
@@ -161,12 +154,13 @@ impl<P: Plant> KeyState<P> {
     }
 
     pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
-        self.held_by(ticket).map_or(0, |(claim, ..)| claim.attempt)
+        let held = self.held_by(ticket).and_then(|(claim, ..)| claim.tick.as_deref());
+        held.map_or(0, |tick| tick.attempt)
     }
 
     /// The tick that was open when the holder's was granted, and that is never run again.
     pub(crate) fn overtook(&self, ticket: Ticket) -> Option<TickTime> {
-        self.held_by(ticket)?.0.overtook
+        self.held_by(ticket)?.0.tick.as_deref()?.overtook
     }
 
     pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
@@ -214,15 +208,13 @@ impl<P: Plant> KeyState<P> {
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
     /// lease on the number that had it.
     pub(crate) fn pursues(&self, holder: Holder) -> bool {
-        let passes = |pass: &Pass| pass.ours.is_some() && pass.from == holder;
-        self.claims.iter().any(|claim| {
-            claim.holder == holder
-                || claim.pass.as_deref().is_some_and(passes)
-                || claim
-                    .yielded
-                    .as_ref()
-                    .is_some_and(|yielded| yielded.from == holder)
-        })
+        let goes_on_with = |origin: &Origin| match origin {
+            Origin::Yield(yielded) => yielded.from == holder,
+            Origin::Pass(pass) => pass.ours.is_some() && pass.from == holder,
+        };
+        self.claims
+            .iter()
+            .any(|claim| claim.holder == holder || claim.origin.as_ref().is_some_and(goes_on_with))
     }
 
     // What callers do.
@@ -230,7 +222,7 @@ impl<P: Plant> KeyState<P> {
     fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: LockOptions) {
         // Who may not wait tries, and is told why it may not when it would have to.
         options.node_is_full &= options.wait;
-        let caller = Caller {
+        let mut caller = Caller {
             ticket,
             options,
             entered: cx.now,
@@ -238,16 +230,9 @@ impl<P: Plant> KeyState<P> {
             failed_claims: 0,
         };
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
-            self.rest(cx, caller);
-        } else {
-            self.enter(cx, caller);
-        }
-    }
-
-    /// A caller that has waited for nothing comes to the store, a line, or those who watch.
-    pub(crate) fn enter(&mut self, cx: &mut StepContext<'_>, mut caller: Caller) {
-        let (ticket, options) = (caller.ticket, caller.options);
-        if let Some(question) = options.question.filter(|_| options.wait) {
+            // A holder that loses its lease again and again, as its machine is short of something, leaves others time.
+            caller.entered = cx.now + cx.source.jittered(caller.lease() / 3);
+        } else if let Some(question) = options.question.filter(|_| options.wait) {
             return self.watch(cx, caller, question);
         }
         if options.mark.is_some() || options.question.is_some() {
@@ -258,16 +243,19 @@ impl<P: Plant> KeyState<P> {
         }
         caller.behind = self.claims.is_taken(options.mode);
         if let Some(denial) = self.refuses(options, caller.behind) {
-            return cx.effects.push(Effect::Denied(ticket, denial));
+            return cx.deny(ticket, denial);
         }
         caller.options.wait &= !options.node_is_full;
-        // Whoever comes to a store that is away hears of it at once, and not when others are tried again.
+        // A caller that comes to a store that is away hears of it at once, and not when others are tried again.
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        // A bound for one reader is none for the others.
-        let has_own_bound = options.mode == Mode::Read && options.max_hold.is_some();
-        // Whether there are permits for who would not wait is no question of who comes before it here.
-        let tries = options.mode.is_of_permits() && !options.wait;
-        if options.fixed || options.solo || has_own_bound || tries {
+        let has_own_claim = match options.mode {
+            Mode::Exclusive => false,
+            // A bound for one reader is none for the others.
+            Mode::Read => options.max_hold.is_some(),
+            // The store alone knows whether there are permits for a caller that would not wait.
+            Mode::Permits(_) => !options.wait,
+        };
+        if options.fixed || options.solo || options.rests || has_own_claim {
             self.solos.insert(ticket, caller);
         } else {
             self.line.push(caller);
@@ -278,7 +266,7 @@ impl<P: Plant> KeyState<P> {
         if !options.wait {
             return is_taken.then_some(AcquireError::Busy);
         }
-        let waiting = self.line.len() + self.solos.len() + self.resting.len() + self.claims.waiting_alone();
+        let waiting = self.line.len() + self.solos.len() + self.claims.waiting_alone();
         if !is_taken && waiting == 0 {
             None
         } else if waiting >= options.limit {
@@ -292,7 +280,6 @@ impl<P: Plant> KeyState<P> {
         if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
             return;
         }
-        self.resting.retain(|(_, caller)| caller.ticket != ticket);
         if self.readers.get(ticket).is_some() {
             return self.part(cx, ticket, None);
         }
@@ -310,13 +297,15 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<Finished>) {
+    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
         if self.readers.get(ticket).is_some() {
             return self.part(cx, ticket, Some(ticket));
         }
         match self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
             Some(number) => {
-                self.claims[number].finished = finished;
+                if let Some(tick) = &mut self.claims[number].tick {
+                    tick.finished = finished;
+                }
                 self.give_back(cx, number, Some(ticket));
             }
             None => cx.effects.push(Self::released_too_late(ticket)),
@@ -327,14 +316,9 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
         let solos = std::mem::take(&mut self.solos);
-        let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
-            cx.effects
-                .push(Effect::Denied(caller.ticket, AcquireError::Closed));
-        };
+        let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));
         solos.values().for_each(|caller| deny(caller, cx));
-        let resting = std::mem::take(&mut self.resting);
-        resting.iter().for_each(|(_, caller)| deny(caller, cx));
         self.close_watches(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];

@@ -15,7 +15,8 @@ const FEW: usize = 8;
 pub(crate) struct Caller {
     pub(crate) ticket: Ticket,
     pub(crate) options: LockOptions,
-    /// When it came. Whoever came before the store was last heard waits through an outage.
+    /// When it came; for a caller that rests, when that is over: nothing is claimed for it before. A caller that came before the
+    /// store was last heard waits through an outage.
     pub(crate) entered: Instant,
     /// A claim of this node waited for the key or held it then.
     pub(crate) behind: bool,

@@ -1,7 +1,7 @@
 //! The key machine: one key, as long as a caller or a claim of this process needs it.
 //!
-//! Reading order: [`shard`], `timers`, `line`, `claim`, [`claims`], [`key_state`], `asking`, `holding`, `readers`, `sharing`,
-//! `transfer`, `watch`, `watching`, `resting`, [`replies`], `failing`, [`failures`], [`renewal`].
+//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `asking`, `holding`, `readers`, `sharing`,
+//! `transfer`, `watch`, `watching`, [`replies`], `failing`, [`failures`], [`renewal`].
 
 pub(crate) mod asking;
 pub(crate) mod claim;
@@ -15,10 +15,8 @@ pub mod line;
 pub(crate) mod readers;
 pub mod renewal;
 pub mod replies;
-pub(crate) mod resting;
 pub mod shard;
 pub(crate) mod sharing;
-pub(crate) mod timers;
 pub(crate) mod transfer;
 pub(crate) mod watch;
 pub(crate) mod watching;

@@ -51,7 +51,16 @@ impl Readers {
         self.unfetched.insert((unfetched, ticket));
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_ticket.is_empty()
+    }
+
+    #[inline]
     pub(crate) fn get(&self, ticket: Ticket) -> Option<&Reader> {
+        if self.is_empty() {
+            return None;
+        }
         self.by_ticket.get(&ticket)
     }
 

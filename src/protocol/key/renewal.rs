@@ -29,12 +29,20 @@ const SOON: Duration = Duration::from_secs(2);
 impl<P: Plant> KeyState<P> {
     #[inline]
     pub(crate) fn next_due(&mut self) -> Option<Instant> {
-        let is_awaited = !self.line.is_empty() || !self.solos.is_empty();
-        let reclaim = self.reclaim.filter(|_| is_awaited).map(|reclaim| reclaim.at);
-        let unfetched = self.readers.next_due();
-        let due = self.claims.next_due().into_iter();
-        let others = unfetched.into_iter().chain(reclaim).chain(self.next_look());
-        due.chain(others).chain(self.next_rested()).min()
+        let mut due = self.claims.next_due();
+        let mut add = |other: Option<Instant>| due = due.into_iter().chain(other).min();
+        if !self.readers.is_empty() {
+            add(self.readers.next_due());
+        }
+        if !self.watches.is_empty() {
+            add(self.next_look());
+        }
+        if !self.line.is_empty() || !self.solos.is_empty() {
+            // Without a pause all callers have claims, except those that rest.
+            let rested = || self.solos.values().map(|caller| caller.entered).min();
+            add(self.reclaim.map(|reclaim| reclaim.at).or_else(rested));
+        }
+        due
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
@@ -130,7 +138,9 @@ impl<P: Plant> KeyState<P> {
                 self.give_back(cx, number, None);
             }
         }
-        self.give_back_unfetched(cx);
+        if !self.readers.is_empty() {
+            self.give_back_unfetched(cx);
+        }
     }
 
     /// Whether grants are pushed has changed, or they are again and some may have been missed.

@@ -11,9 +11,8 @@ use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
-use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
-    ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, Unanswered,
+    ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime, Unanswered,
 };
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
@@ -41,9 +40,7 @@ impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
     pub(crate) fn take_asked(&mut self, tag: Tag) -> Option<RequestKind> {
         let claim = self.claims.get_mut(tag.claim)?;
-        let asking = claim.asking.filter(|asking| asking.seq == tag.seq)?;
-        claim.asking = None;
-        Some(asking.what)
+        claim.asking.take_if(|_| claim.seq == tag.seq)
     }
 
     /// `sent`: when the request was, and `time`: the server's clock when it was executed.
@@ -75,12 +72,11 @@ impl<P: Plant> KeyState<P> {
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Won(grant, attempt)) => {
-                self.claims[number].attempt = attempt;
+                self.note_attempt(number, attempt, None);
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Overtook(grant, tick)) => {
-                let claim = &mut self.claims[number];
-                (claim.attempt, claim.overtook) = (1, Some(tick));
+                self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false, None)),
@@ -90,7 +86,7 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true, None)),
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
-            (RequestKind::Pass, _) => self.pass_undone(cx, number),
+            (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
             (RequestKind::Claim { .. }, reply)
                 if self.claims[number].question().is_some() && reply.is_of_owner() =>
             {
@@ -126,9 +122,9 @@ impl<P: Plant> KeyState<P> {
 
     /// A release that was a yield is answered as soon as the yield is known to be done.
     fn yield_is_done(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let yielded = self.claims[number].yielded.take();
+        let yielded = self.claims[number].take_yielded();
         if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+            cx.released(ticket, Outcome::Kept);
         }
     }
 
@@ -179,8 +175,7 @@ impl<P: Plant> KeyState<P> {
                     // The fixed lease ended while the answer was under way.
                     let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
                     if let Claimant::Solo(caller) = claimant {
-                        let denied = AcquireError::Lost(LostCause::Ended);
-                        cx.effects.push(Effect::Denied(caller.ticket, denied));
+                        cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
                     }
                     self.leave(cx, number, None);
                 } else if deadline.since(cx.now) < lease / 3 && ends.is_none() {
@@ -229,12 +224,11 @@ impl<P: Plant> KeyState<P> {
             return self.schedule_confirmation(cx, number, tries);
         }
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
-        let is_pass = claim.pass.is_some();
+        let is_pass = claim.pass().is_some();
         match claimant {
             // What is taken over is not claimed: others may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
-                let denied = AcquireError::Store(failing.told);
-                cx.effects.push(Effect::Denied(caller.ticket, denied));
+                cx.deny(caller.ticket, AcquireError::Store(failing.told));
             }
             claimant => self.claim_again(cx, claimant, &failing),
         }
@@ -281,16 +275,27 @@ impl<P: Plant> KeyState<P> {
     /// The store will not have its tick run, or answers its question: the claim is over with that. For one that holds it means
     /// that its lease is over, as "gone" does.
     fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
-        let claim = &self.claims[number];
-        match (&claim.phase, claim.claimant) {
-            (Phase::Held(_), _) => self.lose(cx, number, LostCause::Gone),
-            (Phase::Leaving(_), _) => {}
-            (_, claimant) => {
-                self.claims.end(number);
-                if let Claimant::Solo(caller) = claimant {
-                    cx.effects.push(Effect::Denied(caller.ticket, denial));
-                }
+        match self.claims[number].phase {
+            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
+            Phase::Leaving(_) => {}
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
+                self.end_denied(cx, number, denial);
             }
+        }
+    }
+
+    /// Ends a claim, and denies the caller that it is for.
+    pub(crate) fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+        let claim = self.claims.remove(number);
+        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
+            cx.deny(caller.ticket, denial);
+        }
+    }
+
+    /// `overtook`: the tick before, which had not ended well.
+    fn note_attempt(&mut self, number: ClaimNumber, attempt: u32, overtook: Option<TickTime>) {
+        if let Some(tick) = &mut self.claims[number].tick {
+            (tick.attempt, tick.overtook) = (attempt, overtook.or(tick.overtook));
         }
     }
 
@@ -307,20 +312,12 @@ impl<P: Plant> KeyState<P> {
         match claim.claimant {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
-            Claimant::Solo(caller) if !waited || claim.is_tick() && cx.source.rules.queues => {
-                return cx
-                    .effects
-                    .push(Effect::Denied(caller.ticket, caller.options.busy()));
+            Claimant::Solo(caller) if !waited || claim.tick.is_some() && cx.source.rules.queues => {
+                return cx.deny(caller.ticket, caller.options.busy());
             }
-            Claimant::Solo(caller) => {
-                let failed_claims = 0;
-                self.solos.insert(
-                    caller.ticket,
-                    Caller {
-                        failed_claims,
-                        ..caller
-                    },
-                );
+            Claimant::Solo(mut caller) => {
+                caller.failed_claims = 0;
+                self.solos.insert(caller.ticket, caller);
             }
             Claimant::Cohort => {
                 self.failed_claims = 0;
@@ -344,10 +341,10 @@ impl<P: Plant> KeyState<P> {
     fn apart(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = self.claims.remove(number);
         match claim.map_or(Claimant::Nobody, |claim| claim.claimant) {
-            Claimant::Solo(caller) => cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
+            Claimant::Solo(caller) => cx.deny(caller.ticket, AcquireError::Busy),
             Claimant::Cohort => self.line.retain(
                 |caller| !caller.options.together,
-                |caller| cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
+                |caller| cx.deny(caller.ticket, AcquireError::Busy),
             ),
             Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
         }
@@ -364,13 +361,13 @@ impl<P: Plant> KeyState<P> {
         if let Some(ticket) = release.take() {
             // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
             // tick: the store knows its latest winner after it has left, so another has it, or had it.
-            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && claim.finished.is_none());
+            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && claim.finished().is_none());
             let outcome = if kept {
                 Outcome::Kept
             } else {
                 Outcome::Lost(LostCause::Gone)
             };
-            cx.effects.push(Effect::Released(ticket, outcome));
+            cx.released(ticket, outcome);
         }
         match claim.may_execute_until.take() {
             // The claim itself may still be executed. Left once more when it no longer can be.
@@ -386,16 +383,17 @@ impl<P: Plant> KeyState<P> {
 
     /// A yield that was not done: the old number may still own, the new one never was.
     pub(crate) fn yield_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
-        let claim = self.claims.remove(number);
-        if let Some((seq, mut yielded)) = claim.and_then(|claim| Some((claim.seq, claim.yielded?))) {
+        let Some(mut claim) = self.claims.remove(number) else {
+            return;
+        };
+        if let Some(mut yielded) = claim.take_yielded() {
             // Or it is gone; what the leave finds would look like the work of a first try.
             if *reply == Reply::Gone
                 && let Some(ticket) = yielded.release.take()
             {
-                let outcome = Outcome::Lost(LostCause::Gone);
-                cx.effects.push(Effect::Released(ticket, outcome));
+                cx.released(ticket, Outcome::Lost(LostCause::Gone));
             }
-            self.leave_old_number(cx, yielded, seq, None);
+            self.leave_old_number(cx, yielded, claim.seq, None);
         }
     }
 
@@ -463,7 +461,9 @@ impl<P: Plant> KeyState<P> {
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
         claim.may_execute_until = None;
-        claim.attempt = grant.attempt;
+        if let Some(tick) = &mut claim.tick {
+            tick.attempt = grant.attempt;
+        }
         // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
         // any more, as when the number is left at once because nobody wants it.
         self.yield_is_done(cx, number);

@@ -1,6 +1,6 @@
 //! A share of the keys: finds the key of a key, and keeps the timers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::context::{Seed, Source, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::key::timers::Timers;
 use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -366,6 +365,49 @@ impl<P: Plant> Shard<P> {
         if let Some(mut key) = self.keys.remove(name) {
             key.forget();
             self.spare = Some(key);
+        }
+    }
+}
+
+/// When a key is due. A number tells keys of one moment apart.
+type Due = (Instant, u64);
+
+/// One timer per key at the most. The earliest is kept beside the others: most of the time there is one or none, and
+/// a tree would be made and freed for each lease.
+#[derive(Debug, Default)]
+struct Timers {
+    first: Option<(Due, Name)>,
+    /// All later ones. Empty when there is no first.
+    rest: BTreeMap<Due, Name>,
+}
+
+impl Timers {
+    #[inline]
+    fn first(&self) -> Option<(Instant, &Name)> {
+        self.first.as_ref().map(|((due, _), name)| (*due, name))
+    }
+
+    #[inline]
+    fn set(&mut self, due: Due, name: &Name) {
+        let mut timer = (due, name.clone());
+        match &mut self.first {
+            Some(first) => {
+                if timer.0 < first.0 {
+                    std::mem::swap(first, &mut timer);
+                }
+                self.rest.insert(timer.0, timer.1);
+            }
+            None => self.first = Some(timer),
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, due: Due) {
+        match &self.first {
+            Some((first, _)) if *first == due => self.first = self.rest.pop_first(),
+            _ => {
+                self.rest.remove(&due);
+            }
         }
     }
 }

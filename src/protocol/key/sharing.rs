@@ -69,36 +69,39 @@ impl<P: Plant> KeyState<P> {
         self.open = Some(number);
         self.let_readers_in(cx);
         if self.line.has_impatient() {
-            self.deny_writers(cx);
+            self.deny_impatient(cx, true);
             self.let_readers_in(cx);
         }
     }
 
-    /// Somebody has the key whom readers may join: whoever would not wait and is no reader hears of it, and who is behind a
-    /// writer that waits.
-    pub(crate) fn deny_writers(&mut self, cx: &mut StepContext<'_>) {
-        let mut writer_waits = false;
+    /// A claim of this mode was granted to one caller: the callers that would not wait and cannot hold beside it are told.
+    pub(crate) fn deny_beside(&mut self, cx: &mut StepContext<'_>, mode: Mode) {
+        match mode {
+            Mode::Exclusive => self.deny_impatient(cx, false),
+            Mode::Read => self.deny_impatient(cx, true),
+            Mode::Permits(_) => {}
+        }
+    }
+
+    /// A claim of this mode was not granted: the callers that would not wait are told. A writer that has to wait says nothing of
+    /// whether readers have to.
+    pub(crate) fn deny_behind(&mut self, cx: &mut StepContext<'_>, mode: Mode) {
+        if self.line.has_impatient() {
+            self.deny_impatient(cx, mode == Mode::Exclusive);
+        }
+    }
+
+    /// Denies the callers that would not wait. `spares_readers`: except readers that no writer waits before.
+    fn deny_impatient(&mut self, cx: &mut StepContext<'_>, spares_readers: bool) {
+        let mut is_spared = spares_readers;
         self.line.retain(
             |caller| {
                 let is_writer = caller.options.mode == Mode::Exclusive;
-                writer_waits |= is_writer && caller.options.wait;
-                caller.options.wait || !is_writer && !writer_waits
+                is_spared &= !(is_writer && caller.options.wait);
+                caller.options.wait || is_spared && !is_writer
             },
-            |caller| {
-                let why = caller.options.busy();
-                cx.effects.push(Effect::Denied(caller.ticket, why));
-            },
+            |caller| cx.deny(caller.ticket, caller.options.busy()),
         );
-    }
-
-    /// A claim of this mode was not granted: whoever would not wait hears of it. A writer that has to wait says nothing of
-    /// whether readers have to.
-    pub(crate) fn deny_behind(&mut self, cx: &mut StepContext<'_>, mode: Mode) {
-        match mode {
-            _ if !self.line.has_impatient() => {}
-            Mode::Exclusive => self.deny_writers(cx),
-            Mode::Read | Mode::Permits(_) => self.deny_the_impatient(cx),
-        }
     }
 
     /// A reader is done. The last of a claim gives it back.

@@ -7,7 +7,7 @@
 use crate::error::LostCause;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
-    Claim, ClaimKind, Claimant, Facts, Held, Holders, Local, Pass, Phase, RequestKind, Yielded,
+    Claim, Claimant, Held, Holders, Local, Origin, Pass, Phase, RequestKind, Yielded,
 };
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::failing::Failing;
@@ -42,8 +42,7 @@ impl<P: Plant> KeyState<P> {
         if self.readers.get(ticket).is_some() && self.reads_with_others(ticket) {
             // Whoever asked before is refused.
             self.part(cx, ticket, Some(ticket));
-            let denied = AcquireError::Lost(LostCause::Released);
-            return cx.effects.push(Effect::Denied(to, denied));
+            return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
@@ -51,10 +50,9 @@ impl<P: Plant> KeyState<P> {
         let options = LockOptions {
             mode: old.mode,
             fixed: true,
-            solo: true,
             ..LockOptions::new(term)
         };
-        self.pass_on(cx, to, options, old);
+        self.take_over(cx, to, options, (old.holder, Some(old)));
     }
 
     /// A writer becomes a reader. From now on the number that it wrote by is dead here.
@@ -79,7 +77,7 @@ impl<P: Plant> KeyState<P> {
             max_hold: held.local().and_then(|local| local.hold.most),
             ..LockOptions::new(term)
         };
-        self.pass_on(cx, to, options, old);
+        self.take_over(cx, to, options, (old.holder, Some(old)));
     }
 
     /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
@@ -100,21 +98,14 @@ impl<P: Plant> KeyState<P> {
         };
         self.close_to_readers(number);
         let old = self.claims.remove(number)?;
-        cx.effects.push(Effect::Released(ticket, Outcome::Kept));
+        cx.released(ticket, Outcome::Kept);
         let old = Claim {
             phase: Phase::Held(held),
             asking: None,
             act: None,
-            indexed: Facts::default(),
             ..old
         };
         Some((old, held))
-    }
-
-    fn pass_on(&mut self, cx: &mut StepContext<'_>, to: Ticket, options: LockOptions, old: Claim) {
-        let from = old.holder;
-        let ours = Some(old);
-        self.take_over(cx, to, options, Pass { from, ours });
     }
 
     pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
@@ -129,17 +120,24 @@ impl<P: Plant> KeyState<P> {
         options: LockOptions,
         from: Holder,
     ) {
-        // Through an outage, as whoever waits.
+        // A caller that adopts waits through an outage.
         let options = LockOptions {
             wait: true,
             ..options
         };
-        self.take_over(cx, ticket, options, Pass { from, ours: None });
+        self.take_over(cx, ticket, options, (from, None));
     }
 
-    fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: LockOptions, pass: Pass) {
-        // Whoever gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
-        let term = match &pass.ours {
+    /// `ours`: the claim of this process that gives the lease up.
+    fn take_over(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        ticket: Ticket,
+        options: LockOptions,
+        (from, ours): (Holder, Option<Claim>),
+    ) {
+        // A holder that gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
+        let term = match &ours {
             Some(ours) if ours.term.lease_ms < options.term.lease_ms => ours.term,
             _ => options.term,
         };
@@ -150,14 +148,9 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
-        let kind = ClaimKind {
-            mode: options.mode,
-            fixed: options.fixed,
-            mark: None,
-        };
         let holder = cx.source.holder();
-        let mut claim = Claim::new(holder, Claimant::Solo(caller), options.term, kind, cx.now);
-        claim.pass = Some(Box::new(pass));
+        let mut claim = Claim::new(holder, Claimant::Solo(caller), &options, cx.now);
+        claim.origin = Some(Origin::Pass(Box::new(Pass { from, ours })));
         self.claims.insert(claim);
         self.ask(cx, holder.claim, RequestKind::Pass);
     }
@@ -167,16 +160,7 @@ impl<P: Plant> KeyState<P> {
         if let Some((claim, ..)) = self.held_by(ticket) {
             let number = claim.holder.claim;
             self.claims.end(number);
-            cx.effects.push(Effect::Released(ticket, Outcome::Kept));
-        }
-    }
-
-    /// The owner has the lease no more that was to be taken over.
-    pub(crate) fn pass_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let claim = self.claims.remove(number);
-        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
-            let denied = AcquireError::Lost(LostCause::Gone);
-            cx.effects.push(Effect::Denied(caller.ticket, denied));
+            cx.released(ticket, Outcome::Kept);
         }
     }
 
@@ -196,8 +180,7 @@ impl<P: Plant> KeyState<P> {
                 && claim.downgrades().is_some()
             {
                 claim.claimant = Claimant::Nobody;
-                let denied = AcquireError::Lost(LostCause::Gone);
-                return cx.effects.push(Effect::Denied(caller.ticket, denied));
+                return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
             }
         }
         self.ask_or_wait(cx, number, failing);
@@ -218,11 +201,13 @@ impl<P: Plant> KeyState<P> {
         let failed_claims = caller.failed_claims + 1;
         let goes_on = !failing.is_refused() && failing.keeps_waiting(&caller, failed_claims, cx.now);
         let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
-        let ours = claim.pass.as_mut().map(|pass| &mut pass.ours);
         if goes_on || claim.unanswered.is_some() {
             return false;
         }
-        let Some(mut old) = ours.and_then(|ours| ours.take_if(lasts)) else {
+        let Some(Origin::Pass(pass)) = &mut claim.origin else {
+            return false;
+        };
+        let Some(mut old) = pass.ours.take_if(lasts) else {
             return false;
         };
         self.claims.end(number);
@@ -234,7 +219,7 @@ impl<P: Plant> KeyState<P> {
         {
             local.unfetched = Some(cx.now + lease);
             let kept = AcquireError::Kept(Fence::new(held.number, held.index), failing.told.clone());
-            cx.effects.push(Effect::Denied(caller.ticket, kept));
+            cx.deny(caller.ticket, kept);
         }
         self.claims.insert(old);
         self.held = number;

@@ -18,7 +18,7 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::key::renewal::LONGEST_RETRY;
 use crate::protocol::key::watch::Watch;
 use crate::protocol::message::{ClaimNumber, GrantNumber, Question, Reply, Unanswered};
-use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Ticket, ms};
+use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
@@ -75,7 +75,7 @@ impl<P: Plant> KeyState<P> {
                 && let Some(term) = watch.term()
             {
                 let question = watch.question;
-                let number = self.claim_to_ask(cx, Claimant::Watch(question), term);
+                let number = self.claim(cx, Claimant::Watch(question), &LockOptions::new(term), false);
                 self.watches[at].asking = Some(number);
             }
         }
