@@ -24,7 +24,7 @@ use crate::primitives::holdings::{self, Holdings};
 use crate::primitives::scope;
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
-use crate::protocol::message::{Fence, TickTime};
+use crate::protocol::message::Fence;
 #[cfg(feature = "tower")]
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::Outcome;
@@ -91,7 +91,7 @@ impl Lease {
 
     /// How long it would still be held if no renewal came through; zero when it is held no more.
     pub fn remaining(&self) -> Duration {
-        self.held.remaining().unwrap_or_default()
+        self.held.remaining()
     }
 
     /// Waits until it is held no more: lost, or released.
@@ -415,20 +415,6 @@ impl Guard {
     pub(crate) async fn finish(self, well: bool) -> Result<(), Error> {
         self.lease.held.finish(well);
         self.release().await
-    }
-
-    /// The number of the attempt at its tick this is.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) fn attempt(&self) -> u32 {
-        let held = &self.lease.held;
-        held.handle.node().attempt(&held.name, held.ticket)
-    }
-
-    /// The tick before, if it had not ended when this one was granted: it is never run again.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) fn overtook(&self) -> Option<TickTime> {
-        let held = &self.lease.held;
-        held.handle.node().overtook(&held.name, held.ticket)
     }
 
     /// Ends this guard's share. If it was the last one, the holding counts as given back, and the key machine must be told.
