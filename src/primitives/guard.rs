@@ -12,8 +12,6 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
-#[cfg(feature = "tower")]
-use crate::driver::node::Node;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
@@ -25,8 +23,6 @@ use crate::primitives::scope;
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
-#[cfg(feature = "tower")]
-use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::Outcome;
 
 /// The lock is held while this lives and [`is_held`](Self::is_held).
@@ -217,30 +213,6 @@ impl Lease {
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new([&self.held])
-    }
-
-    /// It is one of that lock, and nobody else has one beside it.
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_alone_on(&self, node: &Arc<Node>, name: &Name) -> bool {
-        self.held.is_on(node, name) && self.held.mode == Mode::Exclusive
-    }
-
-    /// The code that is being polled holds something.
-    #[cfg(feature = "tower")]
-    pub(crate) fn any_here(node: &Arc<Node>) -> bool {
-        scope::any(node)
-    }
-
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
-        self.held.is_of(node)
-    }
-
-    /// What is held of `name`, alone, by the code that is being polled.
-    #[cfg(feature = "tower")]
-    pub(crate) fn held_here(node: &Arc<Node>, name: &Name) -> Option<Lease> {
-        let lease = scope::find(node, name).map(|held| Lease { held })?;
-        (lease.held.mode == Mode::Exclusive).then_some(lease)
     }
 
     /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost. The work is in
