@@ -152,12 +152,13 @@ impl Node {
         (ticket, waiter, now)
     }
 
-    /// Enters a caller for each of these keys, which are of one kind and no two the same. Their claims go together. Nobody
-    /// enters, and nothing is asked, where somebody of this process is in the way, or the keys are of several servers.
+    /// Enters a caller for each of these keys, which are of one kind, and no two the same. Their claims are granted together
+    /// or not at all. Returns `None`, and asks nothing, if a caller of this process is in the way, or if the keys are of several
+    /// servers.
     pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, AcquireOptions)]) -> Option<Vec<Entered>> {
         let server = self.servers.of_all(wanted.iter().map(|(name, _)| name))?;
         let shards: BTreeSet<usize> = wanted.iter().map(|(name, _)| self.shard_of(name)).collect();
-        // All at once, and in order: nobody else has more than one.
+        // In the order of their places. No other code locks more than one shard at a time.
         let locked = shards.into_iter().map(|at| (at, lock(&self.shards[at].keys)));
         let mut locked: BTreeMap<usize, MutexGuard<'_, Keys>> = locked.collect();
         let is_free = |(name, _): &(Name, _)| locked[&self.shard_of(name)].shard.is_free(name);

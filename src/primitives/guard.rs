@@ -474,7 +474,7 @@ fn parted(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)>
 fn drop_all(guards: &mut [Guard]) {
     if guards.iter().all(|guard| matches!(guard.share, Share::Held)) {
         for guard in &mut *guards {
-            // That a lease is over is told by its own means.
+            // The lease itself tells that it is over.
             let _ = guard.part();
         }
         give_back(guards, false);
