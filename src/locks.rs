@@ -57,6 +57,8 @@ use crate::primitives::latch::CountDownLatch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
+#[cfg(feature = "tower")]
+use crate::primitives::scope;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
@@ -332,13 +334,13 @@ impl Locks {
     /// The lease is one of these locks.
     #[cfg(feature = "tower")]
     pub(crate) fn has(&self, lease: &Lease) -> bool {
-        lease.is_of(self.handle.node())
+        lease.held.is_of(self.handle.node())
     }
 
     /// Something of these locks is held by the code that is being polled.
     #[cfg(feature = "tower")]
     pub(crate) fn any_here(&self) -> bool {
-        Lease::any_here(self.handle.node())
+        scope::any(self.handle.node())
     }
 
     /// By the clock that leases are judged by.

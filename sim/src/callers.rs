@@ -5,6 +5,7 @@ use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 use std::time::Duration;
 use tenure::error::LostCause;
+use tenure::protocol::key::claim::Holding;
 use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
 use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{AcquireError, Input, LockOptions, Outcome, TickRefusal, Ticket};
@@ -308,10 +309,9 @@ impl World {
         let node = &mut self.nodes[slot];
         let asking = &mut node.callers[caller];
         let key = asking.key;
-        let held = node
-            .shard
-            .remaining(local, &self.keys[key], Ticket(caller as u64 + 1))
-            .is_some();
+        let ticket = Ticket(caller as u64 + 1);
+        let holding = node.shard.holding(local, &self.keys[key], ticket);
+        let held = holding.is_some_and(|holding| holding.is_held());
         let revived = held && asking.dark;
         asking.dark |= !held;
         self.log.mix(u64::from(held));
@@ -368,7 +368,8 @@ impl World {
         }
         self.nodes[slot].callers[caller].state = State::Holding;
         self.nodes[slot].callers[caller].since = self.held_since(slot, caller);
-        self.nodes[slot].callers[caller].claim = self.nodes[slot].shard.claim(&self.keys[key], ticket);
+        let holding = self.holding(slot, key, ticket);
+        self.nodes[slot].callers[caller].claim = holding.map(|holding| holding.claim);
         self.saw(Seen::Granted);
         if want.fixed {
             self.saw(Seen::GrantedFixed);
@@ -455,10 +456,9 @@ impl World {
             return self.act(slot, caller, Act::Drop);
         }
         if want.mark.is_some() {
-            let local = self.local(slot);
-            let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
-            if let Some(fence) = fence {
-                self.run_begins(slot, caller, fence);
+            let holding = self.holding(slot, key, ticket);
+            if let Some(holding) = holding.filter(Holding::is_held) {
+                self.run_begins(slot, caller, holding.fence);
             }
             return;
         }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use tenure::protocol::key::claim::Holding;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, NodeId, Question, Reply, Request,
@@ -186,11 +187,11 @@ impl World {
     /// Somebody leads: it proclaims a few things, the last of them perhaps when it leads no more, and resigns.
     pub(crate) fn lead(&mut self, slot: usize, caller: usize) {
         let Caller { key, want, claim, .. } = self.nodes[slot].callers[caller];
-        let (local, life) = (self.local(slot), self.nodes[slot].life);
-        let ticket = Ticket(caller as u64 + 1);
-        let fence = self.nodes[slot].shard.fence(local, &self.keys[key], ticket);
-        if let (Some(claim), Some(fence)) = (claim, fence) {
-            self.watch.elections.leads.insert(claim, fence.number());
+        let life = self.nodes[slot].life;
+        let holding = self.holding(slot, key, Ticket(caller as u64 + 1));
+        if let (Some(claim), Some(holding)) = (claim, holding.filter(Holding::is_held)) {
+            let number = holding.fence.number();
+            self.watch.elections.leads.insert(claim, number);
         }
         self.saw(if want.rests { Seen::LedRested } else { Seen::Led });
         let lease = want.term.lease_ms * MS;
@@ -243,11 +244,8 @@ impl World {
         let asks = self.of_election(want.term, Some(Question::Proclaim { of, seq }));
         let (ticket, made) = self.new_caller(slot, key, asks, Fetches::Never);
         // It leads for sure, and its node says so until it is answered: then that was true when it was executed.
-        let local = self.local(slot);
-        let held = self.nodes[slot]
-            .shard
-            .remaining(local, &self.keys[key], Ticket(caller as u64 + 1));
-        self.nodes[slot].callers[made].in_time = held.is_some();
+        let holding = self.holding(slot, key, Ticket(caller as u64 + 1));
+        self.nodes[slot].callers[made].in_time = holding.is_some_and(|holding| holding.is_held());
         self.feed(slot, key, Input::Save(ticket, asks, said.write()));
     }
 
@@ -356,7 +354,8 @@ impl World {
             .get(&(key, number))
             .is_some_and(|kept| *kept >= seq);
         let local = self.local(slot);
-        let leads = self.nodes[slot].shard.held_alone(local, &self.keys[key]) == Some(of);
+        let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
+        let leads = leader.is_some_and(|leader| leader.claim == of);
         let wrongly_refused = !done && in_time && leads && !self.is_tainted(number);
         if wrongly_refused || done && !is_kept {
             self.wrong(Wrong::ProclaimedByAnother, Some(key), || {

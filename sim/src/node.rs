@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
 use tenure::protocol::message::{ClaimNumber, Name, NodeId, Request, TickTime, Verb};
@@ -10,7 +11,7 @@ use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
 };
-use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag};
+use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::WriteId;
 
@@ -163,6 +164,12 @@ impl World {
 
     pub(crate) fn local(&self, slot: usize) -> Instant {
         self.nodes[slot].clock.local(self.now)
+    }
+
+    /// Returns what a caller of a node holds, by its clock.
+    pub(crate) fn holding(&self, slot: usize, key: usize, ticket: Ticket) -> Option<Holding> {
+        let local = self.local(slot);
+        self.nodes[slot].shard.holding(local, &self.keys[key], ticket)
     }
 
     pub(crate) fn index(&self, name: &Name) -> usize {

@@ -69,7 +69,8 @@ impl World {
             key, want, asked_at, ..
         } = self.nodes[slot].callers[caller];
         let name = self.keys[key].clone();
-        let Some(of) = self.nodes[slot].shard.claim(&name, ticket) else {
+        let holding = self.nodes[slot].shard.holding(self.local(slot), &name, ticket);
+        let Some(of) = holding.map(|holding| holding.claim) else {
             return;
         };
         self.nodes[slot].callers[caller].state = State::Releasing {

@@ -173,7 +173,8 @@ impl World {
             let local = node.clock.local(self.now);
             // More than one only when a stranger deleted the record of the first.
             let mut holds = Vec::new();
-            for (name, ticket, claim, fence) in node.shard.holders(local) {
+            for (name, ticket, holding) in node.shard.holders(local) {
+                let (claim, fence) = (holding.claim, holding.fence);
                 if *name != self.keys[key] {
                     continue;
                 }

@@ -102,7 +102,7 @@ impl World {
         let (local, ticket) = (self.local(slot), Ticket(caller as u64 + 1));
         let (node, name) = (&mut self.nodes[slot], &self.keys[key]);
         let (precondition, lease) = node.shard.begin_write(local, name, ticket)?;
-        let fence = node.shard.fence(local, name, ticket)?;
+        let fence = node.shard.holding(local, name, ticket)?.fence;
         Some((Writer { key, ticket, fence }, precondition, lease))
     }
 

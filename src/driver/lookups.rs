@@ -6,42 +6,32 @@ use std::time::Duration;
 use crate::driver::node::Node;
 use crate::driver::waiter::{Waiter, lock};
 use crate::error::StoreError;
-use crate::protocol::message::{Holder, Name, TickTime};
+use crate::protocol::key::claim::Holding;
+use crate::protocol::key::shard::Shard;
+use crate::protocol::message::{Holder, Name};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
 impl Node {
-    pub(crate) fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
-        lock(&self.cell(name).keys).shard.attempt(name, ticket)
+    /// Returns what a caller holds, until a step ends it.
+    pub(crate) fn holding(&self, name: &Name, ticket: Ticket) -> Option<Holding> {
+        self.look(name, |shard, now| shard.holding(now, name, ticket))
     }
 
-    /// The claim that a holder holds by.
-    pub(crate) fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
-        lock(&self.cell(name).keys).shard.claim(name, ticket)
+    /// Returns the claim by which a caller of this process has the key alone.
+    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
+        let holding = self.look(name, |shard, now| shard.held_alone(now, name));
+        holding.map(|holding| holding.claim)
     }
 
-    pub(crate) fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
-        lock(&self.cell(name).keys).shard.overtook(name, ticket)
-    }
-
-    pub(crate) fn remaining(&self, name: &Name, ticket: Ticket) -> Option<Duration> {
+    fn look(&self, name: &Name, look: impl FnOnce(&Shard, Instant) -> Option<Holding>) -> Option<Holding> {
         // The parent holds it; its child never did.
         if self.is_forked() {
             return None;
         }
         let mut keys = lock(&self.cell(name).keys);
         let now = keys.now(&self.clock);
-        keys.shard.remaining(now, name, ticket)
-    }
-
-    /// By which claim somebody here has it alone, if anybody does.
-    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
-        if self.is_forked() {
-            return None;
-        }
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        keys.shard.held_alone(now, name)
+        look(&keys.shard, now)
     }
 
     /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
@@ -52,10 +42,9 @@ impl Node {
         if waiter.is_held_at(self.clock.now()) {
             return true;
         }
-        let mut keys = lock(&self.cell(name).keys);
-        let now = keys.now(&self.clock);
-        let left = keys.shard.remaining(now, name, ticket);
-        left.inspect(|left| waiter.note_deadline(now + *left)).is_some()
+        let holding = self.holding(name, ticket);
+        let held = holding.filter(Holding::is_held);
+        held.inspect(|held| waiter.note_deadline(held.deadline)).is_some()
     }
 
     /// Somebody has the key for sure, as was heard since then; else what kept the store from saying so.

@@ -1,7 +1,7 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
-//! Reading order: [`node`] (steps of keys, on any thread), [`lookups`] (what it is asked without one), [`together`] (of
-//! several at one moment), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
+//! Reading order: [`node`] (what callers do), [`steps`] (of keys, on any thread), [`lookups`] (what it is asked without
+//! one), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
 //! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), [`pulse`] and [`pause`] (a
 //! process that stood still),
 //! `jobs`, [`writes`] and
@@ -25,7 +25,7 @@ pub(crate) mod pending_writes;
 pub(crate) mod process;
 pub(crate) mod pulse;
 pub(crate) mod servers;
-pub(crate) mod together;
+pub(crate) mod steps;
 pub(crate) mod told;
 pub(crate) mod waiter;
 pub(crate) mod writes;

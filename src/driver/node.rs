@@ -63,18 +63,19 @@ pub(crate) struct Node {
 pub(super) struct Cell {
     pub(super) keys: Mutex<Keys>,
     /// When the shard has something to do next, in nanoseconds.
-    due: AtomicU64,
+    pub(super) due: AtomicU64,
 }
 
 impl Cell {
-    /// Notes when the shard has something to do next, whose lock its caller has.
-    pub(super) fn note_due(&self, shard: &Shard) -> u64 {
-        let due = shard.next_due().map_or(u64::MAX, Instant::as_nanos);
+    /// Unlocks the shard after its steps, and notes what is left to do.
+    pub(super) fn unlock(&self, keys: MutexGuard<'_, Keys>, after: &mut Aftermath) {
+        let due = keys.shard.next_due().map_or(u64::MAX, Instant::as_nanos);
         // To look is cheap, to store is not.
         if self.due.load(Ordering::Relaxed) != due {
             self.due.store(due, Ordering::SeqCst);
         }
-        due
+        after.due = after.due.min(due);
+        after.is_empty |= keys.shard.is_empty();
     }
 }
 
@@ -99,6 +100,9 @@ impl Keys {
         self.not_before(clock.now())
     }
 }
+
+/// A caller that entered: its ticket, where it waits, and since when.
+pub(crate) type Entered = (Ticket, Arc<Waiter>, Instant);
 
 /// Wakes the driver.
 #[derive(Debug)]
@@ -126,16 +130,13 @@ impl Alarm {
 /// allocate.
 #[derive(Debug, Default)]
 pub(super) struct Aftermath {
-    told: Vec<(Name, Effect)>,
+    pub(super) told: Vec<(Name, Effect)>,
     /// Wakers may run foreign code.
-    wakes: Vec<Wake>,
-    /// Something waits to be sent.
-    sends: bool,
-}
-
-/// What is to be seen to after a step, or after several.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Followup {
+    pub(super) wakes: Vec<Wake>,
+    /// Claims that are granted together or not at all: they are left with the session when all of them are known.
+    pub(super) together: Option<Vec<Outgoing>>,
+    /// When the latest step was.
+    pub(super) now: Instant,
     /// Something waits to be sent.
     pub(super) sends: bool,
     /// When a shard has something to do next, in nanoseconds.
@@ -152,24 +153,16 @@ impl Aftermath {
     /// One that is empty. Foreign code may step again while this one is in use, and a thread may be ending.
     pub(super) fn take() -> Box<Aftermath> {
         let kept = AFTERMATH.try_with(RefCell::take).ok().flatten();
-        kept.unwrap_or_default()
+        let mut after: Box<Aftermath> = kept.unwrap_or_default();
+        (after.sends, after.due, after.is_empty) = (false, u64::MAX, false);
+        after
     }
 
-    /// Tells and wakes when nothing is locked, and keeps the room for the next step. Returns whether something waits to be sent.
-    pub(super) fn finish(mut self: Box<Self>, node: &Arc<Node>) -> bool {
-        if !self.told.is_empty() {
-            self.told
-                .drain(..)
-                .for_each(|(name, effect)| node.tell(&name, &effect));
-        }
-        if !self.wakes.is_empty() {
-            self.wakes.drain(..).for_each(Wake::wake);
-        }
-        let sends = std::mem::take(&mut self.sends);
+    /// Keeps the room for the next step of this thread.
+    pub(super) fn keep(self: Box<Self>) {
         if self.told.capacity() <= KEPT && self.wakes.capacity() <= KEPT {
             let _ = AFTERMATH.try_with(|kept| kept.replace(Some(self)));
         }
-        sends
     }
 }
 
@@ -244,16 +237,15 @@ impl Node {
         name: &Name,
         term: LeaseTimes,
         input: impl FnOnce(Ticket) -> Input,
-    ) -> (Ticket, Arc<Waiter>, Instant) {
+    ) -> Entered {
         self.note_entry(term);
-        let waiter = Arc::new(Waiter::default());
         let cell = self.cell(name);
+        let mut after = Aftermath::take();
         let mut keys = lock(&cell.keys);
-        let ticket = keys.shard.issue();
-        keys.waiters.insert(ticket, waiter.clone());
-        let now = self.clock.now();
-        let now = self.run(cell, keys, now, name, input(ticket));
-        (ticket, waiter, now)
+        let entered = self.enter_shard(&mut keys, name, input, &mut after);
+        cell.unlock(keys, &mut after);
+        self.follow_up(after);
+        entered
     }
 
     /// A caller enters.
@@ -338,101 +330,6 @@ impl Node {
         &self.shards[self.shard_of(name)]
     }
 
-    /// Tells the key machine what happened to `name`.
-    pub(crate) fn drive(self: &Arc<Self>, name: &Name, input: Input) {
-        let cell = self.cell(name);
-        let keys = lock(&cell.keys);
-        self.run(cell, keys, self.clock.now(), name, input);
-    }
-
-    /// The same, with the clock as it was read for this.
-    pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
-        let cell = self.cell(name);
-        self.run(cell, lock(&cell.keys), now, name, input);
-    }
-
-    /// Takes a step, sees to what follows, and says when.
-    fn run(
-        self: &Arc<Self>,
-        cell: &Cell,
-        keys: MutexGuard<'_, Keys>,
-        now: Instant,
-        name: &Name,
-        input: Input,
-    ) -> Instant {
-        let (now, followup) = self.step_key(cell, keys, now, name, input);
-        self.follow_up(now, followup);
-        now
-    }
-
-    /// Takes a step of several keys, one after the other, and only then sees to what follows: what they have to send
-    /// travels together.
-    pub(crate) fn drive_each<'a>(self: &Arc<Self>, inputs: impl IntoIterator<Item = (&'a Name, Input)>) {
-        let mut all: Option<(Instant, Followup)> = None;
-        for (name, input) in inputs {
-            let cell = self.cell(name);
-            let (now, next) = self.step_key(cell, lock(&cell.keys), self.clock.now(), name, input);
-            let before = all.map_or(next, |(_, before)| before);
-            let followup = Followup {
-                sends: before.sends | next.sends,
-                due: before.due.min(next.due),
-                is_empty: before.is_empty | next.is_empty,
-            };
-            all = Some((now, followup));
-        }
-        if let Some((now, followup)) = all {
-            self.follow_up(now, followup);
-        }
-    }
-
-    fn step_key(
-        self: &Arc<Self>,
-        cell: &Cell,
-        mut keys: MutexGuard<'_, Keys>,
-        now: Instant,
-        name: &Name,
-        input: Input,
-    ) -> (Instant, Followup) {
-        let now = keys.not_before(now);
-        let cancelled = match input {
-            Input::Cancel(ticket) => Some(ticket),
-            _ => None,
-        };
-        let mut after = Aftermath::take();
-        let Keys { shard, waiters, .. } = &mut *keys;
-        for effect in shard.handle(now, name, input).iter() {
-            self.carry_out(waiters, name, effect, &mut after);
-        }
-        // After the step, which may find that the lease was lost: that comes first, and is the cause.
-        if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
-            waiter.end(LostCause::Released, &mut after.wakes);
-        }
-        (now, self.finish(cell, keys, after))
-    }
-
-    /// Ends steps of a shard: unlocks it, then does what may run foreign code.
-    fn finish(self: &Arc<Self>, cell: &Cell, keys: MutexGuard<'_, Keys>, after: Box<Aftermath>) -> Followup {
-        let due = cell.note_due(&keys.shard);
-        let is_empty = keys.shard.is_empty();
-        drop(keys);
-        let sends = after.finish(self);
-        Followup { sends, due, is_empty }
-    }
-
-    /// Has what waits sent, and is there when something is due.
-    pub(super) fn follow_up(self: &Arc<Self>, now: Instant, followup: Followup) {
-        if followup.sends && self.servers.at_once().is_some() {
-            self.exchange(now);
-        } else if followup.sends {
-            self.alarm.ring();
-        } else {
-            self.alarm.expect(followup.due);
-        }
-        if followup.is_empty {
-            self.note_idle();
-        }
-    }
-
     /// Leaves a request with the session of its server.
     fn queue(&self, outgoing: &Outgoing) {
         let server = self.servers.of(&outgoing.request.name);
@@ -451,7 +348,10 @@ impl Node {
         let is_told = match effect {
             Effect::Send(outgoing) => {
                 after.sends = true;
-                self.queue(outgoing);
+                match &mut after.together {
+                    Some(claims) => claims.push(outgoing.clone()),
+                    None => self.queue(outgoing),
+                }
                 false
             }
             Effect::Granted(ticket, fence) => {
@@ -503,7 +403,7 @@ impl Node {
     }
 
     /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    fn tell(self: &Arc<Self>, name: &Name, effect: &Effect) {
+    pub(super) fn tell(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
             Effect::PushMissed => {
                 self.feed(self.servers.of(name), SessionInput::PushMissed);
@@ -528,32 +428,6 @@ impl Node {
         }
     }
 
-    /// Does what is due in every shard.
-    pub(crate) fn wake(self: &Arc<Self>, now: Instant) {
-        for cell in &self.shards {
-            while cell.due.load(Ordering::SeqCst) <= now.as_nanos() {
-                let mut keys = lock(&cell.keys);
-                let now = keys.not_before(now);
-                let mut after = Aftermath::take();
-                let Keys { shard, waiters, .. } = &mut *keys;
-                let is_woken = match shard.wake_next(now) {
-                    Some((name, effects)) => {
-                        for effect in effects.iter() {
-                            self.carry_out(waiters, &name, effect, &mut after);
-                        }
-                        true
-                    }
-                    None => false,
-                };
-                let followup = self.finish(cell, keys, after);
-                if !is_woken {
-                    break;
-                }
-                self.follow_up(now, followup);
-            }
-        }
-    }
-
     /// When a key has something to do next.
     pub(crate) fn next_key_due(&self) -> Option<Instant> {
         let shards = self.shards.iter().map(|cell| cell.due.load(Ordering::SeqCst));
@@ -566,25 +440,6 @@ impl Node {
         let sessions = self.servers.all();
         let sessions = sessions.filter_map(|server| lock(&server.session).next_due());
         sessions.chain(shards).min()
-    }
-
-    /// Takes a step of every key, shard by shard: no caller waits for all of them.
-    fn each(self: &Arc<Self>, step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect))) {
-        for cell in &self.shards {
-            let mut keys = lock(&cell.keys);
-            let now = keys.now(&self.clock);
-            let mut after = Aftermath::take();
-            let Keys { shard, waiters, .. } = &mut *keys;
-            step(shard, now, &mut |name, effect| {
-                self.carry_out(waiters, name, effect, &mut after);
-            });
-            let followup = self.finish(cell, keys, after);
-            if followup.sends && self.servers.at_once().is_some() {
-                self.exchange(now);
-            }
-        }
-        self.alarm.ring();
-        self.note_idle();
     }
 
     /// Whether grants are pushed has changed.

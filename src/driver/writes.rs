@@ -100,7 +100,10 @@ impl Node {
         // It may have waited for a connection for longer than its shortest lease.
         let is_held = |(guarded, tickets): &(GuardedWrite, Vec<Ticket>)| {
             let mut holders = guarded.leases.iter().zip(tickets);
-            holders.all(|(lease, ticket)| self.remaining(&lease.name, *ticket).is_some())
+            holders.all(|(lease, ticket)| {
+                let holding = self.holding(&lease.name, *ticket);
+                holding.is_some_and(|holding| holding.is_held())
+            })
         };
         let Some((guarded, _)) = to_send.filter(is_held) else {
             self.end_write(server, write, Err(Unwritten::NotHeld));

@@ -7,44 +7,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use tracing::Instrument;
 use tracing::instrument::WithSubscriber;
 
 use crate::error::LostCause;
 use crate::middleware::layer::Settings;
 use crate::middleware::watched::Watched;
-use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::guard::Guard;
 
 /// How long an answer waits at most until the store knows that the lock is free.
 const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 /// The task of a handler. Dropping this leaves it alone.
-#[derive(Debug)]
 pub(super) struct Completion<R, E> {
     task: JoinHandle<Option<Result<R, E>>>,
     /// A client does not wait for a handler that lost its lease, where its answer would be replaced.
-    lost: Option<Loss>,
-}
-
-/// The end of a lease, seen from the request.
-#[derive(Debug)]
-struct Loss {
-    lease: Lease,
-    ended: Pin<Box<WaitForCancellationFutureOwned>>,
-}
-
-impl Loss {
-    fn of(lease: Lease) -> Self {
-        let ended = Box::pin(lease.held.end_token().cancelled_owned());
-        Loss { lease, ended }
-    }
-
-    /// True when it was lost. That it was given back, as at the end of the handler, is no loss.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        let ended = self.ended.as_mut().poll(cx);
-        ended.map(|()| self.lease.held.over() != Some(LostCause::Released))
-    }
+    lost: Option<Pin<Box<dyn Future<Output = LostCause> + Send + Sync>>>,
 }
 
 impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
@@ -54,7 +32,7 @@ impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
         F: Future<Output = Result<R, E>> + Send + 'static,
     {
         let (replaces, releases_first) = (settings.replaces(), settings.releases_first());
-        let lost = replaces.then(|| Loss::of(guard.lease()));
+        let lost = replaces.then(|| Box::pin(guard.lost()) as _);
         // What a shutdown waits for: the handler, as long as it has its lease.
         let mut tracked = Some(guard.tasks().token());
         let work = async move {
@@ -94,9 +72,10 @@ impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<R, E>>> {
         let polled = Pin::new(&mut self.task).poll(cx);
         if polled.is_pending()
-            && let Some(Poll::Ready(is_lost)) = self.lost.as_mut().map(|lost| lost.poll(cx))
+            && let Some(Poll::Ready(cause)) = self.lost.as_mut().map(|lost| lost.as_mut().poll(cx))
         {
-            if is_lost {
+            // That it was given back, as at the end of the handler, is no loss.
+            if cause != LostCause::Released {
                 return Poll::Ready(None);
             }
             self.lost = None;

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use http::header::HeaderName;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 
 use crate::error::Error;
 use crate::locks::Locks;
-use crate::middleware::headers::Headers;
 use crate::middleware::key::{IntoLockKey, KeySource};
 use crate::middleware::refusal::{OnRefusal, Refusals, Refused};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
+use crate::protocol::message::Fence;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
 #[derive(Clone)]
@@ -348,5 +348,27 @@ impl<K> fmt::Debug for LockLayer<K> {
             .field("locks", &self.locks)
             .field("settings", &self.settings)
             .finish_non_exhaustive()
+    }
+}
+
+/// Which headers a layer adds to an answer.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Headers {
+    pub(super) server_timing: bool,
+    pub(super) fence: Option<HeaderName>,
+}
+
+impl Headers {
+    /// Adds them to an answer. Others may have written a `Server-Timing` of their own, which stays.
+    pub(super) fn add(&self, to: &mut HeaderMap, waited: Duration, fence: Option<Fence>) {
+        if self.server_timing {
+            let text = format!("lock;dur={:.3}", waited.as_secs_f64() * 1e3);
+            if let Ok(value) = HeaderValue::try_from(text) {
+                to.append(HeaderName::from_static("server-timing"), value);
+            }
+        }
+        if let (Some(name), Some(fence)) = (&self.fence, fence) {
+            to.insert(name.clone(), HeaderValue::from(fence.get()));
+        }
     }
 }

@@ -187,7 +187,6 @@ mod crowd;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
-mod headers;
 mod key;
 pub mod keys;
 mod layer;

@@ -12,8 +12,6 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
-#[cfg(feature = "tower")]
-use crate::driver::node::Node;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
@@ -24,9 +22,7 @@ use crate::primitives::holdings::{self, Holdings};
 use crate::primitives::scope;
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
-use crate::protocol::message::{Fence, TickTime};
-#[cfg(feature = "tower")]
-use crate::protocol::message::{Mode, Name};
+use crate::protocol::message::Fence;
 use crate::protocol::step::Outcome;
 
 /// The lock is held while this lives and [`is_held`](Self::is_held).
@@ -91,7 +87,7 @@ impl Lease {
 
     /// How long it would still be held if no renewal came through; zero when it is held no more.
     pub fn remaining(&self) -> Duration {
-        self.held.remaining().unwrap_or_default()
+        self.held.remaining()
     }
 
     /// Waits until it is held no more: lost, or released.
@@ -217,30 +213,6 @@ impl Lease {
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new([&self.held])
-    }
-
-    /// It is one of that lock, and nobody else has one beside it.
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_alone_on(&self, node: &Arc<Node>, name: &Name) -> bool {
-        self.held.is_on(node, name) && self.held.mode == Mode::Exclusive
-    }
-
-    /// The code that is being polled holds something.
-    #[cfg(feature = "tower")]
-    pub(crate) fn any_here(node: &Arc<Node>) -> bool {
-        scope::any(node)
-    }
-
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
-        self.held.is_of(node)
-    }
-
-    /// What is held of `name`, alone, by the code that is being polled.
-    #[cfg(feature = "tower")]
-    pub(crate) fn held_here(node: &Arc<Node>, name: &Name) -> Option<Lease> {
-        let lease = scope::find(node, name).map(|held| Lease { held })?;
-        (lease.held.mode == Mode::Exclusive).then_some(lease)
     }
 
     /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost. The work is in
@@ -417,20 +389,6 @@ impl Guard {
         self.release().await
     }
 
-    /// The number of the attempt at its tick this is.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) fn attempt(&self) -> u32 {
-        let held = &self.lease.held;
-        held.handle.node().attempt(&held.name, held.ticket)
-    }
-
-    /// The tick before, if it had not ended when this one was granted: it is never run again.
-    #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
-    pub(crate) fn overtook(&self) -> Option<TickTime> {
-        let held = &self.lease.held;
-        held.handle.node().overtook(&held.name, held.ticket)
-    }
-
     /// Ends this guard's share. If it was the last one, the holding counts as given back, and the key machine must be told.
     ///
     /// # Errors
@@ -516,7 +474,7 @@ fn parted(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)>
 fn drop_all(guards: &mut [Guard]) {
     if guards.iter().all(|guard| matches!(guard.share, Share::Held)) {
         for guard in &mut *guards {
-            // That a lease is over is told by its own means.
+            // The lease itself tells that it is over.
             let _ = guard.part();
         }
         give_back(guards, false);

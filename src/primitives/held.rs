@@ -11,6 +11,7 @@ use crate::driver::node::Node;
 use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::observe::Began;
+use crate::protocol::key::claim::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
 use crate::protocol::step::{Input, Ticket};
 
@@ -64,9 +65,15 @@ impl Held {
         self.fixed
     }
 
-    /// How long it would still be held without a renewal; `None` when it is held no more.
-    pub(crate) fn remaining(&self) -> Option<Duration> {
-        self.handle.node().remaining(&self.name, self.ticket)
+    /// Returns what the key machine knows of it, until a step ends it.
+    pub(crate) fn holding(&self) -> Option<Holding> {
+        self.handle.node().holding(&self.name, self.ticket)
+    }
+
+    /// Returns how long it is still held without a renewal; zero when it is over.
+    pub(crate) fn remaining(&self) -> Duration {
+        let remaining = self.holding().and_then(|holding| holding.remaining);
+        remaining.unwrap_or_default()
     }
 
     /// It is held at this moment.

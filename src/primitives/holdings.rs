@@ -29,7 +29,7 @@ pub(crate) fn are_held(all: &impl Holdings) -> bool {
 
 /// Returns how long each of them is still held without a renewal; zero if one is over.
 pub(crate) fn remaining(all: &impl Holdings) -> Duration {
-    let left = all.all().iter().map(|held| held.remaining().unwrap_or_default());
+    let left = all.all().iter().map(|held| held.remaining());
     left.min().unwrap_or_default()
 }
 

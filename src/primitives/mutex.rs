@@ -14,6 +14,8 @@ use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
+#[cfg(feature = "tower")]
+use crate::primitives::scope;
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
@@ -232,13 +234,14 @@ impl Mutex {
     /// The lease is one of this lock's, whether or not it is over.
     #[cfg(feature = "tower")]
     pub(crate) fn is_of(&self, lease: &Lease) -> bool {
-        lease.is_alone_on(self.handle.node(), &self.name)
+        lease.held.is_on(self.handle.node(), &self.name) && lease.held.mode == Mode::Exclusive
     }
 
     /// What is held of it by the code that is being polled.
     #[cfg(feature = "tower")]
     pub(crate) fn held_here(&self) -> Option<Lease> {
-        Lease::held_here(self.handle.node(), &self.name)
+        let held = scope::find(self.handle.node(), &self.name)?;
+        (held.mode == Mode::Exclusive).then_some(Lease { held })
     }
 
     pub(crate) async fn try_enter(&self, mode: Mode) -> Result<Option<Guard>, Error> {

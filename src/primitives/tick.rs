@@ -88,7 +88,7 @@ pub(crate) async fn ask_about_run(
     about: AboutRun,
 ) -> Result<JobReport, Error> {
     let held = &run.held;
-    let Some(of) = held.handle.node().claim(&held.name, held.ticket) else {
+    let Some(of) = held.holding().map(|holding| holding.claim) else {
         return Err(held.lost());
     };
     let (question, data) = match about {

@@ -268,7 +268,7 @@ impl Guard {
     fn hand_out(mut self, term: LeaseTimes) -> Result<Transfer, Error> {
         let held = self.held().clone();
         let node = held.handle.node();
-        let Some(holder) = node.claim(&held.name, held.ticket).filter(|_| self.take()) else {
+        let Some(holding) = held.holding().filter(|_| self.take()) else {
             return Err(held.lost());
         };
         node.drive(&held.name, Input::HandedOut(held.ticket));
@@ -277,7 +277,7 @@ impl Guard {
             name: held.name.clone(),
             mode: held.mode,
             lease: Duration::from_millis(term.lease_ms),
-            holder,
+            holder: holding.claim,
             number: held.fence.number(),
         })
     }

@@ -198,7 +198,6 @@ pub use crate::scheduler::work::Work;
 pub use crate::scheduler::zone::IntoZone;
 
 mod audit;
-mod blocking;
 mod catch_up;
 mod doubts;
 mod error;

@@ -42,7 +42,8 @@ struct Trial<'a> {
 impl Gate {
     /// Runs a tick whose lease this node has.
     pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Run {
-        let (began, attempt, fence) = (Since::now(), guard.attempt(), guard.fence().get());
+        let (began, fence) = (Since::now(), guard.fence().get());
+        let attempt = guard.held().holding().map_or(0, |holding| holding.attempt);
         let outcome = self.outcome_of(guard, mark, how, work).await;
         let took = began.elapsed();
         let ran = Ran { attempt, fence, took };
@@ -57,7 +58,8 @@ impl Gate {
         how: How,
         work: &impl Work,
     ) -> Option<TickOutcome> {
-        let attempt = guard.attempt();
+        let holding = guard.held().holding();
+        let attempt = holding.map_or(0, |holding| holding.attempt);
         if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
             return Some(self.finish(guard, mark, TickOutcome::GivenUp).await);
@@ -66,7 +68,7 @@ impl Gate {
         if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
             return Some(self.finish(guard, mark, TickOutcome::Missed).await);
         }
-        if let Some(overtaken) = guard.overtook() {
+        if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
             observe::tick_overtaken(self.label(), &self.name, overtaken);
         }
         let trial = Trial {

@@ -18,7 +18,6 @@ use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
-use crate::scheduler::blocking::{Ran, on_a_thread};
 use crate::scheduler::error::JobError;
 use crate::scheduler::explain::{OddDay, explain_seldom};
 use crate::scheduler::gate::{Gate, Life};
@@ -26,7 +25,7 @@ use crate::scheduler::job::{self, JobFuture};
 use crate::scheduler::policy::{JobOutput, Misfire, OnCrash, Overlap, Retry, Settings};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
-use crate::scheduler::work::Work;
+use crate::scheduler::work::{Ran, Work, on_a_thread};
 use crate::scheduler::zone::IntoZone;
 
 /// A job without a schedule: [`run`](LeasedJob::run) makes of it what `Job::new_async` takes.

@@ -8,8 +8,6 @@ use crate::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "scheduler")]
 mod engine;
 #[cfg(feature = "scheduler")]
-mod fire;
-#[cfg(feature = "scheduler")]
 mod simulation;
 #[cfg(feature = "scheduler")]
 mod store;
@@ -17,9 +15,7 @@ mod store;
 #[cfg(feature = "scheduler")]
 pub use crate::testing::engine::{After, EngineModel, LOOKS_EVERY};
 #[cfg(feature = "scheduler")]
-pub use crate::testing::fire::fire_tick;
-#[cfg(feature = "scheduler")]
-pub use crate::testing::simulation::{Replica, ReplicaBuilder, Simulation};
+pub use crate::testing::simulation::{Replica, ReplicaBuilder, Simulation, fire_tick};
 #[cfg(feature = "scheduler")]
 pub use crate::testing::store::{SimulatedStore, StoreCopy};
 

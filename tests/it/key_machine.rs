@@ -317,7 +317,7 @@ fn nobody_is_handed_a_shorter_lease_than_it_wants() {
     assert_eq!(yielded.term.lease_ms, 60_000, "goes on with its terms");
     engine.answer(Reply::Granted(GrantNumber(8)));
     assert!(engine.is_granted(long));
-    let left = engine.shard.remaining(engine.now, &engine.name, long);
+    let left = engine.remaining(long);
     assert_eq!(left, Some(ms(60_000)));
     engine.tell(Input::Release(long));
     assert!(engine.is_granted(last));
@@ -523,13 +523,8 @@ fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_whoever_asks_again() {
     engine.answer(Reply::Busy(Some(1)));
     engine.passes();
     engine.answer(Reply::Won(GrantNumber(9), 2));
-    assert_eq!(engine.shard.attempt(&engine.name, standby), 2);
-    assert!(
-        engine
-            .shard
-            .remaining(engine.now, &engine.name, standby)
-            .is_some()
-    );
+    assert_eq!(engine.holding(standby).map(|of| of.attempt), Some(2));
+    assert!(engine.holds(standby));
 }
 
 #[test]
@@ -544,7 +539,7 @@ fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
         (Some(TickTime(200)), Verb::Claim { wait: true })
     );
     engine.answer(Reply::Won(GrantNumber(9), 1));
-    assert_eq!(engine.shard.attempt(&engine.name, newer), 1);
+    assert_eq!(engine.holding(newer).map(|of| of.attempt), Some(1));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::StoreError;
+use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
@@ -210,7 +211,15 @@ impl Machine {
         effects.any(|effect| matches!(effect, Effect::Granted(ticket, _) if *ticket == of))
     }
 
+    pub(crate) fn holding(&self, ticket: Ticket) -> Option<Holding> {
+        self.shard.holding(self.now, &self.name, ticket)
+    }
+
+    pub(crate) fn remaining(&self, ticket: Ticket) -> Option<Duration> {
+        self.holding(ticket)?.remaining
+    }
+
     pub(crate) fn holds(&self, ticket: Ticket) -> bool {
-        self.shard.remaining(self.now, &self.name, ticket).is_some()
+        self.remaining(ticket).is_some()
     }
 }

@@ -287,7 +287,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
     let mut short = Machine::new(Rules::default());
     let holder = short.holder(400);
     short.passes();
-    while let Some(left) = short.shard.remaining(short.now, &short.name, holder) {
+    while let Some(left) = short.remaining(holder) {
         short.fail(Unanswered::Down, None);
         let pause = short.passes();
         assert!(pause <= (left / 4).max(ms(10)), "{pause:?} of {left:?}");

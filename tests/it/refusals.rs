@@ -236,7 +236,7 @@ fn a_refused_downgrade_still_writes() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     machine.answer(REFUSED);
     assert!(is_kept(&machine, ticket), "{:?}", machine.denial(ticket));
-    let left = machine.shard.remaining(machine.now, &machine.name, ticket);
+    let left = machine.remaining(ticket);
     assert_eq!(left, Some(ms(800)), "as before");
     assert!(machine.take_up(ticket));
     // It is renewed, alone, and given back as before.
@@ -379,7 +379,7 @@ fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
         machine.answer(Reply::Granted(GrantNumber(8)));
         assert!(machine.take_up(reader));
         let left = if is_repeated { 200 } else { 300 };
-        let remaining = machine.shard.remaining(machine.now, &machine.name, reader);
+        let remaining = machine.remaining(reader);
         assert_eq!(remaining, Some(ms(left)));
         machine.passes();
         let lost =

@@ -205,10 +205,9 @@ impl Stage {
     }
 
     fn holds(&self, at: usize, ticket: Ticket) -> bool {
-        self.actors[at]
-            .shard
-            .remaining(self.now(), &self.name, ticket)
-            .is_some()
+        let shard = &self.actors[at].shard;
+        let holding = shard.holding(self.now(), &self.name, ticket);
+        holding.is_some_and(|holding| holding.is_held())
     }
 
     fn granted(&self, at: usize, ticket: Ticket) -> Option<Fence> {
@@ -457,7 +456,8 @@ fn a_claim_keeps_one_length_for_life() {
     stage.push();
     assert!(!stage.holds(N, long), "served by the short claim");
     stage.settle(N);
-    let left = stage.actors[N].shard.remaining(stage.now(), &stage.name, long);
+    let holding = stage.actors[N].shard.holding(stage.now(), &stage.name, long);
+    let left = holding.and_then(|holding| holding.remaining);
     assert_eq!(left, Some(Duration::from_millis(60_000)));
     let record = stage.ledger.record(&stage.name, stage.us());
     let expires = record.and_then(|record| record.expires);

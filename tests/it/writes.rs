@@ -87,7 +87,10 @@ fn begin_write(machine: &mut Machine, of: Ticket) -> bool {
     let begun = machine.shard.begin_write(now, &name, of);
     if let Some((precondition, lease)) = &begun {
         assert_eq!(precondition.number, GrantNumber(7));
-        assert_eq!(Some(precondition.holder), machine.shard.claim(&name, of));
+        assert_eq!(
+            Some(precondition.holder),
+            machine.shard.holding(now, &name, of).map(|held| held.claim)
+        );
         assert_eq!(*lease, ms(1_000));
     }
     begun.is_some()
@@ -157,7 +160,7 @@ fn whose_lease_is_over_writes_nothing() {
     // No timer fired.
     machine.later(ms(1));
     assert!(!begin_write(&mut machine, holder));
-    let claim = machine.shard.claim(&machine.name, holder).map(|of| of.claim);
+    let claim = machine.holding(holder).map(|of| of.claim.claim);
     assert_eq!(claim, Some(ClaimNumber(1)), "it is still to be told");
 }
 
@@ -184,7 +187,7 @@ fn a_refused_write_ends_the_holding_at_once() {
             machine.passes();
         }
         let (asked, renewal) = (machine.now, machine.sent());
-        let of = machine.shard.claim(&machine.name, holder).unwrap();
+        let of = machine.holding(holder).unwrap().claim;
         machine.tell(Input::Refuted(of, GrantNumber(7)));
         assert!(is_lost(&machine, holder));
         end_write(&mut machine, holder);
@@ -210,7 +213,7 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
     for reader in [first, second] {
         assert!(machine.take_up(reader));
     }
-    let of = machine.shard.claim(&machine.name, first).unwrap();
+    let of = machine.holding(first).unwrap().claim;
     // The one that wrote has gone.
     machine.tell(Input::Release(first));
     assert!(machine.holds(second));
@@ -223,7 +226,7 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
 fn a_refused_write_ends_no_other_holding() {
     let mut machine = Machine::new(Rules::default());
     let writer = machine.holder(1_000);
-    let of = machine.shard.claim(&machine.name, writer).unwrap();
+    let of = machine.holding(writer).unwrap().claim;
     machine.tell(Input::Refuted(of, GrantNumber(6)));
     let foreign = Holder {
         nonce: !of.nonce,

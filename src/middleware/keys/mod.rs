@@ -66,11 +66,14 @@
 )]
 #![cfg_attr(not(feature = "axum"), doc = "and the feature `axum`.")]
 
-#[cfg(doc)]
+use std::future::{Future, ready};
+
+use http::request::Parts;
+
+use crate::key::Key;
 use crate::middleware::key::KeySource;
 
 pub use self::extension::{Extension, extension};
-pub use self::fixed::{Fixed, fixed};
 pub use self::header::{Header, header, header_text};
 pub use self::host::{Host, host};
 pub use self::idempotency::{IdempotencyKey, idempotency_key};
@@ -81,7 +84,6 @@ pub use self::query::{QueryParam, query_param, query_text};
 pub use self::value::ByValue;
 
 mod extension;
-mod fixed;
 mod header;
 mod host;
 mod idempotency;
@@ -91,3 +93,22 @@ mod path;
 mod query;
 mod seldom;
 mod value;
+
+/// One lock for all requests: the key is `key`, that of [`Locks::mutex`](crate::Locks::mutex).
+pub fn fixed(key: impl Into<Key>) -> Fixed {
+    Fixed { key: key.into() }
+}
+
+/// One lock for all requests. Made by [`fixed`].
+#[derive(Debug, Clone)]
+pub struct Fixed {
+    key: Key,
+}
+
+impl KeySource for Fixed {
+    type Key = Key;
+
+    fn key(&self, _: &mut Parts) -> impl Future<Output = Key> + Send {
+        ready(self.key.clone())
+    }
+}

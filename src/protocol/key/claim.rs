@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb};
+use crate::protocol::message::{
+    Fence, GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb,
+};
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -152,6 +154,43 @@ pub(crate) struct Held {
     /// Writes that were sent under it and not answered. One that never is counts to the end: it may still be done, and would
     /// pass for one of the next holder.
     pub(crate) writes: u32,
+}
+
+/// What a caller holds, as it is at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Holding {
+    /// The claim by which the caller holds.
+    pub claim: Holder,
+    /// The fence of the caller.
+    pub fence: Fence,
+    /// Until when it is held without a renewal.
+    pub deadline: Instant,
+    /// How long that is from now on; `None` when the deadline has passed.
+    pub remaining: Option<Duration>,
+    /// The number of the attempt at its tick.
+    pub attempt: u32,
+    /// The tick before, if it had not ended when this one was granted: that tick never runs again.
+    pub overtook: Option<TickTime>,
+}
+
+impl Holding {
+    /// That of the caller at the place `index` among the local holders of a claim.
+    pub(crate) fn new(now: Instant, claim: &Claim, held: &Held, index: u64) -> Self {
+        let tick = claim.tick.as_deref();
+        Holding {
+            claim: claim.holder,
+            fence: Fence::new(held.number, index),
+            deadline: held.deadline,
+            remaining: (now < held.deadline).then(|| held.deadline.since(now)),
+            attempt: tick.map_or(0, |tick| tick.attempt),
+            overtook: tick.and_then(|tick| tick.overtook),
+        }
+    }
+
+    /// The deadline has not passed.
+    pub fn is_held(&self) -> bool {
+        self.remaining.is_some()
+    }
 }
 
 /// Who holds by a claim.

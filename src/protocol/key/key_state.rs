@@ -1,18 +1,17 @@
 //! One key, as long as somebody in this process cares: the line, the claims, and what callers do to them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Held, Origin, Phase, RequestKind};
+use crate::protocol::key::claim::{Claim, Claimant, Held, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::failing::Failing;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::key::watch::Watch;
-use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
+use crate::protocol::message::{Checkpoint, ClaimNumber, Holder, Mode, NodeId};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -148,49 +147,27 @@ impl<P: Plant> KeyState<P> {
         Some((claim, held, held.index))
     }
 
-    pub(crate) fn remaining(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
-        let (_, held, _) = self.held_by(ticket)?;
-        (now < held.deadline).then(|| held.deadline.since(now))
+    /// Returns what a caller holds, until a step ends it.
+    pub(crate) fn holding(&self, now: Instant, ticket: Ticket) -> Option<Holding> {
+        let (claim, held, index) = self.held_by(ticket)?;
+        Some(Holding::new(now, claim, held, index))
     }
 
-    pub(crate) fn attempt(&self, ticket: Ticket) -> u32 {
-        let held = self.held_by(ticket).and_then(|(claim, ..)| claim.tick.as_deref());
-        held.map_or(0, |tick| tick.attempt)
-    }
-
-    /// The tick that was open when the holder's was granted, and that is never run again.
-    pub(crate) fn overtook(&self, ticket: Ticket) -> Option<TickTime> {
-        self.held_by(ticket)?.0.tick.as_deref()?.overtook
-    }
-
-    pub(crate) fn claimed_by(&self, ticket: Ticket) -> Option<Holder> {
-        self.held_by(ticket).map(|(claim, ..)| claim.holder)
-    }
-
-    pub(crate) fn fence(&self, now: Instant, ticket: Ticket) -> Option<Fence> {
-        let (_, held, index) = self.held_by(ticket)?;
-        (now < held.deadline).then(|| Fence::new(held.number, index))
-    }
-
-    pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holder, Fence)> {
+    /// Returns every caller whose deadline has not passed, and what it holds.
+    pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holding)> {
         let held = self
             .claims
             .iter()
-            .filter_map(|claim| Some((claim.holder, claim.held()?)));
+            .filter_map(|claim| Some((claim, claim.held()?)));
         held.filter(move |(_, held)| now < held.deadline)
-            .flat_map(|(holder, held)| {
+            .flat_map(move |(claim, held)| {
                 let alone = held.local().map(|local| (local.ticket, held.index));
-                let readers = self.readers.of(holder.claim);
+                let readers = self.readers.of(claim.holder.claim);
                 let all = alone
                     .into_iter()
                     .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
-                all.map(move |(ticket, index)| (ticket, holder, Fence::new(held.number, index)))
+                all.map(move |(ticket, index)| (ticket, Holding::new(now, claim, held, index)))
             })
-    }
-
-    /// By which claim somebody has the key alone.
-    pub(crate) fn held_alone(&self, now: Instant) -> Option<Holder> {
-        self.holders(now).next().map(|(_, holder, _)| holder)
     }
 
     /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.

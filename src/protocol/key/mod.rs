@@ -4,7 +4,7 @@
 //! `transfer`, `watch`, `watching`, [`replies`], `failing`, [`failures`], [`renewal`].
 
 pub(crate) mod asking;
-pub(crate) mod claim;
+pub mod claim;
 pub mod claims;
 pub mod context;
 mod failing;

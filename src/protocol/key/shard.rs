@@ -8,9 +8,10 @@ use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, Source, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{Fence, Holder, Name, NodeId, TickTime};
+use crate::protocol::message::{Holder, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -152,7 +153,7 @@ impl<P: Plant> Shard<P> {
             return deadline.or(Some(now));
         }
         debug_assert!(
-            deadline.is_none() || self.claim(name, ticket).is_some(),
+            deadline.is_none() || self.holding(now, name, ticket).is_some(),
             "a guard belongs to a claim that is held"
         );
         deadline
@@ -216,24 +217,9 @@ impl<P: Plant> Shard<P> {
         self.each(now, |key, cx| key.close(cx), perform);
     }
 
-    /// What is left of a holder's lease, if it still holds.
-    pub fn remaining(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Duration> {
-        self.keys.get(name)?.remaining(now, ticket)
-    }
-
-    /// The number of the attempt at its tick a holder makes.
-    pub fn attempt(&self, name: &Name, ticket: Ticket) -> u32 {
-        self.keys.get(name).map_or(0, |key| key.attempt(ticket))
-    }
-
-    /// The tick that was open when this holder's was granted, and that is never run again.
-    pub fn overtook(&self, name: &Name, ticket: Ticket) -> Option<TickTime> {
-        self.keys.get(name)?.overtook(ticket)
-    }
-
-    /// The claim that a holder holds by.
-    pub fn claim(&self, name: &Name, ticket: Ticket) -> Option<Holder> {
-        self.keys.get(name)?.claimed_by(ticket)
+    /// Returns what a caller holds, until a step ends it.
+    pub fn holding(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Holding> {
+        self.keys.get(name)?.holding(now, ticket)
     }
 
     /// A holder is about to write something: what that is checked against, and the length of the lease. `None`: it holds no
@@ -254,11 +240,6 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// The fence of a holder, if it still holds.
-    pub fn fence(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Fence> {
-        self.keys.get(name)?.fence(now, ticket)
-    }
-
     /// How many keys have any state here.
     pub fn len(&self) -> usize {
         self.keys.len()
@@ -269,18 +250,19 @@ impl<P: Plant> Shard<P> {
         self.keys.is_empty()
     }
 
-    /// Every holder that may act as one at `now`, for checkers.
+    /// Returns every holder that may act as one at `now`, for checkers.
     #[doc(hidden)]
-    pub fn holders(&self, now: Instant) -> impl Iterator<Item = (&Name, Ticket, Holder, Fence)> {
+    pub fn holders(&self, now: Instant) -> impl Iterator<Item = (&Name, Ticket, Holding)> {
         self.keys.iter().flat_map(move |(name, key)| {
             let holders = key.holders(now);
-            holders.map(move |(ticket, holder, fence)| (name, ticket, holder, fence))
+            holders.map(move |(ticket, holding)| (name, ticket, holding))
         })
     }
 
-    /// By which claim somebody of this process has the key alone, if it does.
-    pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holder> {
-        self.keys.get(name)?.held_alone(now)
+    /// Returns what the one holder of this process holds of the key, which excludes others.
+    pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holding> {
+        let (_, holding) = self.keys.get(name)?.holders(now).next()?;
+        Some(holding)
     }
 
     /// The claim is not over here, for checkers.

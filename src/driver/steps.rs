@@ -1,0 +1,185 @@
+//! Steps of keys, on any thread: n keys are stepped one after the other, and only then comes what follows.
+//!
+//! What follows is done when nothing is locked: requests are sent together, timers are set, wakers run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+
+use crate::driver::node::{Aftermath, Entered, Keys, Node};
+use crate::driver::waiter::{Waiter, Wake, lock};
+use crate::error::LostCause;
+use crate::protocol::key::shard::Shard;
+use crate::protocol::message::Name;
+use crate::protocol::step::{Effect, Input, LockOptions, Ticket};
+use crate::protocol::time::Instant;
+
+impl Node {
+    /// Tells the key machine what happened to `name`.
+    pub(crate) fn drive(self: &Arc<Self>, name: &Name, input: Input) {
+        self.drive_each([(name, input)]);
+    }
+
+    /// The same, with the clock as it was read for this.
+    pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
+        let mut after = Aftermath::take();
+        self.step_of(Some(now), name, input, &mut after);
+        self.follow_up(after);
+    }
+
+    /// Takes a step of each of these keys, one after the other, and only then sees to what follows: what they have to send
+    /// travels together.
+    pub(crate) fn drive_each<'a>(self: &Arc<Self>, inputs: impl IntoIterator<Item = (&'a Name, Input)>) {
+        let mut after = Aftermath::take();
+        for (name, input) in inputs {
+            self.step_of(None, name, input, &mut after);
+        }
+        self.follow_up(after);
+    }
+
+    /// Takes a step of one key, at `now` or when its shard is locked.
+    fn step_of(&self, now: Option<Instant>, name: &Name, input: Input, after: &mut Aftermath) {
+        let cell = self.cell(name);
+        let mut keys = lock(&cell.keys);
+        let now = now.unwrap_or_else(|| self.clock.now());
+        self.step_key(&mut keys, now, name, input, after);
+        cell.unlock(keys, after);
+    }
+
+    /// Takes a step of one key of a shard that is locked.
+    fn step_key(&self, keys: &mut Keys, now: Instant, name: &Name, input: Input, after: &mut Aftermath) {
+        let now = keys.not_before(now);
+        after.now = now;
+        let cancelled = match input {
+            Input::Cancel(ticket) => Some(ticket),
+            _ => None,
+        };
+        let Keys { shard, waiters, .. } = keys;
+        for effect in shard.handle(now, name, input).iter() {
+            self.carry_out(waiters, name, effect, after);
+        }
+        // After the step, which may find that the lease was lost: that comes first, and is the cause.
+        if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
+            waiter.end(LostCause::Released, &mut after.wakes);
+        }
+    }
+
+    /// Sees to what follows from steps, when nothing is locked: tells and wakes, has what waits sent, and is there when
+    /// something is due.
+    pub(super) fn follow_up(self: &Arc<Self>, mut after: Box<Aftermath>) {
+        if !after.told.is_empty() {
+            after
+                .told
+                .drain(..)
+                .for_each(|(name, effect)| self.tell(&name, &effect));
+        }
+        if !after.wakes.is_empty() {
+            after.wakes.drain(..).for_each(Wake::wake);
+        }
+        let Aftermath {
+            now,
+            sends,
+            due,
+            is_empty,
+            ..
+        } = *after;
+        after.keep();
+        if sends && self.servers.at_once().is_some() {
+            self.exchange(now);
+        } else if sends {
+            self.alarm.ring();
+        } else {
+            self.alarm.expect(due);
+        }
+        if is_empty {
+            self.note_idle();
+        }
+    }
+
+    /// Does what is due in every shard.
+    pub(crate) fn wake(self: &Arc<Self>, now: Instant) {
+        for cell in &self.shards {
+            while cell.due.load(Ordering::SeqCst) <= now.as_nanos() {
+                let mut after = Aftermath::take();
+                let mut keys = lock(&cell.keys);
+                let now = keys.not_before(now);
+                after.now = now;
+                let Keys { shard, waiters, .. } = &mut *keys;
+                let woken = shard.wake_next(now).map(|(name, effects)| {
+                    let each = effects.iter();
+                    each.for_each(|effect| self.carry_out(waiters, &name, effect, &mut after));
+                });
+                cell.unlock(keys, &mut after);
+                self.follow_up(after);
+                if woken.is_none() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Takes a step of every key, shard by shard: no caller waits for all of them.
+    pub(super) fn each(self: &Arc<Self>, step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect))) {
+        let mut after = Aftermath::take();
+        for cell in &self.shards {
+            let mut keys = lock(&cell.keys);
+            let now = keys.now(&self.clock);
+            after.now = now;
+            let Keys { shard, waiters, .. } = &mut *keys;
+            step(shard, now, &mut |name, effect| {
+                self.carry_out(waiters, name, effect, &mut after);
+            });
+            cell.unlock(keys, &mut after);
+        }
+        self.follow_up(after);
+        self.alarm.ring();
+        self.note_idle();
+    }
+
+    /// Enters a caller in a shard that is locked.
+    pub(super) fn enter_shard(
+        &self,
+        keys: &mut Keys,
+        name: &Name,
+        input: impl FnOnce(Ticket) -> Input,
+        after: &mut Aftermath,
+    ) -> Entered {
+        let waiter = Arc::new(Waiter::default());
+        let ticket = keys.shard.issue();
+        keys.waiters.insert(ticket, waiter.clone());
+        let now = keys.now(&self.clock);
+        self.step_key(keys, now, name, input(ticket), after);
+        (ticket, waiter, now)
+    }
+
+    /// Enters a caller for each of these keys, which are of one kind, and no two the same. Their claims are granted together
+    /// or not at all. Returns `None`, and asks nothing, if a caller of this process is in the way, or if the keys are of several
+    /// servers.
+    pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, LockOptions)]) -> Option<Vec<Entered>> {
+        let server = self.servers.of_all(wanted.iter().map(|(name, _)| name))?;
+        let shards: BTreeSet<usize> = wanted.iter().map(|(name, _)| self.shard_of(name)).collect();
+        // In the order of their places. No other code locks more than one shard at a time.
+        let locked = shards.into_iter().map(|at| (at, lock(&self.shards[at].keys)));
+        let mut locked: BTreeMap<usize, MutexGuard<'_, Keys>> = locked.collect();
+        let is_free = |(name, _): &(Name, _)| locked[&self.shard_of(name)].shard.is_free(name);
+        if !wanted.iter().all(is_free) {
+            return None;
+        }
+        let mut after = Aftermath::take();
+        after.together = Some(Vec::new());
+        let enter = |(name, options): &(Name, LockOptions)| {
+            self.note_entry(options.term);
+            let keys = locked.get_mut(&self.shard_of(name)).expect("locked above");
+            self.enter_shard(keys, name, |ticket| Input::Lock(ticket, *options), &mut after)
+        };
+        let entered = wanted.iter().map(enter).collect();
+        if let Some(claims) = after.together.take() {
+            lock(&server.session).queue_together(claims);
+        }
+        for (at, keys) in locked {
+            self.shards[at].unlock(keys, &mut after);
+        }
+        self.follow_up(after);
+        Some(entered)
+    }
+}
