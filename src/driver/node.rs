@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use foldhash::quality::RandomState;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::{DriverEvent, EventSink};
 use crate::driver::outage::Failed;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
-use crate::driver::waiter::{Waiter, Wake, lock};
+use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
-use crate::protocol::message::{Checkpoint, Holder, LeaseTimes, Name, NodeId};
+use crate::protocol::message::{Holder, LeaseTimes, Name, NodeId};
 use crate::protocol::session::step::SessionInput;
 use crate::protocol::step::{
-    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
+    AcquireError, AcquireOptions, CallOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };
 use crate::protocol::time::Instant;
 use crate::store::Store;
@@ -85,7 +85,24 @@ pub(super) struct Keys {
     pub(super) shard: Shard,
     /// When its latest step was, or its latest answer to a holder.
     latest: Instant,
-    pub(super) waiters: HashMap<Ticket, Arc<Waiter>, RandomState>,
+    pub(super) waiters: Waiters,
+}
+
+/// The callers that wait for something, or hold.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// For a lease, or with one.
+    pub(super) locks: HashMap<Ticket, Arc<Waiter>, RandomState>,
+    /// For the answer to a call.
+    calls: HashMap<Ticket, oneshot::Sender<Told>, RandomState>,
+}
+
+impl Waiters {
+    /// Tells the caller of a call when nothing is locked any more.
+    fn tell(&mut self, ticket: Ticket, told: Told, wakes: &mut Vec<Wake>) {
+        let caller = self.calls.remove(&ticket);
+        wakes.extend(caller.map(|caller| Wake::Call(caller, told)));
+    }
 }
 
 impl Keys {
@@ -198,7 +215,7 @@ impl Node {
                 keys: Mutex::new(Keys {
                     shard: Shard::new(id, index, SHARDS, seed, rules),
                     latest: Instant::default(),
-                    waiters: HashMap::default(),
+                    waiters: Waiters::default(),
                 }),
                 due: AtomicU64::new(u64::MAX),
             }
@@ -240,13 +257,24 @@ impl Node {
         self: &Arc<Self>,
         name: &Name,
         options: AcquireOptions,
-        data: Option<Checkpoint>,
     ) -> (Ticket, Arc<Waiter>, Instant) {
-        self.note_entry(options);
-        self.enter(name, |ticket| match data {
-            Some(data) => Input::Save(ticket, options, data),
-            None => Input::Lock(ticket, options),
-        })
+        self.note_entry(options.term);
+        self.enter(name, |ticket| Input::Lock(ticket, options))
+    }
+
+    /// Enters a caller that waits for an answer, and says when.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        name: &Name,
+        options: CallOptions,
+    ) -> (Ticket, oneshot::Receiver<Told>, Instant) {
+        self.note_entry(options.term);
+        let (tell, answer) = oneshot::channel();
+        let (ticket, now) = self.enter_with(name, |waiters, ticket| {
+            waiters.calls.insert(ticket, tell);
+            Input::Call(ticket, options)
+        });
+        (ticket, answer, now)
     }
 
     /// A holder that writes goes on as a reader under another ticket.
@@ -273,7 +301,7 @@ impl Node {
         options: AcquireOptions,
         from: Holder,
     ) -> (Ticket, Arc<Waiter>, Instant) {
-        self.note_entry(options);
+        self.note_entry(options.term);
         self.enter(name, |ticket| Input::Adopt(ticket, options, from))
     }
 
@@ -288,19 +316,30 @@ impl Node {
         input: impl FnOnce(Ticket) -> Input,
     ) -> (Ticket, Arc<Waiter>, Instant) {
         let waiter = Arc::new(Waiter::default());
-        let cell = self.cell(name);
-        let mut keys = lock(&cell.keys);
-        let ticket = keys.shard.issue();
-        keys.waiters.insert(ticket, waiter.clone());
-        let now = self.clock.now();
-        let now = self.run(cell, keys, now, name, input(ticket));
+        let (ticket, now) = self.enter_with(name, |waiters, ticket| {
+            waiters.locks.insert(ticket, waiter.clone());
+            input(ticket)
+        });
         (ticket, waiter, now)
     }
 
+    fn enter_with(
+        self: &Arc<Self>,
+        name: &Name,
+        input: impl FnOnce(&mut Waiters, Ticket) -> Input,
+    ) -> (Ticket, Instant) {
+        let cell = self.cell(name);
+        let mut keys = lock(&cell.keys);
+        let ticket = keys.shard.issue();
+        let input = input(&mut keys.waiters, ticket);
+        let now = self.clock.now();
+        (ticket, self.run(cell, keys, now, name, input))
+    }
+
     /// A caller enters.
-    pub(super) fn note_entry(&self, options: AcquireOptions) {
+    pub(super) fn note_entry(&self, term: LeaseTimes) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let hold_ms = options.term.hold_ms();
+        let hold_ms = term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
             self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
         }
@@ -453,8 +492,11 @@ impl Node {
             self.carry_out(waiters, name, effect, &mut after);
         }
         // After the step, which may find that the lease was lost: that comes first, and is the cause.
-        if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
-            waiter.end(LostCause::Released, &mut after.wakes);
+        if let Some(ticket) = cancelled {
+            match waiters.locks.remove(&ticket) {
+                Some(waiter) => waiter.end(LostCause::Released, &mut after.wakes),
+                None => waiters.tell(ticket, Err(AcquireError::Closed), &mut after.wakes),
+            }
         }
         (now, self.finish(cell, keys, after))
     }
@@ -491,7 +533,7 @@ impl Node {
     /// Carries one effect out while its shard is locked. What may run foreign code is left in `after`.
     pub(super) fn carry_out(
         &self,
-        waiters: &mut HashMap<Ticket, Arc<Waiter>, RandomState>,
+        waiters: &mut Waiters,
         name: &Name,
         effect: &Effect,
         after: &mut Aftermath,
@@ -509,37 +551,42 @@ impl Node {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
                     lock(&self.servers.of(name).session).saw(fence.number());
                 }
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.decide(Ok(*fence), wakes);
                 }
                 false
             }
             Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.decide(Err(error.clone()), wakes);
                 }
                 true
             }
             Effect::Denied(ticket, error) => {
-                if let Some(waiter) = waiters.remove(ticket) {
-                    waiter.decide(Err(error.clone()), wakes);
+                match waiters.locks.remove(ticket) {
+                    Some(waiter) => waiter.decide(Err(error.clone()), wakes),
+                    None => waiters.tell(*ticket, Err(error.clone()), wakes),
                 }
                 matches!(error, AcquireError::Store(_))
             }
+            Effect::Answered(ticket, answer) => {
+                waiters.tell(*ticket, Ok(answer.clone()), wakes);
+                false
+            }
             Effect::Overdue(ticket) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.overdue(wakes);
                 }
                 false
             }
             Effect::Lost(ticket, cause) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.end(*cause, wakes);
                 }
                 true
             }
             Effect::Released(ticket, outcome) => {
-                if let Some(waiter) = waiters.remove(ticket) {
+                if let Some(waiter) = waiters.locks.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
                 }
                 false

@@ -34,9 +34,9 @@ impl Node {
         for (name, options) in wanted {
             let Keys { shard, waiters, .. } =
                 &mut **locked.get_mut(&self.shard_of(name)).expect("locked above");
-            self.note_entry(*options);
+            self.note_entry(options.term);
             let (ticket, waiter) = (shard.issue(), Arc::new(Waiter::default()));
-            waiters.insert(ticket, waiter.clone());
+            waiters.locks.insert(ticket, waiter.clone());
             for effect in shard.handle(now, name, Input::Lock(ticket, *options)).iter() {
                 match effect {
                     Effect::Send(claim) => claims.push(claim.clone()),

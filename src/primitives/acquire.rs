@@ -17,10 +17,7 @@ use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
-use crate::protocol::message::{
-    Checkpoint, Fence, Holder, JobReport, Kind, LatchReport, LeaderReport, LeaseTimes, Mode, Name, Permits,
-    Question, TickTime, Turn,
-};
+use crate::protocol::message::{Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits, TickTime, Turn};
 use crate::protocol::step::{AcquireError, AcquireOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -47,10 +44,6 @@ pub(crate) struct Wanted {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) tick: Option<TickTime>,
     pub(crate) turn: Turn,
-    /// Not to be acquired: what is asked about it.
-    pub(crate) question: Option<Question>,
-    /// What is to be kept, if that is the question.
-    pub(crate) data: Option<Checkpoint>,
 }
 
 impl Wanted {
@@ -70,8 +63,6 @@ impl Wanted {
             max_hold: None,
             tick: None,
             turn: Turn::Skip,
-            question: None,
-            data: None,
         }
     }
 }
@@ -138,20 +129,6 @@ pub(crate) enum Unacquired {
         latest: TickTime,
         is_open: bool,
     },
-    /// What was asked.
-    #[cfg_attr(
-        not(feature = "scheduler"),
-        allow(dead_code, reason = "only jobs are asked about")
-    )]
-    Report(Box<JobReport>),
-    /// So many permits are held; `None` for all.
-    InUse(Option<u64>),
-    /// Whether the owner that was asked about had the lease.
-    Owned(bool),
-    /// What was asked of a latch.
-    Latch(LatchReport),
-    /// Who leads; `None`: nobody.
-    Leader(Option<LeaderReport>),
     /// What was to be passed on was not, and is held as before.
     Kept(Kept),
 }
@@ -174,11 +151,6 @@ impl Unacquired {
             | Unacquired::Skipped
             | Unacquired::Early(_)
             | Unacquired::Behind { .. }
-            | Unacquired::Report(_)
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
             | Unacquired::Kept(_) => Error::Busy {
                 key: key.clone(),
                 waited: Duration::ZERO,
@@ -268,14 +240,6 @@ impl Acquire {
         Ok(Some(all))
     }
 
-    /// Asks without waiting for the answer, which nobody hears: it goes on being asked for as for any caller.
-    pub(crate) fn detach(mut self) -> Result<(), Error> {
-        self.enter()?;
-        self.handle.node().answered();
-        self.state = State::Done;
-        Ok(())
-    }
-
     /// What is acquired.
     pub(crate) fn key(&self) -> &Key {
         &self.wanted.name.key
@@ -287,45 +251,15 @@ impl Acquire {
         let State::Waiting(waiting) = &self.state else {
             return Error::Busy { key, waited };
         };
-        match self.handle.node().why_waiting(&self.wanted.name, waiting.since) {
-            Ok(()) => Error::Busy { key, waited },
-            Err(source) => {
-                let node = self.handle.node();
-                if let Some(source) = source {
-                    node.failed(node.servers.of(&self.wanted.name), Failed::Caller, &source);
-                    return Error::Store { key, source };
-                }
-                // The wait was short: no request is late, so the server is not said to fail.
-                let text = format_args!("no answer within the wait of {waited:?}");
-                let source = StoreError::new(StoreErrorKind::TimedOut, text);
-                Error::Store { key, source }
-            }
-        }
+        gave_up(&self.handle, &self.wanted.name, waiting.since, waited)
     }
 
     /// Bad input is told before anything is asked.
     pub(crate) fn check(&self) -> Result<AcquireOptions, Error> {
         let (options, node) = (self.handle.options(), self.handle.node());
         let key = self.key();
-        let length = key.as_bytes().len();
-        if length == 0 || length > options.max_key {
-            return Err(Error::Key {
-                key: key.clone(),
-                length,
-                limit: options.max_key,
-            });
-        }
-        if let Mode::Permits(Permits { weight, capacity }) = self.wanted.mode
-            && !(1..=capacity).contains(&weight)
-        {
-            return Err(Error::Options(OptionsError(if capacity == 0 {
-                format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
-            } else {
-                format!(
-                    "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
-                )
-            })));
-        }
+        check_key(&self.handle, key)?;
+        check_permits(key, self.wanted.mode)?;
         if self.wanted.max_hold.is_some_and(|most| most.is_zero()) {
             return Err(Error::Options(OptionsError(format!(
                 "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
@@ -334,8 +268,6 @@ impl Acquire {
         self.handle.not_forked(key)?;
         // Whoever tries is told that it is busy, and of permits a task may have several.
         if self.wanted.wait
-            // A question waits for no lease.
-            && self.wanted.question.is_none()
             && !self.wanted.mode.is_of_permits()
             && let Some(held) = scope::find(node, &self.wanted.name)
         {
@@ -358,14 +290,12 @@ impl Acquire {
             node_is_full: self.wanted.name.kind != Kind::Job && node.waiting() >= options.waiters_per_node,
             mark: self.wanted.tick,
             turn: self.wanted.turn,
-            question: self.wanted.question,
         })
     }
 
     fn enter(&mut self) -> Result<(), Error> {
         let options = self.check()?;
-        let data = self.wanted.data.take();
-        let entered = self.handle.node().join_line(&self.wanted.name, options, data);
+        let entered = self.handle.node().join_line(&self.wanted.name, options);
         self.state = State::waiting(entered);
         Ok(())
     }
@@ -375,10 +305,7 @@ impl Acquire {
     fn refuse(&mut self, cx: &mut Context<'_>, error: Error) -> Poll<Result<Guard, Unacquired>> {
         ready!(coop::poll_proceed(cx)).made_progress();
         self.state = State::Done;
-        // A question is no wait for a lease.
-        if self.wanted.question.is_none() {
-            observe::answered(&self.wanted.name, || Duration::ZERO, Err(Some(&error)));
-        }
+        observe::answered(&self.wanted.name, || Duration::ZERO, Err(Some(&error)));
         Poll::Ready(Err(Unacquired::Error(error)))
     }
 
@@ -406,11 +333,6 @@ impl Acquire {
             Err(AcquireError::Skipped) => Err(Unacquired::Skipped),
             Err(AcquireError::Early(left)) => Err(Unacquired::Early(left)),
             Err(AcquireError::Behind { latest, is_open }) => Err(Unacquired::Behind { latest, is_open }),
-            Err(AcquireError::Report(report)) => Err(Unacquired::Report(report)),
-            Err(AcquireError::InUse(permits)) => Err(Unacquired::InUse(permits)),
-            Err(AcquireError::Owned(owned)) => Err(Unacquired::Owned(owned)),
-            Err(AcquireError::Latch(report)) => Err(Unacquired::Latch(report)),
-            Err(AcquireError::Leader(report)) => Err(Unacquired::Leader(report)),
             Err(AcquireError::Kept(fence, source)) => match self.take_up(&waiting, since) {
                 Ok(()) => {
                     observe::denied_by_store(self.label(), name, &source);
@@ -441,10 +363,7 @@ impl Acquire {
             Err(Unacquired::Error(error)) => Err(Some(error)),
             Err(_) => Err(None),
         };
-        // A question is no wait for a lease.
-        if self.wanted.question.is_none() {
-            observe::answered(name, || self.waited(since), told);
-        }
+        observe::answered(name, || self.waited(since), told);
         answer
     }
 
@@ -478,37 +397,85 @@ impl Acquire {
     }
 
     fn error(&self, why: AcquireError, waited: Duration) -> Error {
-        let key = self.key().clone();
-        match why {
-            AcquireError::QueueFull { waiting } => Error::QueueFull {
-                key,
-                waiting,
-                limit: self.wanted.limit,
-            },
-            AcquireError::NodeFull => Error::NodeFull {
-                key,
-                waiting: self.handle.node().waiting(),
-                limit: self.handle.options().waiters_per_node,
-            },
-            AcquireError::Store(source) => Error::Store { key, source },
-            AcquireError::Lost(cause) if cause != LostCause::Shutdown => Error::Lost { key, cause },
-            AcquireError::Lost(_) | AcquireError::Closed => Error::Closed {
-                key,
-                why: ClosedCause::Shutdown,
-            },
-            AcquireError::Busy
-            | AcquireError::Over
-            | AcquireError::Skipped
-            | AcquireError::Early(_)
-            | AcquireError::Behind { .. }
-            | AcquireError::Report(_)
-            | AcquireError::InUse(_)
-            | AcquireError::Owned(_)
-            | AcquireError::Latch(_)
-            | AcquireError::Leader(_)
-            | AcquireError::Kept(..) => Error::Busy { key, waited },
-        }
+        error(&self.handle, &self.wanted.name, why, (self.wanted.limit, waited))
     }
+}
+
+/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
+pub(crate) fn error(
+    handle: &Handle,
+    name: &Name,
+    why: AcquireError,
+    (limit, waited): (usize, Duration),
+) -> Error {
+    let key = name.key.clone();
+    match why {
+        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
+        AcquireError::NodeFull => Error::NodeFull {
+            key,
+            waiting: handle.node().waiting(),
+            limit: handle.options().waiters_per_node,
+        },
+        AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Lost(cause) if cause != LostCause::Shutdown => Error::Lost { key, cause },
+        AcquireError::Lost(_) | AcquireError::Closed => Error::Closed {
+            key,
+            why: ClosedCause::Shutdown,
+        },
+        AcquireError::Busy
+        | AcquireError::Over
+        | AcquireError::Skipped
+        | AcquireError::Early(_)
+        | AcquireError::Behind { .. }
+        | AcquireError::Kept(..) => Error::Busy { key, waited },
+    }
+}
+
+/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
+pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
+    let (node, key) = (handle.node(), name.key.clone());
+    let source = match node.why_waiting(name, since) {
+        Ok(()) => return Error::Busy { key, waited },
+        Err(Some(source)) => {
+            node.failed(node.servers.of(name), Failed::Caller, &source);
+            source
+        }
+        // The wait was short: no request is late, so the server is not said to fail.
+        Err(None) => {
+            let text = format_args!("no answer within the wait of {waited:?}");
+            StoreError::new(StoreErrorKind::TimedOut, text)
+        }
+    };
+    Error::Store { key, source }
+}
+
+/// # Errors
+/// A key that is empty or too long.
+pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
+    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
+    if (1..=limit).contains(&length) {
+        return Ok(());
+    }
+    let key = key.clone();
+    Err(Error::Key { key, length, limit })
+}
+
+/// # Errors
+/// Permits that the semaphore does not have.
+pub(crate) fn check_permits(key: &Key, mode: Mode) -> Result<(), Error> {
+    let Mode::Permits(Permits { weight, capacity }) = mode else {
+        return Ok(());
+    };
+    if (1..=capacity).contains(&weight) {
+        return Ok(());
+    }
+    Err(Error::Options(OptionsError(if capacity == 0 {
+        format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
+    } else {
+        format!(
+            "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
+        )
+    })))
 }
 
 impl Future for Acquire {
@@ -553,9 +520,7 @@ impl Drop for Acquire {
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.wanted.name, waiting.ticket);
-            if self.wanted.question.is_none() {
-                observe::gave_up(&self.wanted.name, || self.waited(since));
-            }
+            observe::gave_up(&self.wanted.name, || self.waited(since));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
@@ -13,11 +13,13 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::within::within;
 use crate::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
 };
+use crate::protocol::step::{Answer, CallOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -223,12 +225,10 @@ impl Election {
         };
         self.handle.not_forked(self.key())?;
         let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
-        match self.proclaims(of, Some(value)).await {
-            Err(Unacquired::Owned(true)) => Ok(()),
-            Err(Unacquired::Owned(false)) => Err(lost()),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Err(lost()),
+        if self.proclaims(of, Some(value))?.await? {
+            Ok(())
+        } else {
+            Err(lost())
         }
     }
 
@@ -241,8 +241,8 @@ impl Election {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
-        let leader = self.asks(None, false).await;
-        self.report(leader).map(|report| report.map(Leader::new))
+        let report = self.asks(None, false)?.await?;
+        Ok(report.map(Leader::new))
     }
 
     /// Follows who leads: at first as it is, then each time that it is another, or has proclaimed something else. What is
@@ -276,7 +276,7 @@ impl Election {
             wait: true,
             rests,
             limit: self.handle.options().waiters_per_key,
-            ..self.wanted()
+            ..Wanted::new(self.name.clone(), self.lease)
         };
         Acquire::new(self.handle.clone(), wanted)
     }
@@ -286,47 +286,35 @@ impl Election {
         let guard = answer.map_err(|refused| refused.into_error(self.key()))?;
         if let Some(of) = self.handle.node().held_alone(&self.name)
             && self.handle.options().node_name.is_some()
+            && let Ok(proclaims) = self.proclaims(of, None)
         {
-            let _ = self.proclaims(of, None).detach();
+            proclaims.detach();
         }
         Ok(guard)
     }
 
-    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Acquire {
+    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Call<bool>, Error> {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let name = self.handle.options().node_name.as_deref().unwrap_or_default();
-        let wanted = Wanted {
-            question: Some(Question::Proclaim { of, seq }),
+        let options = CallOptions {
             data: Some(said(name, value)),
-            ..self.wanted()
+            ..self.check(Question::Proclaim { of, seq })?
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Ok(Call::new(&self.handle, &self.name, options, Answer::owned))
     }
 
-    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Acquire {
-        let wanted = Wanted {
-            question: Some(Question::Leader { known }),
-            wait: known.is_some(),
+    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
+        let options = CallOptions {
             rests,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted()
+            ..self.check(Question::Leader { known })?
         };
-        Acquire::new(self.handle.clone(), wanted)
+        Ok(Call::new(&self.handle, &self.name, options, Answer::leader))
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::new(self.name.clone(), self.lease)
-    }
-
-    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<Option<LeaderReport>, Error> {
-        match answer {
-            Err(Unacquired::Leader(report)) => Ok(report),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Ok(None),
-        }
+    fn check(&self, question: Question) -> Result<CallOptions, Error> {
+        call::check(&self.handle, &self.name, self.lease, question)
     }
 }
 
@@ -409,7 +397,7 @@ pub struct Observer {
     known: Option<GrantNumber>,
     failed: bool,
     closed: bool,
-    asking: Option<Acquire>,
+    asking: Option<Call<Option<LeaderReport>>>,
 }
 
 impl Observer {
@@ -427,13 +415,18 @@ impl Observer {
     }
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>, Error>> {
-        let (known, failed) = (self.known, self.failed);
-        let asking = self
-            .asking
-            .get_or_insert_with(|| self.election.asks(known, failed));
-        let answer = ready!(Pin::new(asking).poll(cx));
-        self.asking = None;
-        let report = self.election.report(answer);
+        let asking = self.asking.take();
+        let asking = asking.map_or_else(|| self.election.asks(self.known, self.failed), Ok);
+        let report = match asking {
+            Ok(mut asking) => match Pin::new(&mut asking).poll(cx) {
+                Poll::Ready(report) => report,
+                Poll::Pending => {
+                    self.asking = Some(asking);
+                    return Poll::Pending;
+                }
+            },
+            Err(refused) => Err(refused),
+        };
         self.failed = report.is_err();
         self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {

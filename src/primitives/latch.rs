@@ -9,10 +9,10 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
-use crate::primitives::guard::Guard;
+use crate::primitives::call::{self, Call};
 use crate::primitives::within::within;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
+use crate::protocol::step::{Answer, CallOptions};
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -170,8 +170,8 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let left = self.ask(self.wanted(Question::Count)).await?;
-        self.left(left)
+        let report = self.ask(Question::Count, None)?.await?;
+        self.left(report)
     }
 
     /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
@@ -187,7 +187,8 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held. The store keeps for at most a lease that this process waits.
     pub async fn wait(&self) -> Result<(), Error> {
-        self.waited_for(self.waits().await)
+        let report = self.waits()?.await?;
+        self.left(report).map(|_| ())
     }
 
     /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
@@ -204,9 +205,9 @@ impl CountDownLatch {
         if wait.is_zero() {
             return Ok(self.count().await? == 0);
         }
-        let mut waits = self.waits();
+        let mut waits = self.waits()?;
         match within([self.handle.node()], wait, &mut waits).await {
-            Some(answer) => self.waited_for(answer).map(|()| true),
+            Some(answer) => self.left(answer?).map(|_| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
                 error => Err(error),
@@ -214,18 +215,8 @@ impl CountDownLatch {
         }
     }
 
-    fn waits(&self) -> Acquire {
-        let wanted = Wanted {
-            wait: true,
-            limit: self.handle.options().waiters_per_key,
-            ..self.wanted(Question::Zero { of: None })
-        };
-        Acquire::new(self.handle.clone(), wanted)
-    }
-
-    fn waited_for(&self, answer: Result<Guard, Unacquired>) -> Result<(), Error> {
-        let report = self.report(answer)?;
-        self.left(report).map(|_| ())
+    fn waits(&self) -> Result<Call<LatchReport>, Error> {
+        self.ask(Question::Zero { of: None }, None)
     }
 
     fn left(&self, report: LatchReport) -> Result<u32, Error> {
@@ -238,39 +229,22 @@ impl CountDownLatch {
     /// Has something done in the generation that is set now. Where it was set at about this time, the store names it and does
     /// nothing; then that is the one.
     async fn call(&self, question: impl Fn(Called) -> Question, id: Vec<u8>) -> Result<LatchReport, Error> {
-        let id = Checkpoint(id.into());
-        let wanted = |called| Wanted {
-            data: Some(id.clone()),
-            ..self.wanted(question(called))
-        };
-        match self.ask(wanted(Called::default())).await? {
+        let id = Some(Checkpoint(id.into()));
+        let called = Called::default();
+        match self.ask(question(called), id.clone())?.await? {
             LatchReport::SetMeanwhile(generation) => {
                 let of = Some(generation);
-                let called = Called::default();
-                self.ask(wanted(Called { of, ..called })).await
+                self.ask(question(Called { of, ..called }), id)?.await
             }
             report => Ok(report),
         }
     }
 
-    async fn ask(&self, wanted: Wanted) -> Result<LatchReport, Error> {
-        self.report(Acquire::new(self.handle.clone(), wanted).await)
-    }
-
-    fn wanted(&self, question: Question) -> Wanted {
-        Wanted {
-            question: Some(question),
-            ..Wanted::new(self.name.clone(), self.handle.options().lease)
-        }
-    }
-
-    fn report(&self, answer: Result<Guard, Unacquired>) -> Result<LatchReport, Error> {
-        match answer {
-            Err(Unacquired::Latch(report)) => Ok(report),
-            Err(refused) => Err(refused.into_error(self.key())),
-            // A question is never granted.
-            Ok(_) => Ok(LatchReport::Unset),
-        }
+    fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
+        let lease = self.handle.options().lease;
+        let options = call::check(&self.handle, &self.name, lease, question)?;
+        let options = CallOptions { data, ..options };
+        Ok(Call::new(&self.handle, &self.name, options, Answer::latch))
     }
 
     fn unset(&self) -> Error {

@@ -5,9 +5,11 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::acquire::{Acquire, Wanted};
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Lease;
 use crate::protocol::message::{Checkpoint, JobReport, Name, Question, TickTime, Turn};
+use crate::protocol::step::{Answer, CallOptions};
 
 /// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended.
 pub(crate) fn acquire_tick(
@@ -45,29 +47,14 @@ async fn ask(
     lease: Duration,
     (question, tick, data): (Question, Option<TickTime>, Option<Checkpoint>),
 ) -> Result<JobReport, Error> {
-    let wanted = Wanted {
-        tick,
-        question: Some(question),
+    let name = Name::job(job.clone());
+    let options = CallOptions {
+        mark: tick,
         data,
-        ..Wanted::new(Name::job(job.clone()), lease)
+        ..call::check(handle, &name, lease, question)?
     };
-    match Acquire::new(handle.clone(), wanted).await {
-        Err(Unacquired::Report(report)) => Ok(*report),
-        Err(Unacquired::Error(error)) => Err(error),
-        // A question is never granted, and nothing of it is over or early.
-        Ok(_)
-        | Err(
-            Unacquired::Over
-            | Unacquired::Skipped
-            | Unacquired::Early(_)
-            | Unacquired::Behind { .. }
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
-            | Unacquired::Kept(_),
-        ) => Ok(JobReport::default()),
-    }
+    let report = Call::new(handle, &name, options, Answer::report).await?;
+    Ok(*report)
 }
 
 /// What is asked about a run by whoever makes it.

@@ -12,9 +12,10 @@ use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::{Acquire, Unacquired, Wanted};
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::Input;
+use crate::protocol::step::{Answer, CallOptions, Input};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -127,7 +128,12 @@ impl Transfer {
 
     /// Takes it over, as [`Locks::adopt`](crate::Locks::adopt).
     pub(crate) async fn adopt(&self, handle: &Handle) -> Result<Guard, Error> {
-        let wanted = self.wanted(handle, handle.options().lease)?;
+        self.check_prefix(handle)?;
+        let wanted = Wanted {
+            mode: self.mode,
+            fair: true,
+            ..Wanted::new(self.name.clone(), handle.options().lease)
+        };
         let adopted = Acquire::adopt(handle, wanted, self.holder)?.await;
         adopted.map_err(|refused| match refused.into_error(self.key()) {
             Error::Lost {
@@ -159,33 +165,30 @@ impl Transfer {
     }
 
     async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
-        let wanted = Wanted {
-            question: Some(question),
-            ..self.wanted(handle, lease)?
+        self.check_prefix(handle)?;
+        let options = CallOptions {
+            mode: self.mode,
+            ..call::check(handle, &self.name, lease, question)?
         };
-        match Acquire::new(handle.clone(), wanted).await {
-            Err(Unacquired::Owned(true)) => Ok(()),
-            Err(Unacquired::Error(error)) => Err(error),
-            // A question is never granted.
-            Ok(_) | Err(_) => Err(self.gone()),
+        if Call::new(handle, &self.name, options, Answer::owned).await? {
+            Ok(())
+        } else {
+            Err(self.gone())
         }
     }
 
-    fn wanted(&self, handle: &Handle, lease: Duration) -> Result<Wanted, Error> {
+    fn check_prefix(&self, handle: &Handle) -> Result<(), Error> {
         let prefix = &handle.options().prefix;
-        if **prefix != *self.prefix {
-            return Err(Error::Options(OptionsError(format!(
+        if **prefix == *self.prefix {
+            Ok(())
+        } else {
+            Err(Error::Options(OptionsError(format!(
                 "the lease on `{}` was given up under the prefix `{}`, these locks have `{}`: build them with the same prefix",
                 self.key(),
                 Key::from(&*self.prefix),
                 Key::from(prefix.as_slice()),
-            ))));
+            ))))
         }
-        Ok(Wanted {
-            mode: self.mode,
-            fair: true,
-            ..Wanted::new(self.name.clone(), lease)
-        })
     }
 
     fn gone(&self) -> Error {

@@ -444,13 +444,8 @@ impl Gate {
                 self.note_over(mark);
                 over(TickOutcome::Elsewhere)
             }
-            // Those answer questions or passes, and this was none.
-            Unacquired::Report(_)
-            | Unacquired::InUse(_)
-            | Unacquired::Owned(_)
-            | Unacquired::Latch(_)
-            | Unacquired::Leader(_)
-            | Unacquired::Kept(_) => over(TickOutcome::Elsewhere),
+            // That answers a pass, and this was none.
+            Unacquired::Kept(_) => over(TickOutcome::Elsewhere),
             Unacquired::Skipped => {
                 self.note_over(mark);
                 over(TickOutcome::Skipped)

@@ -6,9 +6,11 @@ use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
-use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::message::{
+    GrantNumber, LeaseTimes, Name, NodeId, Question, Reply, TickTime, Unanswered, Verb,
+};
 use tenure::protocol::step::{
-    AcquireError, AcquireOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
+    AcquireError, AcquireOptions, Answer, CallOptions, Effect, InboxState, Input, Outgoing, Rules, Ticket,
 };
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
@@ -31,6 +33,14 @@ pub(crate) fn options(lease_ms: u64) -> AcquireOptions {
             lease_ms,
             margin_ms: 250,
         })
+    }
+}
+
+/// What the caller of a question wants.
+pub(crate) fn asks(lease_ms: u64, question: Question) -> CallOptions {
+    CallOptions {
+        limit: 100_000,
+        ..CallOptions::new(options(lease_ms).term, question)
     }
 }
 
@@ -101,6 +111,12 @@ impl Machine {
     pub(crate) fn enter(&mut self, options: AcquireOptions) -> Ticket {
         let ticket = self.shard.issue();
         self.tell(Input::Lock(ticket, options));
+        ticket
+    }
+
+    pub(crate) fn call(&mut self, options: CallOptions) -> Ticket {
+        let ticket = self.shard.issue();
+        self.tell(Input::Call(ticket, options));
         ticket
     }
 
@@ -203,6 +219,14 @@ impl Machine {
     pub(crate) fn denial(&self, of: Ticket) -> Option<&AcquireError> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
+            _ => None,
+        })
+    }
+
+    /// The answer to a call.
+    pub(crate) fn told(&self, of: Ticket) -> Option<&Answer> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Answered(ticket, answer) if *ticket == of => Some(answer),
             _ => None,
         })
     }

@@ -5,7 +5,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Asking, Claim, ClaimKind, Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, LeaseTimes, Mode, Request};
+use crate::protocol::message::{ClaimNumber, Mode, Request};
 use crate::protocol::step::{AcquireOptions, Effect, KeyEvent, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
@@ -35,7 +35,6 @@ impl<P: Plant> KeyState<P> {
             let wanted = match claim.claimant {
                 Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
                 Claimant::Solo(_) | Claimant::Ahead => true,
-                Claimant::Watch(_) => self.is_watched_by(number),
                 Claimant::Nobody => false,
             };
             match claim.phase {
@@ -50,10 +49,7 @@ impl<P: Plant> KeyState<P> {
                 _ => self.leave(cx, number, None),
             }
         }
-        // Some of them watch: nobody else would ask for those.
         self.rested(cx);
-        self.drop_saves();
-        self.look_for_watchers(cx);
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
@@ -88,17 +84,6 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// What was to be kept for callers that have their answer, or left.
-    fn drop_saves(&mut self) {
-        let (solos, claims) = (&self.solos, &self.claims);
-        let asks = |ticket: Ticket| {
-            let is_of =
-                |claim: &Claim| matches!(claim.claimant, Claimant::Solo(caller) if caller.ticket == ticket);
-            solos.contains_key(&ticket) || claims.iter().any(is_of)
-        };
-        self.saves.retain(|ticket, _| asks(*ticket));
-    }
-
     pub(crate) fn claim(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -111,31 +96,10 @@ impl<P: Plant> KeyState<P> {
             fixed: options.fixed,
             mark: options.mark,
         };
-        self.claim_of(cx, claimant, (options.term, kind), wait);
-    }
-
-    /// A claim that only asks, and says which it is.
-    pub(crate) fn claim_to_ask(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claimant: Claimant,
-        term: LeaseTimes,
-    ) -> ClaimNumber {
-        self.claim_of(cx, claimant, (term, ClaimKind::default()), false)
-    }
-
-    fn claim_of(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claimant: Claimant,
-        (term, kind): (LeaseTimes, ClaimKind),
-        wait: bool,
-    ) -> ClaimNumber {
         let holder = cx.source.holder();
         self.claims
-            .insert(Claim::new(holder, claimant, term, kind, cx.now));
+            .insert(Claim::new(holder, claimant, options.term, kind, cx.now));
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
-        holder.claim
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
@@ -229,7 +193,6 @@ impl<P: Plant> KeyState<P> {
         // What became of it is found out by asking for it again: that is done once.
         let what = match what {
             RequestKind::Renew if claim.pass.is_some() => RequestKind::Pass,
-            RequestKind::Renew if claim.question().is_some() => RequestKind::Claim { wait: false },
             what => what,
         };
         claim.seq += 1;
@@ -247,22 +210,19 @@ impl<P: Plant> KeyState<P> {
             term: claim.term,
             mode: claim.mode,
             verb,
-            data: match claim.claimant {
-                Claimant::Solo(caller) => self.saves.get(&caller.ticket).cloned(),
-                Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => None,
-            },
+            data: None,
         };
         let tag = Tag {
             claim: claim.holder.claim,
             seq: claim.seq,
         };
-        let (lease, called) = (claim.lease(), claim.called(cx.now));
+        let lease = claim.lease();
         cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,
             lease,
             class,
-            called,
+            called: cx.now,
         }));
         if self.plant.planted(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[number].phase

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, Finished, Held, Pass, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::key::watch::Watch;
-use crate::protocol::message::{Checkpoint, ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
+use crate::protocol::message::{ClaimNumber, Fence, Holder, Mode, NodeId, TickTime};
 use crate::protocol::step::{AcquireError, AcquireOptions, Effect, Input, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -27,15 +26,11 @@ pub(crate) struct KeyState<P> {
     pub(crate) open: Option<ClaimNumber>,
     /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
     pub(crate) asks_for_one: bool,
-    /// Callers that want news and no lease.
-    pub(crate) watches: Vec<Watch>,
     /// Callers that lost what they want again, and until when they claim nothing.
     pub(crate) resting: Vec<(Instant, Caller)>,
     /// Callers that want a claim of their own and have none.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
-    /// What is to be kept, for callers that ask for that.
-    pub(crate) saves: BTreeMap<Ticket, Checkpoint>,
     /// When to claim again for those that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
     /// Failures in a row of the line's claims.
@@ -70,10 +65,6 @@ impl<P: Plant> KeyState<P> {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
-            Input::Save(ticket, options, data) => {
-                self.saves.insert(ticket, data);
-                self.lock(cx, ticket, options);
-            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(Finished { well })),
@@ -100,7 +91,8 @@ impl<P: Plant> KeyState<P> {
                 self.failed(cx, tag, late_after, failing);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            Input::Changed => self.look_at_news(),
+            // Those are of the calls.
+            Input::Call(..) | Input::Changed => {}
         }
         self.claim_for_line(cx);
     }
@@ -120,11 +112,7 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty()
-            && self.solos.is_empty()
-            && self.claims.is_empty()
-            && self.watches.is_empty()
-            && self.resting.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.resting.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -244,13 +232,10 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A caller that has waited for nothing comes to the store, a line, or those who watch.
+    /// A caller that has waited for nothing comes to the store or a line.
     pub(crate) fn enter(&mut self, cx: &mut StepContext<'_>, mut caller: Caller) {
         let (ticket, options) = (caller.ticket, caller.options);
-        if let Some(question) = options.question.filter(|_| options.wait) {
-            return self.watch(cx, caller, question);
-        }
-        if options.mark.is_some() || options.question.is_some() {
+        if options.mark.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
             self.solos.insert(ticket, caller);
@@ -289,7 +274,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
         self.resting.retain(|(_, caller)| caller.ticket != ticket);
@@ -302,9 +287,6 @@ impl<P: Plant> KeyState<P> {
         let number = claim.holder.claim;
         if claim.held().is_some() {
             self.give_back(cx, number, None);
-        } else if claim.question().is_some() {
-            // It leaves nothing behind that would have to be left.
-            self.claims.end(number);
         } else {
             self.claims[number].claimant = Claimant::Nobody;
         }
@@ -335,7 +317,6 @@ impl<P: Plant> KeyState<P> {
         solos.values().for_each(|caller| deny(caller, cx));
         let resting = std::mem::take(&mut self.resting);
         resting.iter().for_each(|(_, caller)| deny(caller, cx));
-        self.close_watches(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claim.claimant) {
@@ -348,12 +329,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
-                    let is_asked = claim.asking.is_some();
-                    let is_question = claim.question().is_some();
                     claim.claimant = Claimant::Nobody;
-                    if is_question && !is_asked {
-                        self.claims.end(number);
-                    }
                 }
                 _ => {}
             }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::protocol::failing::Patience;
 use crate::protocol::message::Mode;
 use crate::protocol::step::{AcquireOptions, Ticket, ms};
 use crate::protocol::time::Instant;
@@ -26,6 +27,15 @@ pub(crate) struct Caller {
 impl Caller {
     pub(crate) fn lease(&self) -> Duration {
         ms(self.options.term.lease_ms)
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        Patience {
+            entered: self.entered,
+            lease: self.lease(),
+            waits: self.options.wait,
+            behind: self.behind,
+        }
     }
 }
 

@@ -5,16 +5,14 @@
 
 use std::time::Duration;
 
-use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::error::{LostCause, StoreError};
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{
-    ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, Unanswered,
-};
+use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, ms};
 use crate::protocol::time::Instant;
 
@@ -30,12 +28,6 @@ const UNKNOWN_SEQ: u32 = 1 << 31;
 
 /// How often it is told that the number of permits differs, of all semaphores of a shard.
 const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
-
-/// Treats an answer without a usable grant as a failed request. Callers that were told before that the key is held go on.
-fn no_use_of_answers(heard: Option<Instant>, text: &str) -> Failing {
-    let error = StoreError::new(StoreErrorKind::TimedOut, text);
-    Failing::new(Unanswered::No, heard, heard, error)
-}
 
 impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
@@ -62,13 +54,11 @@ impl<P: Plant> KeyState<P> {
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
-        let watches = matches!(self.claims[number].claimant, Claimant::Watch(_));
         match (asked, reply) {
             (_, Reply::Refused(refusal)) => {
                 self.refused(cx, number, asked, StoreError::refused(refusal));
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
-            (_, reply) if watches => self.looked(cx, number, sent, reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
             (_, Reply::Unlike(grant, theirs)) => {
                 self.note_unlike(cx, number, theirs);
@@ -91,19 +81,11 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.pass_undone(cx, number),
-            (RequestKind::Claim { .. }, reply)
-                if self.claims[number].question().is_some() && reply.is_of_owner() =>
-            {
-                self.told_of_owner(cx, number, &reply);
-            }
             (_, Reply::Over) => self.denied(cx, number, AcquireError::Over),
             (_, Reply::Skipped) => self.denied(cx, number, AcquireError::Skipped),
             (_, Reply::Early(left)) => self.denied(cx, number, AcquireError::Early(ms(left))),
             (_, Reply::Behind { latest, is_open }) => {
                 self.denied(cx, number, AcquireError::Behind { latest, is_open });
-            }
-            (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_) | Reply::Leader(_))) => {
-                self.denied(cx, number, AcquireError::answer(reply));
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
@@ -114,13 +96,13 @@ impl<P: Plant> KeyState<P> {
 
     /// What was asked reached the store too late, and nothing was done.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.claims[number].is_repeatable() {
-            let failing = no_use_of_answers(self.taken, "what is asked reaches the store too late");
+        if self.claims[number].pass.is_some() {
+            let failing = Failing::of_late_answer(self.taken, "what is asked reaches the store too late");
             return self.ask_or_wait(cx, number, &failing);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failing = no_use_of_answers(self.taken, "claims reach the store too late");
+        let failing = Failing::of_late_answer(self.taken, "claims reach the store too late");
         self.claim_again(cx, claimant, &failing);
     }
 
@@ -223,7 +205,7 @@ impl<P: Plant> KeyState<P> {
         };
         claim.phase = Phase::Confirming { since, tries };
         // It was granted, whatever is said of its repeats.
-        let failing = no_use_of_answers(self.taken, "answers come too late to be used");
+        let failing = Failing::of_late_answer(self.taken, "answers come too late to be used");
         claim.unanswered = Some(Box::new(failing.told.clone()));
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
@@ -264,7 +246,7 @@ impl<P: Plant> KeyState<P> {
                 match &mut claim.claimant {
                     Claimant::Cohort => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
-                    Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+                    Claimant::Ahead | Claimant::Nobody => {}
                 }
                 self.asks_for_one = claim.mode.is_of_permits();
                 self.taken = Some(cx.now);
@@ -278,7 +260,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store will not have its tick run, or answers its question: the claim is over with that. For one that holds it means
+    /// The store will not have its tick run: the claim is over with that. For one that holds it means
     /// that its lease is over, as "gone" does.
     fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = &self.claims[number];
@@ -322,7 +304,7 @@ impl<P: Plant> KeyState<P> {
                 self.failed_claims = 0;
                 self.deny_behind(cx, claim.mode);
             }
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -345,7 +327,7 @@ impl<P: Plant> KeyState<P> {
                 |caller| !caller.options.together,
                 |caller| cx.effects.push(Effect::Denied(caller.ticket, AcquireError::Busy)),
             ),
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
         }
     }
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use crate::protocol::message::Name;
 use crate::protocol::time::Instant;
 
-/// When a key is due. A number tells keys of one moment apart.
-pub(crate) type Due = (Instant, u64);
+/// When a key or its calls are due. A number tells those of one moment apart.
+type Due = (Instant, u64);
 
-/// One timer per key at the most. The earliest is kept beside the others: most of the time there is one or none, and
+/// One timer per key and one for its calls at the most. The earliest is kept beside the others: most of the time there is one or none, and
 /// a tree would be made and freed for each lease.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
@@ -23,8 +23,29 @@ impl Timers {
         self.first.as_ref().map(|((due, _), name)| (*due, name))
     }
 
+    /// Moves the timer of that number from `old`, which is kept beside it, to `due`.
     #[inline]
-    pub(crate) fn set(&mut self, due: Due, name: &Name) {
+    pub(crate) fn change(
+        &mut self,
+        name: &Name,
+        number: u64,
+        old: &mut Option<Instant>,
+        due: Option<Instant>,
+    ) {
+        if *old == due {
+            return;
+        }
+        if let Some(old) = *old {
+            self.remove((old, number));
+        }
+        if let Some(due) = due {
+            self.set((due, number), name);
+        }
+        *old = due;
+    }
+
+    #[inline]
+    fn set(&mut self, due: Due, name: &Name) {
         let mut timer = (due, name.clone());
         match &mut self.first {
             Some(first) => {
@@ -38,7 +59,7 @@ impl Timers {
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, due: Due) {
+    fn remove(&mut self, due: Due) {
         match &self.first {
             Some((first, _)) if *first == due => self.first = self.rest.pop_first(),
             _ => {
