@@ -8,28 +8,21 @@ use tenure::error::LostCause;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
 use tenure::protocol::session::step::{Probe, SessionInput};
-use tenure::protocol::step::{AcquireError, Input, LockOptions, Outcome, TickRefusal, Ticket};
+use tenure::protocol::step::{
+    AcquireError, Answer, CallOptions, Input, LockOptions, Outcome, TickRefusal, Ticket,
+};
 use tenure::protocol::time::Instant;
 
 /// How many permits there are of each key, in worlds of permits.
 pub(crate) const PERMITS: u32 = 3;
-
-fn is_of_job(question: Question) -> bool {
-    matches!(
-        question,
-        Question::Open { .. }
-            | Question::Reset
-            | Question::Verify { .. }
-            | Question::Recall { .. }
-            | Question::Save { .. }
-    )
-}
 
 /// One caller, from its call to its last word.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) key: usize,
     pub(crate) want: LockOptions,
+    /// Its question, if it makes a call.
+    pub(crate) asks: Option<Question>,
     pub(crate) state: State,
     /// Whether it takes up what it is granted: not yet, in time or late, never.
     pub(crate) fetches: Fetches,
@@ -120,6 +113,7 @@ impl World {
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         // In a crowd the first holds for long, and all others wait with claims of their own.
         let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
+        let asks = self.question_of_next(slot);
         let want = LockOptions {
             mode: self.mode_of_next(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
@@ -128,7 +122,6 @@ impl World {
             // Not drawn: the same seed is the same world as before.
             max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)
                 .then(|| Duration::from_millis(term.lease_ms / 2)),
-            question: self.question_of_next(slot),
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
             ..LockOptions::new(term)
@@ -139,8 +132,37 @@ impl World {
         if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
             return self.arrive_together(slot, want);
         }
+        if let Some(question) = asks {
+            return self.ask_patiently(slot, key, want, question);
+        }
         let ticket = self.enter(slot, key, want);
         self.feed(slot, key, Input::Lock(ticket, want));
+    }
+
+    /// A caller asks, and may lose patience.
+    fn ask_patiently(&mut self, slot: usize, key: usize, want: LockOptions, question: Question) {
+        let ticket = self.enter(slot, key, want);
+        self.nodes[slot].callers[ticket.0 as usize - 1].asks = Some(question);
+        let call = CallOptions {
+            mode: want.mode,
+            limit: want.limit,
+            node_is_full: want.node_is_full,
+            ..CallOptions::new(want.term, question)
+        };
+        self.feed(slot, key, Input::Call(ticket, call));
+    }
+
+    /// A caller makes a call, which must still be fed to its node with this ticket.
+    pub(crate) fn new_call(&mut self, slot: usize, key: usize, call: &CallOptions) -> (Ticket, usize) {
+        let want = LockOptions {
+            mode: call.mode,
+            wait: call.question.is_watched(),
+            mark: call.mark,
+            ..LockOptions::new(call.term)
+        };
+        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
+        self.nodes[slot].callers[caller].asks = Some(call.question);
+        (ticket, caller)
     }
 
     /// Somebody wants a key, and may lose patience.
@@ -178,6 +200,7 @@ impl World {
         node.callers.push(Caller {
             key,
             want,
+            asks: None,
             state: State::Waiting,
             fetches,
             dark: false,
@@ -529,15 +552,16 @@ impl World {
             AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
             AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
             AcquireError::Tick(TickRefusal::Behind { .. }) => Seen::DeniedBehind,
-            AcquireError::Report(_) => Seen::Reported,
-            AcquireError::InUse(_) => Seen::InUseTold,
-            AcquireError::Owned(_) => Seen::OwnerAnswered,
-            AcquireError::Latch(report) => Seen::latch(*report),
-            AcquireError::Leader(_) => Seen::LeaderAnswered,
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) | AcquireError::Kept(..) => Seen::DeniedLost,
         });
-        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key,
+            want,
+            asks,
+            state,
+            ..
+        } = self.nodes[slot].callers[caller];
         let may_be_busy = want.mark.is_some() && self.profile.rules.queues;
         if matches!(denial, AcquireError::Busy) && want.wait && !may_be_busy {
             self.wrong(Wrong::Outcome, Some(key), || {
@@ -556,22 +580,45 @@ impl World {
         self.over(slot, caller);
         self.watch_refused_call(slot, caller, denial);
         self.watch_given_up(slot, caller, denial);
-        self.watch_not_adopted(slot, caller, denial);
-        self.election_answered(slot, caller, denial);
-        if let AcquireError::InUse(Some(permits)) = denial
-            && *permits > u64::from(PERMITS)
-        {
-            self.wrong(Wrong::TooMany, Some(key), || {
-                format!("told that {permits} are held")
-            });
-        }
-        if let AcquireError::Latch(report) = denial {
-            return self.latch_answered(slot, caller, *report);
-        }
-        if want.mark.is_some() && want.question.is_some() || want.question.is_some_and(is_of_job) {
-            self.question_answered(slot, key, want, denial);
-        } else if want.mark.is_some() {
+        let is_gone = matches!(denial, AcquireError::Lost(LostCause::Gone));
+        self.watch_not_adopted(slot, caller, None, is_gone);
+        self.election_denied(slot, caller, denial);
+        if want.mark.is_some() && asks.is_none() {
             self.tick_denied(slot, caller, denial);
+        }
+    }
+
+    /// A call is answered.
+    pub(crate) fn answered(&mut self, slot: usize, ticket: Ticket, answer: &Answer) {
+        let told = if self.setup.history {
+            format!("answered: {answer:?}")
+        } else {
+            String::new()
+        };
+        let caller = self.expect(slot, ticket, &told, State::may_be_told);
+        self.saw(match answer {
+            Answer::Report(_) => Seen::Reported,
+            Answer::InUse(_) => Seen::InUseTold,
+            Answer::Owned(_) => Seen::OwnerAnswered,
+            Answer::Latch(report) => Seen::latch(*report),
+            Answer::Leader(_) => Seen::LeaderAnswered,
+        });
+        self.over(slot, caller);
+        let key = self.nodes[slot].callers[caller].key;
+        match answer {
+            Answer::Report(report) => self.job_answered(slot, caller, report),
+            Answer::InUse(Some(permits)) if *permits > u64::from(PERMITS) => {
+                self.wrong(Wrong::TooMany, Some(key), || {
+                    format!("told that {permits} are held")
+                });
+            }
+            Answer::InUse(_) => {}
+            Answer::Owned(owned) => {
+                self.watch_not_adopted(slot, caller, Some(*owned), !owned);
+                self.proclaim_answered(slot, caller, *owned);
+            }
+            Answer::Latch(report) => self.latch_answered(slot, caller, *report),
+            Answer::Leader(report) => self.told_who_leads(slot, caller, Some(report.as_ref())),
         }
     }
 

@@ -1,13 +1,13 @@
 //! What runs of ticks leave for those that run them again.
 
 use crate::Wrong;
-use crate::callers::{Act, Caller, Fetches};
+use crate::callers::{Act, Caller};
 use crate::coverage::Seen;
 use crate::jobs::Ticks;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner};
 use tenure::protocol::message::{Checkpoint, Holder, JobReport, Question, Request, TickTime, Verb};
-use tenure::protocol::step::{Input, LockOptions};
+use tenure::protocol::step::{CallOptions, Input};
 
 /// What a run leaves: whose it is, and of which tick.
 fn cursor(of: Holder, mark: Option<TickTime>) -> Checkpoint {
@@ -51,31 +51,30 @@ impl World {
             return;
         };
         let question = question(of);
-        let asks = LockOptions {
-            wait: false,
-            question: Some(question),
-            ..want
+        let is_save = matches!(question, Question::Save { .. });
+        let asks = CallOptions {
+            mode: want.mode,
+            mark: want.mark,
+            data: is_save.then(|| cursor(of, want.mark)),
+            ..CallOptions::new(want.term, question)
         };
         if let Question::Recall { of } = question {
             self.watch.ticks.recalls.entry(of).or_insert(self.now);
         }
-        let (ticket, _) = self.new_caller(slot, key, asks, Fetches::Never);
-        let input = match question {
-            Question::Save { .. } => Input::Save(ticket, asks, cursor(of, want.mark)),
-            _ => Input::Lock(ticket, asks),
-        };
-        self.feed(slot, key, input);
+        let (ticket, _) = self.new_call(slot, key, &asks);
+        self.feed(slot, key, Input::Call(ticket, asks));
     }
 
     /// What a run was told of itself.
-    pub(crate) fn run_answered(&mut self, slot: usize, key: usize, want: LockOptions, report: &JobReport) {
-        let Some(of) = want.question.and_then(Question::of) else {
+    pub(crate) fn run_answered(&mut self, slot: usize, caller: usize, report: &JobReport) {
+        let Caller { key, want, asks, .. } = self.nodes[slot].callers[caller];
+        let Some(of) = asks.and_then(Question::of) else {
             return;
         };
         let tick = (key, want.mark);
         let now = self.now;
         let Ticks { saved, recalls, .. } = &mut self.watch.ticks;
-        match want.question {
+        match asks {
             Some(Question::Save { .. }) if report.owns => {
                 saved.entry(tick).or_insert(now);
                 self.saw(Seen::SavedTold);

@@ -12,11 +12,11 @@ use tenure::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, NodeId, Question, Reply, Request,
     Verb,
 };
-use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
+use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket};
 use tenure::protocol::time::Instant;
 
 use crate::Wrong;
-use crate::callers::{Act, Caller, Fetches, State};
+use crate::callers::{Act, Caller, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 
@@ -132,7 +132,7 @@ impl World {
 
     fn is_candidate(&self, slot: usize, key: usize, caller: usize) -> bool {
         let of = &self.nodes[slot].callers[caller];
-        of.key == key && of.want.question.is_none()
+        of.key == key && of.asks.is_none()
     }
 
     /// A node stands, unless it does already; some with two candidates.
@@ -164,22 +164,13 @@ impl World {
             solo: true,
             rests,
             limit: 1000,
-            ..self.of_election(term, None)
+            ..LockOptions::new(term)
         };
         let ticket = self.enter(slot, key, want);
         if rests {
             self.rests(slot, ticket.0 as usize - 1, term);
         }
         self.feed(slot, key, Input::Lock(ticket, want));
-    }
-
-    fn of_election(&self, term: LeaseTimes, question: Option<Question>) -> LockOptions {
-        LockOptions {
-            wait: question.is_none_or(Question::is_watched),
-            question,
-            limit: 64,
-            ..LockOptions::new(term)
-        }
     }
 
     // Who leads.
@@ -241,12 +232,15 @@ impl World {
             seq,
             node: of.node.to_string(),
         };
-        let asks = self.of_election(want.term, Some(Question::Proclaim { of, seq }));
-        let (ticket, made) = self.new_caller(slot, key, asks, Fetches::Never);
+        let asks = CallOptions {
+            data: Some(said.write()),
+            ..CallOptions::new(want.term, Question::Proclaim { of, seq })
+        };
+        let (ticket, made) = self.new_call(slot, key, &asks);
         // It leads for sure, and its node says so until it is answered: then that was true when it was executed.
         let holding = self.holding(slot, key, Ticket(caller as u64 + 1));
         self.nodes[slot].callers[made].in_time = holding.is_some_and(|holding| holding.is_held());
-        self.feed(slot, key, Input::Save(ticket, asks, said.write()));
+        self.feed(slot, key, Input::Call(ticket, asks));
     }
 
     /// It leads no more, and stands again.
@@ -302,47 +296,46 @@ impl World {
             ..
         } = self.watch.elections.observers[observer];
         let known = known.map(|(version, _)| version);
-        let want = LockOptions {
+        let asks = CallOptions {
             rests: failed,
-            ..self.of_election(term, Some(Question::Leader { known }))
+            limit: 64,
+            ..CallOptions::new(term, Question::Leader { known })
         };
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
+        let (ticket, caller) = self.new_call(slot, key, &asks);
         if failed {
             self.rests(slot, caller, term);
         }
         let of = &mut self.watch.elections.observers[observer];
         (of.asks, of.differs) = (Some(caller), None);
-        self.feed(slot, key, Input::Lock(ticket, want));
+        self.feed(slot, key, Input::Call(ticket, asks));
     }
 
-    /// Somebody who asked about an election was answered.
-    pub(crate) fn election_answered(&mut self, slot: usize, caller: usize, answer: &AcquireError) {
-        let Caller {
-            key, want, in_time, ..
-        } = self.nodes[slot].callers[caller];
+    /// A caller in an election was denied, or its call was.
+    pub(crate) fn election_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+        let Caller { key, asks, .. } = self.nodes[slot].callers[caller];
         if !self.elections.contains(&key) {
             return;
         }
-        match want.question {
-            None if matches!(answer, AcquireError::Store(_)) => self.leads_no_more(slot, key),
-            Some(Question::Proclaim { of, seq }) => {
-                self.watch_proclaimed(slot, key, (of, seq), in_time, answer);
+        match asks {
+            None if matches!(denial, AcquireError::Store(_)) => self.leads_no_more(slot, key),
+            Some(Question::Leader { .. }) if !matches!(denial, AcquireError::Closed) => {
+                self.told_who_leads(slot, caller, None);
             }
-            Some(Question::Leader { .. }) => self.told_who_leads(slot, caller, answer),
+            Some(Question::Leader { .. }) => {
+                if let Some(observer) = self.observer_of(slot, caller) {
+                    self.watch.elections.observers[observer].asks = None;
+                }
+            }
             _ => {}
         }
     }
 
     /// Somebody was told whether it has proclaimed something.
-    fn watch_proclaimed(
-        &mut self,
-        slot: usize,
-        key: usize,
-        (of, seq): (Holder, u64),
-        in_time: bool,
-        answer: &AcquireError,
-    ) {
-        let AcquireError::Owned(done) = *answer else {
+    pub(crate) fn proclaim_answered(&mut self, slot: usize, caller: usize, done: bool) {
+        let Caller {
+            key, asks, in_time, ..
+        } = self.nodes[slot].callers[caller];
+        let Some(Question::Proclaim { of, seq }) = asks else {
             return;
         };
         let elections = &self.watch.elections;
@@ -359,29 +352,39 @@ impl World {
         let wrongly_refused = !done && in_time && leads && !self.is_tainted(number);
         if wrongly_refused || done && !is_kept {
             self.wrong(Wrong::ProclaimedByAnother, Some(key), || {
-                format!("{of} leads: {leads}, and was told of its {seq}: {answer:?}")
+                format!("{of} leads: {leads}, and was told of its {seq}: {done}")
             });
         }
     }
 
     /// An observer was told who leads, and what that one proclaimed.
-    fn told_who_leads(&mut self, slot: usize, caller: usize, answer: &AcquireError) {
-        let life = self.nodes[slot].life;
-        let mut observers = self.watch.elections.observers.iter();
-        let is_its = |of: &Observer| (of.slot, of.life, of.asks) == (slot, life, Some(caller));
-        let Some(observer) = observers.position(is_its) else {
+    pub(crate) fn told_who_leads(
+        &mut self,
+        slot: usize,
+        caller: usize,
+        answer: Option<Option<&LeaderReport>>,
+    ) {
+        let Some(observer) = self.observer_of(slot, caller) else {
             return;
         };
+        let life = self.nodes[slot].life;
         let of = &mut self.watch.elections.observers[observer];
         (of.asks, of.differs) = (None, None);
-        of.failed = !matches!(answer, AcquireError::Leader(_));
-        if let AcquireError::Leader(report) = answer {
-            self.watch_told(observer, report.as_ref());
+        of.failed = answer.is_none();
+        if let Some(report) = answer {
+            self.watch_told(observer, report);
         }
-        if !matches!(answer, AcquireError::Closed) && self.chance(80) {
+        if self.chance(80) {
             let pause = self.rng.u64(0..MS);
             self.after(pause, Event::LookOn { slot, life, observer });
         }
+    }
+
+    /// The observer for which that caller asks.
+    fn observer_of(&self, slot: usize, caller: usize) -> Option<usize> {
+        let life = self.nodes[slot].life;
+        let mut observers = self.watch.elections.observers.iter();
+        observers.position(|of| (of.slot, of.life, of.asks) == (slot, life, Some(caller)))
     }
 
     /// What is told of a grant was proclaimed under it, and nothing is told after something later.
@@ -518,7 +521,7 @@ impl World {
         let wants = |caller: &usize| {
             let of = &node.callers[*caller];
             let waits = matches!(of.state, State::Waiting | State::GivingUp);
-            waits && of.key == key && is_of(of.want.question)
+            waits && of.key == key && is_of(of.asks)
         };
         let (resting, awake): (Vec<_>, Vec<_>) = node
             .live

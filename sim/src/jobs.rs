@@ -498,16 +498,16 @@ impl World {
             }
             for &at in &node.live {
                 let Caller {
-                    key: of, want, state, ..
+                    key: of,
+                    want,
+                    asks,
+                    state,
+                    ..
                 } = node.callers[at];
                 let runs = matches!(state, State::Holding | State::Releasing { .. });
                 if of == key && runs {
                     pursued.insert(want.mark, true);
-                } else if of == key
-                    && state == State::Waiting
-                    && want.question.is_none()
-                    && is_over(&job, want.mark)
-                {
+                } else if of == key && state == State::Waiting && asks.is_none() && is_over(&job, want.mark) {
                     over.push((slot, node.life, at));
                 }
             }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use tenure::protocol::ledger::Latch;
 use tenure::protocol::message::{Called, Checkpoint, GrantNumber, LatchReport, Question, Request, Verb};
-use tenure::protocol::step::{Input, LockOptions};
+use tenure::protocol::step::{CallOptions, Input};
 
 use crate::Wrong;
-use crate::callers::{Act, Fetches, State};
+use crate::callers::{Act, State};
 use crate::world::{Event, MS, World};
 
 /// The most who wait at a node.
@@ -83,13 +83,13 @@ impl World {
 
     fn call_latch(&mut self, slot: usize, question: Question, id: Id) {
         let Some(key) = self.latch else { return };
-        let want = LockOptions {
-            wait: question.is_watched(),
-            question: Some(question),
+        let has_id = matches!(question, Question::SetCount { .. } | Question::CountDown { .. });
+        let asks = CallOptions {
+            data: has_id.then(|| Checkpoint(id.clone())),
             limit: 64,
-            ..LockOptions::new(self.profile.terms[0])
+            ..CallOptions::new(self.profile.terms[0], question)
         };
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
+        let (ticket, caller) = self.new_call(slot, key, &asks);
         let life = self.nodes[slot].life;
         let call = Call {
             id: id.clone(),
@@ -101,7 +101,7 @@ impl World {
         }
         latches.made.insert((slot, life, caller), call);
         if self.chance(10) {
-            let patience = self.rng.u64(0..want.term.lease_ms * MS);
+            let patience = self.rng.u64(0..asks.term.lease_ms * MS);
             let act = Act::GiveUp;
             self.after(
                 patience,
@@ -113,13 +113,7 @@ impl World {
                 },
             );
         }
-        let input = match question {
-            Question::SetCount { .. } | Question::CountDown { .. } => {
-                Input::Save(ticket, want, Checkpoint(id))
-            }
-            _ => Input::Lock(ticket, want),
-        };
-        self.feed(slot, key, input);
+        self.feed(slot, key, Input::Call(ticket, asks));
     }
 
     /// Who waits at a node, and since when.
@@ -142,7 +136,7 @@ impl World {
     /// A caller was told something. Where the latch was set at about the time of its call it says that it means that one.
     pub(crate) fn latch_answered(&mut self, slot: usize, caller: usize, report: LatchReport) {
         let (node, life) = (&self.nodes[slot], self.nodes[slot].life);
-        let (key, question) = (node.callers[caller].key, node.callers[caller].want.question);
+        let (key, question) = (node.callers[caller].key, node.callers[caller].asks);
         let Some(Call { id, at }) = self.watch.latches.made.remove(&(slot, life, caller)) else {
             return;
         };

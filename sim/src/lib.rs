@@ -173,6 +173,8 @@ pub enum Wrong {
     Beside,
     /// A claim is sent before an earlier leave of its key by the same node.
     Overtaken,
+    /// The leave of a claim is sent before a call about that claim, which was queued earlier.
+    LeftBefore,
     /// A request is neither answered nor reported, or told of twice.
     Unanswered,
     /// A lease is lost in a calm, although its owner is alive.
@@ -197,7 +199,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 49] = [
+    pub const ALL: [Wrong; 50] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -238,6 +240,7 @@ impl Wrong {
         Wrong::Storm,
         Wrong::Beside,
         Wrong::Overtaken,
+        Wrong::LeftBefore,
         Wrong::Unanswered,
         Wrong::LostInCalm,
         Wrong::Shared,

@@ -1,12 +1,12 @@
 //! Ticks that are open: nodes ask for them from time to time, and none may stay so for long.
 
 use crate::Wrong;
-use crate::callers::{Fetches, State};
+use crate::callers::{Caller, State};
 use crate::coverage::Seen;
 use crate::jobs::is_over;
 use crate::world::{Event, MS, World};
 use tenure::protocol::message::{JobReport, Question, TickTime};
-use tenure::protocol::step::{AcquireError, Input, LockOptions};
+use tenure::protocol::step::{CallOptions, Input};
 
 /// How often a node asks, in ms.
 const PAUSE: std::ops::Range<u64> = 300..900;
@@ -33,29 +33,16 @@ impl World {
                 over: self.nodes[slot].over.get(&key).copied(),
             }
         };
-        let want = LockOptions {
-            wait: false,
-            question: Some(question),
-            limit: 64,
-            ..LockOptions::new(self.profile.terms[0])
-        };
-        let (ticket, _) = self.new_caller(slot, key, want, Fetches::Never);
-        self.feed(slot, key, Input::Lock(ticket, want));
+        let asks = CallOptions::new(self.profile.terms[0], question);
+        let (ticket, _) = self.new_call(slot, key, &asks);
+        self.feed(slot, key, Input::Call(ticket, asks));
     }
 
     /// Whoever is told of an open tick pursues it, unless it does so already.
-    pub(crate) fn question_answered(
-        &mut self,
-        slot: usize,
-        key: usize,
-        want: LockOptions,
-        answer: &AcquireError,
-    ) {
-        let AcquireError::Report(report) = answer else {
-            return;
-        };
+    pub(crate) fn job_answered(&mut self, slot: usize, caller: usize, report: &JobReport) {
+        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
         if want.mark.is_some() {
-            return self.run_answered(slot, key, want, report);
+            return self.run_answered(slot, caller, report);
         }
         let node = &mut self.nodes[slot];
         node.mark_ahead = report.ahead_ms > 0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{ClaimNumber, Name, NodeId, Request, TickTime, Verb};
+use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
@@ -20,6 +20,7 @@ use crate::callers::Caller;
 use crate::coverage::Seen;
 use crate::inbox::Inbox;
 use crate::planted::Planted;
+use crate::watch::gives;
 use crate::world::{Event, MS, World};
 use crate::writes::Write;
 
@@ -260,6 +261,7 @@ impl World {
                     }
                     self.granted(slot, ticket, fence);
                 }
+                Effect::Answered(ticket, answer) => self.answered(slot, ticket, &answer),
                 Effect::Denied(ticket, denial) => self.denied(slot, ticket, &denial),
                 Effect::Overdue(ticket) => self.overdue(slot, ticket),
                 Effect::Lost(ticket, cause) => self.lost(slot, ticket, cause),
@@ -445,13 +447,31 @@ impl World {
         }
     }
 
-    /// A claim follows our own leave, so that it is judged after it.
+    /// A claim follows our own leave, so that it is judged after it, and a leave follows what is asked about its claim.
     pub(crate) fn sends(&mut self, slot: usize, request: &Request) {
         let unsent = &mut self.nodes[slot].unsent;
         let Some(at) = unsent.iter().position(|(_, of)| of == request) else {
             return;
         };
         unsent.remove(at);
+        let is_asked = |(tag, earlier): &(Tag, Request)| {
+            let of = match earlier.verb {
+                Verb::Ask(Question::Extend { .. } | Question::Release { .. }) => None,
+                Verb::Ask(question) => question.of(),
+                _ => None,
+            };
+            tag.seq == 1 && of == Some(request.holder)
+        };
+        if gives(request.verb) && unsent[..at].iter().any(is_asked) {
+            let key = self.index(&request.name);
+            self.wrong(Wrong::LeftBefore, Some(key), || {
+                format!(
+                    "node {slot} leaves {} before a call about it that it follows",
+                    request.holder
+                )
+            });
+            return;
+        }
         let is_before = |(_, earlier): &(Tag, Request)| {
             earlier.name == request.name && !matches!(earlier.verb, Verb::Claim { .. })
         };

@@ -1,8 +1,7 @@
 //! Leases that go from one process to another: who gives them up, the messages that tell of them, and what comes of those.
 
-use tenure::error::LostCause;
 use tenure::protocol::message::{Holder, Mode, Question};
-use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
+use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
 use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
@@ -110,32 +109,34 @@ impl World {
         }
         let Letter { key, of, mode, .. } = self.letters[letter];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
-        let want = LockOptions {
-            mode,
-            wait: what > 1,
-            solo: true,
-            question: match what {
-                0 => Some(Question::Release { of, repeats: false }),
-                1 => Some(Question::Extend { of }),
-                _ => None,
-            },
-            ..LockOptions::new(term)
+        let question = match what {
+            0 => Some(Question::Release { of, repeats: false }),
+            1 => Some(Question::Extend { of }),
+            _ => None,
         };
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
+        let (caller, input) = if let Some(question) = question {
+            let call = CallOptions {
+                mode,
+                ..CallOptions::new(term, question)
+            };
+            let (ticket, caller) = self.new_call(slot, key, &call);
+            (caller, Input::Call(ticket, call))
+        } else {
+            let want = LockOptions {
+                mode,
+                solo: true,
+                ..LockOptions::new(term)
+            };
+            let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
+            (caller, Input::Adopt(ticket, want, of))
+        };
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;
         let found = &mut self.letters[letter];
         let in_time = soon < found.until && self.profile.storm.1 == 0;
-        found.asked += u32::from(want.question != Some(Question::Extend { of }));
+        found.asked += u32::from(question != Some(Question::Extend { of }));
         let asks = &mut self.nodes[slot].callers[caller];
         (asks.letter, asks.in_time) = (Some(letter), in_time);
-        self.feed(
-            slot,
-            key,
-            match want.question {
-                Some(_) => Input::Lock(ticket, want),
-                None => Input::Adopt(ticket, want, of),
-            },
-        );
+        self.feed(slot, key, input);
     }
 
     /// Somebody was granted the lease that it was told of: nobody else was, or ever is.
@@ -154,29 +155,31 @@ impl World {
     }
 
     /// Where nothing ever failed, whoever asks in time gets it, unless others ask, too.
-    pub(crate) fn watch_not_adopted(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn watch_not_adopted(
+        &mut self,
+        slot: usize,
+        caller: usize,
+        owned: Option<bool>,
+        is_gone: bool,
+    ) {
         let Caller {
             key,
-            want,
+            asks,
             letter,
             in_time,
             ..
         } = self.nodes[slot].callers[caller];
         let Some(letter) = letter else { return };
-        match denial {
-            AcquireError::Owned(true) => self.saw(Seen::OwnerTold),
-            AcquireError::Owned(false) => self.saw(Seen::OwnerGone),
-            _ => self.saw(Seen::NotAdopted),
-        }
+        self.saw(match owned {
+            Some(true) => Seen::OwnerTold,
+            Some(false) => Seen::OwnerGone,
+            None => Seen::NotAdopted,
+        });
         let Letter { of, asked, .. } = self.letters[letter];
-        let is_gone = matches!(
-            denial,
-            AcquireError::Lost(LostCause::Gone) | AcquireError::Owned(false)
-        );
-        let own = u32::from(want.question != Some(Question::Extend { of }));
+        let own = u32::from(asks != Some(Question::Extend { of }));
         if in_time && is_gone && asked == own && !self.is_tainted_claim(Some(of)) {
             self.wrong(Wrong::Outcome, Some(key), || {
-                format!("{of} was gone in time: {denial:?}")
+                format!("{of} was gone in time, asked {asks:?}")
             });
         }
     }

@@ -133,7 +133,7 @@ fn actor(request: &Request) -> Holder {
 }
 
 /// It ends what its actor has.
-fn gives(verb: Verb) -> bool {
+pub(crate) fn gives(verb: Verb) -> bool {
     matches!(
         verb,
         Verb::Leave
@@ -765,8 +765,7 @@ impl World {
             let waiting = |caller: &usize| node.callers[*caller].state == State::Waiting;
             // Who observes waits for no lease, and who rests not yet.
             let stands = |caller: &usize| {
-                !is_election
-                    || node.callers[*caller].want.question.is_none() && !self.is_resting(slot, *caller)
+                !is_election || node.callers[*caller].asks.is_none() && !self.is_resting(slot, *caller)
             };
             let mut live = node.live.iter();
             node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))

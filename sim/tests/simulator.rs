@@ -388,6 +388,31 @@ fn finds_a_lease_that_is_handed_on_with_a_write_under_way() {
 }
 
 #[test]
+fn finds_a_write_that_is_not_counted() {
+    finds(with(Flaw::UncountedWrite), Wrong::WriteOrder, 1);
+}
+
+#[test]
+fn finds_a_repeated_call_with_a_fresh_id() {
+    finds(with(Flaw::RepeatedUnderFreshId), Wrong::NotCounted, 1);
+}
+
+#[test]
+fn finds_a_save_that_is_sent_after_the_leave_of_its_claim() {
+    finds(with(Flaw::SavedAfterLeave), Wrong::LeftBefore, 1);
+}
+
+#[test]
+fn finds_an_answer_that_is_given_to_another_call() {
+    finds(with(Flaw::AnswerToAnotherCall), Wrong::NotCounted, 1);
+}
+
+#[test]
+fn finds_a_watch_that_is_lost_with_its_connection() {
+    finds(with(Flaw::WatchLostWithConnection), Wrong::PastZero, 1);
+}
+
+#[test]
 fn finds_a_count_down_that_counts_again() {
     finds(with(Flaw::CountedAgain), Wrong::CountedTwice, 1);
 }

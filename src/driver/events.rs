@@ -7,6 +7,7 @@
 
 use std::task::Waker;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
@@ -134,6 +135,11 @@ pub(crate) fn flush() {
 /// Wakes a caller. A waker is foreign: it may panic, but not into us.
 pub(crate) fn wake(waker: Waker) {
     shielded(|| waker.wake());
+}
+
+/// Tells a caller, which wakes it.
+pub(crate) fn tell<T>(caller: oneshot::Sender<T>, told: T) {
+    shielded(|| drop(caller.send(told)));
 }
 
 /// Cancels a token, which wakes whoever waits for it.

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use foldhash::quality::RandomState;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::{DriverEvent, EventSink};
 use crate::driver::outage::Failed;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
-use crate::driver::waiter::{Waiter, Wake, lock};
+use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
@@ -84,7 +84,24 @@ pub(super) struct Keys {
     pub(super) shard: Shard,
     /// When its latest step was, or its latest answer to a holder.
     latest: Instant,
-    pub(super) waiters: HashMap<Ticket, Arc<Waiter>, RandomState>,
+    pub(super) waiters: Waiters,
+}
+
+/// The callers that wait for something, or hold.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// For a lease, or with one.
+    pub(super) locks: HashMap<Ticket, Arc<Waiter>, RandomState>,
+    /// For the answer to a call.
+    pub(super) calls: HashMap<Ticket, oneshot::Sender<Told>, RandomState>,
+}
+
+impl Waiters {
+    /// Tells the caller of a call when nothing is locked any more.
+    pub(super) fn tell(&mut self, ticket: Ticket, told: Told, wakes: &mut Vec<Wake>) {
+        let caller = self.calls.remove(&ticket);
+        wakes.extend(caller.map(|caller| Wake::Call(caller, told)));
+    }
 }
 
 impl Keys {
@@ -189,7 +206,7 @@ impl Node {
                 keys: Mutex::new(Keys {
                     shard: Shard::new(id, index, SHARDS, seed, rules),
                     latest: Instant::default(),
-                    waiters: HashMap::default(),
+                    waiters: Waiters::default(),
                 }),
                 due: AtomicU64::new(u64::MAX),
             }
@@ -339,7 +356,7 @@ impl Node {
     /// Carries one effect out while its shard is locked. What may run foreign code is left in `after`.
     pub(super) fn carry_out(
         &self,
-        waiters: &mut HashMap<Ticket, Arc<Waiter>, RandomState>,
+        waiters: &mut Waiters,
         name: &Name,
         effect: &Effect,
         after: &mut Aftermath,
@@ -360,37 +377,42 @@ impl Node {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
                     lock(&self.servers.of(name).session).saw(fence.number());
                 }
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.decide(Ok(*fence), wakes);
                 }
                 false
             }
             Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.decide(Err(error.clone()), wakes);
                 }
                 true
             }
             Effect::Denied(ticket, error) => {
-                if let Some(waiter) = waiters.remove(ticket) {
-                    waiter.decide(Err(error.clone()), wakes);
+                match waiters.locks.remove(ticket) {
+                    Some(waiter) => waiter.decide(Err(error.clone()), wakes),
+                    None => waiters.tell(*ticket, Err(error.clone()), wakes),
                 }
                 matches!(error, AcquireError::Store(_))
             }
+            Effect::Answered(ticket, answer) => {
+                waiters.tell(*ticket, Ok(answer.clone()), wakes);
+                false
+            }
             Effect::Overdue(ticket) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.overdue(wakes);
                 }
                 false
             }
             Effect::Lost(ticket, cause) => {
-                if let Some(waiter) = waiters.get(ticket) {
+                if let Some(waiter) = waiters.locks.get(ticket) {
                     waiter.end(*cause, wakes);
                 }
                 true
             }
             Effect::Released(ticket, outcome) => {
-                if let Some(waiter) = waiters.remove(ticket) {
+                if let Some(waiter) = waiters.locks.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
                 }
                 false

@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
+use tokio::sync::oneshot;
+
 use crate::driver::node::{Aftermath, Entered, Keys, Node};
-use crate::driver::waiter::{Waiter, Wake, lock};
+use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
-use crate::protocol::step::{Effect, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, CallOptions, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 impl Node {
@@ -59,8 +61,11 @@ impl Node {
             self.carry_out(waiters, name, effect, after);
         }
         // After the step, which may find that the lease was lost: that comes first, and is the cause.
-        if let Some(waiter) = cancelled.and_then(|ticket| waiters.remove(&ticket)) {
-            waiter.end(LostCause::Released, &mut after.wakes);
+        if let Some(ticket) = cancelled {
+            match waiters.locks.remove(&ticket) {
+                Some(waiter) => waiter.end(LostCause::Released, &mut after.wakes),
+                None => waiters.tell(ticket, Err(AcquireError::Closed), &mut after.wakes),
+            }
         }
     }
 
@@ -136,6 +141,26 @@ impl Node {
         self.note_idle();
     }
 
+    /// Enters a caller that waits for an answer, and says when.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        name: &Name,
+        options: CallOptions,
+    ) -> (Ticket, oneshot::Receiver<Told>, Instant) {
+        self.note_entry(options.term);
+        let (tell, answer) = oneshot::channel();
+        let cell = self.cell(name);
+        let mut after = Aftermath::take();
+        let mut keys = lock(&cell.keys);
+        let ticket = keys.shard.issue();
+        keys.waiters.calls.insert(ticket, tell);
+        let now = keys.now(&self.clock);
+        self.step_key(&mut keys, now, name, Input::Call(ticket, options), &mut after);
+        cell.unlock(keys, &mut after);
+        self.follow_up(after);
+        (ticket, answer, now)
+    }
+
     /// Enters a caller in a shard that is locked.
     pub(super) fn enter_shard(
         &self,
@@ -146,7 +171,7 @@ impl Node {
     ) -> Entered {
         let waiter = Arc::new(Waiter::default());
         let ticket = keys.shard.issue();
-        keys.waiters.insert(ticket, waiter.clone());
+        keys.waiters.locks.insert(ticket, waiter.clone());
         let now = keys.now(&self.clock);
         self.step_key(keys, now, name, input(ticket), after);
         (ticket, waiter, now)

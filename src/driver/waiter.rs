@@ -1,15 +1,16 @@
-//! Where a caller sleeps until the key machine says something to its ticket.
+//! Where a caller sleeps until the key machine or the calls of a key say something to its ticket.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::events;
 use crate::error::LostCause;
 use crate::protocol::message::Fence;
-use crate::protocol::step::{AcquireError, Outcome};
+use crate::protocol::step::{AcquireError, Answer, Outcome};
 use crate::protocol::time::Instant;
 
 /// Locks a mutex whose holders do not leave broken state behind when they panic.
@@ -44,11 +45,15 @@ struct State {
     overdue: Option<CancellationToken>,
 }
 
+/// What the caller of a call is told.
+pub(crate) type Told = Result<Answer, AcquireError>;
+
 /// What is to be woken when nothing is locked any more.
 #[derive(Debug)]
 pub(crate) enum Wake {
     Caller(Waker),
     Watchers(CancellationToken),
+    Call(oneshot::Sender<Told>, Told),
 }
 
 impl Wake {
@@ -57,6 +62,7 @@ impl Wake {
         match self {
             Wake::Caller(waker) => events::wake(waker),
             Wake::Watchers(token) => events::cancel(token),
+            Wake::Call(caller, told) => events::tell(caller, told),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
-use crate::protocol::message::{Checkpoint, Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::message::{Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -65,25 +65,8 @@ impl Entry {
 /// Bad input, a fork, or a wait for what the caller itself holds.
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
-    let length = key.as_bytes().len();
-    if length == 0 || length > options.max_key {
-        return Err(Error::Key {
-            key: key.clone(),
-            length,
-            limit: options.max_key,
-        });
-    }
-    if let Mode::Permits(Permits { weight, capacity }) = wanted.mode
-        && !(1..=capacity).contains(&weight)
-    {
-        return Err(Error::Options(OptionsError(if capacity == 0 {
-            format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
-        } else {
-            format!(
-                "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
-            )
-        })));
-    }
+    check_key(handle, key)?;
+    check_permits(key, wanted.mode)?;
     if wanted.max_hold.is_some_and(|most| most.is_zero()) {
         return Err(Error::Options(OptionsError(format!(
             "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
@@ -92,8 +75,6 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     handle.not_forked(key)?;
     // A caller that does not wait is told that the key is busy, and of permits a task may have several.
     if wanted.wait
-        // A question waits for no lease.
-        && wanted.question.is_none()
         && !wanted.mode.is_of_permits()
         && let Some(held) = scope::find(node, name)
     {
@@ -133,21 +114,6 @@ impl Acquire {
             self.entry = Some(Entry::new(entered));
         }
         Ok(())
-    }
-
-    /// Asks what the options name, with what is to be kept.
-    pub(crate) fn ask(
-        handle: &Handle,
-        name: &Name,
-        options: LockOptions,
-        data: Option<Checkpoint>,
-    ) -> Result<Self, Error> {
-        let options = check(handle, name, options)?;
-        let input = |ticket| match data {
-            Some(data) => Input::Save(ticket, options, data),
-            None => Input::Lock(ticket, options),
-        };
-        Ok(Acquire::entered(handle, name, options, input))
     }
 
     /// A writer's way to a reader: what is held is given back, and no other caller writes in between.
@@ -228,12 +194,6 @@ impl Acquire {
         Ok(Some(all.collect()))
     }
 
-    /// Asks without waiting for the answer, which nobody hears: it goes on being asked for as for any caller.
-    pub(crate) fn detach(mut self) {
-        self.handle.node().answered();
-        self.entry = None;
-    }
-
     /// Where it waits.
     pub(crate) fn node(&self) -> &Arc<Node> {
         self.handle.node()
@@ -250,20 +210,7 @@ impl Acquire {
         let Some(entry) = &self.entry else {
             return Error::Busy { key, waited };
         };
-        match self.handle.node().why_waiting(&self.name, entry.since) {
-            Ok(()) => Error::Busy { key, waited },
-            Err(source) => {
-                let node = self.handle.node();
-                if let Some(source) = source {
-                    node.failed(node.servers.of(&self.name), Failed::Caller, &source);
-                    return Error::Store { key, source };
-                }
-                // The wait was short: no request is late, so the server is not said to fail.
-                let text = format_args!("no answer within the wait of {waited:?}");
-                let source = StoreError::new(StoreErrorKind::TimedOut, text);
-                Error::Store { key, source }
-            }
-        }
+        gave_up(&self.handle, &self.name, entry.since, waited)
     }
 
     fn label(&self) -> &Label {
@@ -339,21 +286,12 @@ impl Acquire {
     /// Counts a caller that could not enter, or that a fork must not serve.
     #[cold]
     pub(crate) fn note_refusal(&self, error: &Error) {
-        // A question is no wait for a lease.
-        if self.options.question.is_none() {
-            observe::answered(&self.name, || Duration::ZERO, Err(Some(error)));
-        }
+        observe::answered(&self.name, || Duration::ZERO, Err(Some(error)));
     }
 
     #[cold]
     fn note_denial(&self, why: &AcquireError) {
         match why {
-            // The answer to a question is no denial.
-            AcquireError::Report(_)
-            | AcquireError::InUse(_)
-            | AcquireError::Owned(_)
-            | AcquireError::Latch(_)
-            | AcquireError::Leader(_) => return,
             AcquireError::Busy if self.options.goes_on => return,
             AcquireError::Kept(_, source) => {
                 return observe::denied_by_store(self.label(), &self.name, source);
@@ -366,50 +304,90 @@ impl Acquire {
             | AcquireError::Closed
             | AcquireError::Lost(_) => observe::denied(self.label(), &self.name, why),
         }
-        // A question is no wait for a lease.
-        if self.options.question.is_none() {
-            let error = (!matches!(why, AcquireError::Tick(_))).then(|| self.error(why.clone()));
-            observe::answered(&self.name, || self.waited(), Err(error.as_ref()));
-        }
+        let error = (!matches!(why, AcquireError::Tick(_))).then(|| self.error(why.clone()));
+        observe::answered(&self.name, || self.waited(), Err(error.as_ref()));
     }
 
     /// The error that a caller is told.
     pub(crate) fn error(&self, why: AcquireError) -> Error {
-        let key = self.key().clone();
-        match why {
-            AcquireError::QueueFull { waiting } => Error::QueueFull {
-                key,
-                waiting,
-                limit: self.options.limit,
-            },
-            AcquireError::NodeFull => Error::NodeFull {
-                key,
-                waiting: self.handle.node().waiting(),
-                limit: self.handle.options().waiters_per_node,
-            },
-            AcquireError::Store(source) => Error::Store { key, source },
-            AcquireError::Lost(LostCause::Forked) => Error::Closed {
-                key,
-                why: ClosedCause::Forked,
-            },
-            AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
-                key,
-                why: ClosedCause::Shutdown,
-            },
-            AcquireError::Lost(cause) => Error::Lost { key, cause },
-            AcquireError::Busy
-            | AcquireError::Tick(_)
-            | AcquireError::Report(_)
-            | AcquireError::InUse(_)
-            | AcquireError::Owned(_)
-            | AcquireError::Latch(_)
-            | AcquireError::Leader(_)
-            | AcquireError::Kept(..) => Error::Busy {
-                key,
-                waited: self.waited(),
-            },
-        }
+        error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
     }
+}
+
+/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
+pub(crate) fn error(
+    handle: &Handle,
+    name: &Name,
+    why: AcquireError,
+    (limit, waited): (usize, Duration),
+) -> Error {
+    let key = name.key.clone();
+    match why {
+        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
+        AcquireError::NodeFull => Error::NodeFull {
+            key,
+            waiting: handle.node().waiting(),
+            limit: handle.options().waiters_per_node,
+        },
+        AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Lost(LostCause::Forked) => Error::Closed {
+            key,
+            why: ClosedCause::Forked,
+        },
+        AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
+            key,
+            why: ClosedCause::Shutdown,
+        },
+        AcquireError::Lost(cause) => Error::Lost { key, cause },
+        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
+    }
+}
+
+/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
+pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
+    let (node, key) = (handle.node(), name.key.clone());
+    let source = match node.why_waiting(name, since) {
+        Ok(()) => return Error::Busy { key, waited },
+        Err(Some(source)) => {
+            node.failed(node.servers.of(name), Failed::Caller, &source);
+            source
+        }
+        // The wait was short: no request is late, so the server is not said to fail.
+        Err(None) => {
+            let text = format_args!("no answer within the wait of {waited:?}");
+            StoreError::new(StoreErrorKind::TimedOut, text)
+        }
+    };
+    Error::Store { key, source }
+}
+
+/// # Errors
+/// A key that is empty or too long.
+pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
+    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
+    if (1..=limit).contains(&length) {
+        return Ok(());
+    }
+    let key = key.clone();
+    Err(Error::Key { key, length, limit })
+}
+
+/// # Errors
+/// Permits that the semaphore does not have.
+pub(crate) fn check_permits(key: &Key, mode: Mode) -> Result<(), Error> {
+    let Mode::Permits(Permits { weight, capacity }) = mode else {
+        return Ok(());
+    };
+    if (1..=capacity).contains(&weight) {
+        return Ok(());
+    }
+    Err(Error::Options(OptionsError(if capacity == 0 {
+        format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
+    } else {
+        format!(
+            "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
+        )
+    })))
 }
 
 impl Future for Acquire {
@@ -449,9 +427,7 @@ impl Drop for Acquire {
             // First, so that nobody waits any more when the node is idle.
             node.answered();
             node.cancel(&self.name, entry.ticket);
-            if self.options.question.is_none() {
-                observe::gave_up(&self.name, || self.waited());
-            }
+            observe::gave_up(&self.name, || self.waited());
         }
     }
 }

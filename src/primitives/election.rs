@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
@@ -12,13 +12,13 @@ use futures_core::Stream;
 use crate::driver::handle::Handle;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Lock;
 use crate::protocol::message::{
     Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
 };
-use crate::protocol::step::{AcquireError, LockOptions};
+use crate::protocol::step::{Answer, CallOptions, LockOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -224,12 +224,10 @@ impl Election {
         };
         self.handle.not_forked(self.key())?;
         let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
-        let mut asks = self.proclaims(of, Some(value))?;
-        match (&mut asks).await {
-            Err(AcquireError::Owned(true)) => Ok(()),
-            // A question is never granted.
-            Err(AcquireError::Owned(false)) | Ok(_) => Err(lost()),
-            Err(why) => Err(asks.error(why)),
+        if self.proclaims(of, Some(value))?.await? {
+            Ok(())
+        } else {
+            Err(lost())
         }
     }
 
@@ -242,9 +240,8 @@ impl Election {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
-        let mut asks = self.asks(None, false)?;
-        let answer = (&mut asks).await;
-        report(&asks, answer).map(|report| report.map(Leader::new))
+        let report = self.asks(None, false)?.await?;
+        Ok(report.map(Leader::new))
     }
 
     /// Follows who leads: at first as it is, then each time that it is another, or has proclaimed something else. What is
@@ -283,47 +280,35 @@ impl Election {
     fn won(&self, guard: Guard) -> Result<Guard, Error> {
         if let Some(of) = self.handle.node().held_alone(&self.name)
             && self.handle.options().node_name.is_some()
-            && let Ok(asks) = self.proclaims(of, None)
+            && let Ok(proclaims) = self.proclaims(of, None)
         {
-            asks.detach();
+            proclaims.detach();
         }
         Ok(guard)
     }
 
-    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Acquire, Error> {
+    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Call<bool>, Error> {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let name = self.handle.options().node_name.as_deref().unwrap_or_default();
-        let options = self.asking(Question::Proclaim { of, seq });
-        Acquire::ask(&self.handle, &self.name, options, Some(said(name, value)))
-    }
-
-    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Acquire, Error> {
-        let options = LockOptions {
-            wait: known.is_some(),
-            rests,
-            ..self.asking(Question::Leader { known })
+        let options = CallOptions {
+            data: Some(said(name, value)),
+            ..self.check(Question::Proclaim { of, seq })?
         };
-        Acquire::ask(&self.handle, &self.name, options, None)
+        Ok(Call::new(&self.handle, &self.name, options, Answer::owned))
     }
 
-    fn asking(&self, question: Question) -> LockOptions {
-        LockOptions {
-            solo: false,
-            wait: false,
-            question: Some(question),
-            ..self.options
-        }
+    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
+        let options = CallOptions {
+            rests,
+            ..self.check(Question::Leader { known })?
+        };
+        Ok(Call::new(&self.handle, &self.name, options, Answer::leader))
     }
-}
 
-fn report(asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<Option<LeaderReport>, Error> {
-    match answer {
-        Err(AcquireError::Leader(report)) => Ok(report),
-        Err(why) => Err(asks.error(why)),
-        // A question is never granted.
-        Ok(_) => Ok(None),
+    fn check(&self, question: Question) -> Result<CallOptions, Error> {
+        call::check(&self.handle, &self.name, self.options.term, question)
     }
 }
 
@@ -406,7 +391,7 @@ pub struct Observer {
     known: Option<GrantNumber>,
     failed: bool,
     closed: bool,
-    asking: Option<Acquire>,
+    asking: Option<Call<Option<LeaderReport>>>,
 }
 
 impl Observer {
@@ -424,19 +409,18 @@ impl Observer {
     }
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>, Error>> {
-        let asking = match self.asking.take() {
-            Some(asking) => Ok(asking),
-            None => self.election.asks(self.known, self.failed),
-        };
+        let asking = self.asking.take();
+        let asking = asking.map_or_else(|| self.election.asks(self.known, self.failed), Ok);
         let report = match asking {
-            Ok(asking) => {
-                let asking = self.asking.insert(asking);
-                let answer = ready!(Pin::new(&mut *asking).poll(cx));
-                report(asking, answer)
-            }
-            Err(error) => Err(error),
+            Ok(mut asking) => match Pin::new(&mut asking).poll(cx) {
+                Poll::Ready(report) => report,
+                Poll::Pending => {
+                    self.asking = Some(asking);
+                    return Poll::Pending;
+                }
+            },
+            Err(refused) => Err(refused),
         };
-        self.asking = None;
         self.failed = report.is_err();
         self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {

@@ -9,11 +9,10 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::Acquire;
-use crate::primitives::guard::Guard;
+use crate::primitives::call::{self, Call};
 use crate::primitives::within::within;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
-use crate::protocol::step::{AcquireError, LockOptions};
+use crate::protocol::step::{Answer, CallOptions};
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -97,7 +96,7 @@ impl CountDownLatch {
         let life_ms = self.life.as_millis() as u64;
         let id = Checkpoint(random_id().into());
         let set = Question::SetCount { count, life_ms };
-        Ok(self.ask(set, Some(id)).await? == LatchReport::Set)
+        Ok(self.ask(set, Some(id))?.await? == LatchReport::Set)
     }
 
     /// Counts down by one, and answers how many are left; at zero it changes nothing and answers zero. A trip to the store, also
@@ -147,12 +146,12 @@ impl CountDownLatch {
     async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
         let id = Checkpoint(id.into());
         let count = |called| self.ask(Question::CountDown { called }, Some(id.clone()));
-        let mut report = count(Called::default()).await?;
+        let mut report = count(Called::default())?.await?;
         // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
         if let LatchReport::SetMeanwhile(generation) = report {
             let of = Some(generation);
             let called = Called::default();
-            report = count(Called { of, ..called }).await?;
+            report = count(Called { of, ..called })?.await?;
         }
         match report {
             LatchReport::Left(left) => Ok(left),
@@ -174,8 +173,8 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let left = self.ask(Question::Count, None).await?;
-        self.left(left)
+        let report = self.ask(Question::Count, None)?.await?;
+        self.left(report)
     }
 
     /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
@@ -189,9 +188,8 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held. The store keeps for at most a lease that this process waits.
     pub async fn wait(&self) -> Result<(), Error> {
-        let mut waits = self.waits()?;
-        let answer = (&mut waits).await;
-        self.waited_for(&waits, answer)
+        let report = self.waits()?.await?;
+        self.left(report).map(|_| ())
     }
 
     /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
@@ -210,7 +208,7 @@ impl CountDownLatch {
         }
         let mut waits = self.waits()?;
         match within([self.handle.node()], wait, &mut waits).await {
-            Some(answer) => self.waited_for(&waits, answer).map(|()| true),
+            Some(answer) => self.left(answer?).map(|_| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
                 error => Err(error),
@@ -218,16 +216,8 @@ impl CountDownLatch {
         }
     }
 
-    fn waits(&self) -> Result<Acquire, Error> {
-        let options = LockOptions {
-            question: Some(Question::Zero { of: None }),
-            ..self.handle.options().lock()
-        };
-        Acquire::ask(&self.handle, &self.name, options, None)
-    }
-
-    fn waited_for(&self, asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<(), Error> {
-        self.left(report(asks, answer)?).map(|_| ())
+    fn waits(&self) -> Result<Call<LatchReport>, Error> {
+        self.ask(Question::Zero { of: None }, None)
     }
 
     fn left(&self, report: LatchReport) -> Result<u32, Error> {
@@ -237,15 +227,11 @@ impl CountDownLatch {
         }
     }
 
-    async fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<LatchReport, Error> {
-        let options = LockOptions {
-            wait: false,
-            question: Some(question),
-            ..self.handle.options().lock()
-        };
-        let mut asks = Acquire::ask(&self.handle, &self.name, options, data)?;
-        let answer = (&mut asks).await;
-        report(&asks, answer)
+    fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
+        let term = self.handle.options().lock().term;
+        let options = call::check(&self.handle, &self.name, term, question)?;
+        let options = CallOptions { data, ..options };
+        Ok(Call::new(&self.handle, &self.name, options, Answer::latch))
     }
 
     fn unset(&self) -> Error {
@@ -255,15 +241,6 @@ impl CountDownLatch {
 
     fn refuse(&self, why: fmt::Arguments<'_>) -> Error {
         Error::Options(OptionsError(format!("latch `{}` {why}", self.key())))
-    }
-}
-
-fn report(asks: &Acquire, answer: Result<Guard, AcquireError>) -> Result<LatchReport, Error> {
-    match answer {
-        Err(AcquireError::Latch(report)) => Ok(report),
-        Err(why) => Err(asks.error(why)),
-        // A question is never granted.
-        Ok(_) => Ok(LatchReport::Unset),
     }
 }
 

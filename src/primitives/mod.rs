@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod blocking;
+pub(crate) mod call;
 pub(crate) mod election;
 pub(crate) mod guard;
 pub(crate) mod held;

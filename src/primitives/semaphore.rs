@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::acquire::check_permits;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::{Lock, Mutex};
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
-use crate::protocol::step::{AcquireError, LockOptions};
+use crate::protocol::step::{Answer, CallOptions};
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
@@ -188,20 +189,17 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let options = LockOptions {
-            question: Some(Question::InUse),
-            ..self.line.options(self.mode(self.permits), false)
+        let mode = self.mode(self.permits);
+        check_permits(self.key(), mode)?;
+        let (handle, name) = (self.line.handle(), self.line.name());
+        let term = self.line.options(mode, false).term;
+        let options = CallOptions {
+            mode,
+            ..call::check(handle, name, term, Question::InUse)?
         };
-        let mut asks = Acquire::ask(self.line.handle(), self.line.name(), options, None)?;
-        match (&mut asks).await {
-            Err(AcquireError::InUse(permits)) => {
-                let in_use = permits.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
-                Ok(self.permits.saturating_sub(in_use))
-            }
-            Err(why) => Err(asks.error(why)),
-            // A question is never granted.
-            Ok(_) => Ok(0),
-        }
+        let in_use = Call::new(handle, name, options, Answer::in_use).await?;
+        let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
+        Ok(self.permits.saturating_sub(in_use))
     }
 
     fn mode(&self, permits: u32) -> Mode {

@@ -6,9 +6,10 @@ use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::Acquire;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 use crate::protocol::message::{Checkpoint, JobReport, Name, Question, TickTime, Turn};
-use crate::protocol::step::{AcquireError, LockOptions, TickRefusal};
+use crate::protocol::step::{AcquireError, Answer, CallOptions, LockOptions, TickRefusal};
 
 /// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
 /// does not run now.
@@ -54,19 +55,15 @@ async fn ask(
     lease: Duration,
     (question, tick, data): (Question, Option<TickTime>, Option<Checkpoint>),
 ) -> Result<JobReport, Error> {
-    let options = LockOptions {
-        wait: false,
+    let name = Name::job(job.clone());
+    let term = handle.options().times(lease);
+    let options = CallOptions {
         mark: tick,
-        question: Some(question),
-        ..LockOptions::new(handle.options().times(lease))
+        data,
+        ..call::check(handle, &name, term, question)?
     };
-    let mut asks = Acquire::ask(handle, &Name::job(job.clone()), options, data)?;
-    match (&mut asks).await {
-        Err(AcquireError::Report(report)) => Ok(*report),
-        Err(why) => Err(asks.error(why)),
-        // A question is never granted.
-        Ok(_) => Ok(JobReport::default()),
-    }
+    let report = Call::new(handle, &name, options, Answer::report).await?;
+    Ok(*report)
 }
 
 /// What is asked about a run by whoever makes it.

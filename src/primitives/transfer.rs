@@ -12,10 +12,11 @@ use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::Acquire;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Lock;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::{AcquireError, Input, LockOptions};
+use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -128,7 +129,13 @@ impl Transfer {
 
     /// Takes it over, as [`Locks::adopt`](crate::Locks::adopt).
     pub(crate) async fn adopt(&self, handle: &Handle) -> Result<Guard, Error> {
-        let options = self.options(handle, handle.options().lease)?;
+        self.check_prefix(handle)?;
+        let options = LockOptions {
+            mode: self.mode,
+            solo: true,
+            wait: false,
+            ..handle.options().lock()
+        };
         let adopt = Acquire::adopt(handle, &self.name, options, self.holder)?;
         Lock::entered(adopt).await.map_err(|error| match error {
             Error::Lost {
@@ -160,35 +167,31 @@ impl Transfer {
     }
 
     async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
-        let options = LockOptions {
-            question: Some(question),
-            ..self.options(handle, lease)?
+        self.check_prefix(handle)?;
+        let term = handle.options().times(lease);
+        let options = CallOptions {
+            mode: self.mode,
+            ..call::check(handle, &self.name, term, question)?
         };
-        let mut asks = Acquire::ask(handle, &self.name, options, None)?;
-        match (&mut asks).await {
-            Err(AcquireError::Owned(true)) => Ok(()),
-            // A question is never granted.
-            Err(AcquireError::Owned(false)) | Ok(_) => Err(self.gone()),
-            Err(why) => Err(asks.error(why)),
+        if Call::new(handle, &self.name, options, Answer::owned).await? {
+            Ok(())
+        } else {
+            Err(self.gone())
         }
     }
 
-    fn options(&self, handle: &Handle, lease: Duration) -> Result<LockOptions, Error> {
+    fn check_prefix(&self, handle: &Handle) -> Result<(), Error> {
         let prefix = &handle.options().prefix;
-        if **prefix != *self.prefix {
-            return Err(Error::Options(OptionsError(format!(
+        if **prefix == *self.prefix {
+            Ok(())
+        } else {
+            Err(Error::Options(OptionsError(format!(
                 "the lease on `{}` was given up under the prefix `{}`, these locks have `{}`: build them with the same prefix",
                 self.key(),
                 Key::from(&*self.prefix),
                 Key::from(prefix.as_slice()),
-            ))));
+            ))))
         }
-        Ok(LockOptions {
-            mode: self.mode,
-            solo: true,
-            wait: false,
-            ..LockOptions::new(handle.options().times(lease))
-        })
     }
 
     fn gone(&self) -> Error {

@@ -67,6 +67,19 @@ pub enum Flaw {
     /// An inbox is believed to be heard though a grant is found that was never pushed to it.
     SilentInboxTrusted,
 
+    /// A write under a lease is not counted, so that the lease is handed on while the write has no answer.
+    UncountedWrite,
+
+    // Of the calls.
+    /// A repeated call gets a fresh id.
+    RepeatedUnderFreshId,
+    /// A call about a run or a leadership is sent after the leave of its claim.
+    SavedAfterLeave,
+    /// The answer to a call is given to another one.
+    AnswerToAnotherCall,
+    /// A watch is lost with its connection.
+    WatchLostWithConnection,
+
     // Of the ledger.
     /// A hand-off keeps the old grant number.
     NumberKeptOnHandOff,
@@ -170,7 +183,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 68] = [
+    pub const ALL: [Flaw; 73] = [
         Flaw::DeadlineFromReply,
         Flaw::LateRenewalRevives,
         Flaw::NumberTwice,
@@ -191,6 +204,11 @@ impl Flaw {
         Flaw::RefusalBelieved,
         Flaw::DowngradeGivesUp,
         Flaw::SilentInboxTrusted,
+        Flaw::UncountedWrite,
+        Flaw::RepeatedUnderFreshId,
+        Flaw::SavedAfterLeave,
+        Flaw::AnswerToAnotherCall,
+        Flaw::WatchLostWithConnection,
         Flaw::NumberKeptOnHandOff,
         Flaw::DeadHeadGranted,
         Flaw::NeverSettled,

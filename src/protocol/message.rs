@@ -224,11 +224,6 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// It says whether an owner had what it was asked about.
-    pub(crate) fn is_of_owner(&self) -> bool {
-        matches!(self, Reply::Done | Reply::NotThere | Reply::Gone)
-    }
-
     /// The number of the grant that it tells of.
     pub fn number(&self) -> Option<GrantNumber> {
         match self {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
     Checkpoint, ClaimNumber, Fence, Grant, GrantNumber, Holder, JobReport, LatchReport, LeaderReport,
-    LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered, Verb,
+    LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered,
 };
 use crate::protocol::time::Instant;
 
@@ -51,8 +51,6 @@ pub struct LockOptions {
     pub mark: Option<TickTime>,
     /// What becomes of the tick while an earlier tick is in the way.
     pub turn: Turn,
-    /// Not the lease is wanted but an answer, which comes as [`Effect::Denied`]; with `wait`, when there is news.
-    pub question: Option<Question>,
     /// The caller is refused if so many callers of this process already wait for the key.
     pub limit: usize,
     /// As many callers as may wait in this process do: the caller is refused if it would have to wait. Set when it enters.
@@ -74,7 +72,6 @@ impl LockOptions {
             max_hold: None,
             mark: None,
             turn: Turn::Skip,
-            question: None,
             limit: usize::MAX,
             node_is_full: false,
         }
@@ -95,10 +92,47 @@ impl LockOptions {
     }
 }
 
-/// Which request an answer belongs to: a claim, and the number of the request within it.
+/// What a caller asks or has done, without a wish for a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallOptions {
+    /// The lease: a quarter of it is the time of a request, and a third the pause between two looks of a watch.
+    pub term: LeaseTimes,
+    /// The mode of the lease that the call is about, if it is about one.
+    pub mode: Mode,
+    /// What is asked or done.
+    pub question: Question,
+    /// What comes with it.
+    pub data: Option<Checkpoint>,
+    /// The tick that the call is about, if it is about one.
+    pub mark: Option<TickTime>,
+    /// The last call of this caller failed: not now, but after about a third of a lease.
+    pub rests: bool,
+    /// Refuse a watch when so many watch the key in this process.
+    pub limit: usize,
+    /// Refuse a watch: as many callers wait in this process, for whatever key, as may.
+    pub node_is_full: bool,
+}
+
+impl CallOptions {
+    /// A call without data, about no tick, at once and without a limit.
+    pub fn new(term: LeaseTimes, question: Question) -> Self {
+        CallOptions {
+            term,
+            mode: Mode::Exclusive,
+            question,
+            data: None,
+            mark: None,
+            rests: false,
+            limit: usize::MAX,
+            node_is_full: false,
+        }
+    }
+}
+
+/// Which request an answer belongs to: a claim or call, and the number of the request within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag {
-    /// The claim that asked.
+    /// The claim or call that asked.
     pub claim: ClaimNumber,
     /// Counts its requests.
     pub seq: u32,
@@ -109,8 +143,8 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
     Lock(Ticket, LockOptions),
-    /// The same, where the question is [`Question::Save`]: what is to be kept.
-    Save(Ticket, LockOptions, Checkpoint),
+    /// A caller wants an answer and no lease: [`Effect::Answered`]. Sent once per ticket.
+    Call(Ticket, CallOptions),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
@@ -170,7 +204,9 @@ pub enum Effect {
     Send(Outgoing),
     /// The caller holds the lock now.
     Granted(Ticket, Fence),
-    /// The caller gets no lock.
+    /// The answer to a call.
+    Answered(Ticket, Answer),
+    /// The caller gets no lock, or its call no answer.
     Denied(Ticket, AcquireError),
     /// The holder has held it for as long as it may. It is renewed no more, and lost when what is left is over.
     Overdue(Ticket),
@@ -224,11 +260,11 @@ impl Class {
         Class::Claim,
     ];
 
-    /// That of what is asked for when a claim is made.
-    pub(crate) fn of_claim(verb: Verb) -> Class {
-        match verb {
-            Verb::Ask(question) if question.of().is_some() => Class::Question,
-            _ => Class::Claim,
+    /// The class of a call.
+    pub(crate) fn of_call(question: Question) -> Class {
+        match question.of() {
+            Some(_) => Class::Question,
+            None => Class::Claim,
         }
     }
 }
@@ -261,16 +297,6 @@ pub enum AcquireError {
     Store(StoreError),
     /// The tick may not run now, or never.
     Tick(TickRefusal),
-    /// The answer to a question about a job.
-    Report(Box<JobReport>),
-    /// So many permits are held; `None` for all.
-    InUse(Option<u64>),
-    /// Whether the owner that was asked about had the lease.
-    Owned(bool),
-    /// The answer to a question about a latch.
-    Latch(LatchReport),
-    /// Who leads; `None`: nobody.
-    Leader(Option<LeaderReport>),
     /// The node is closing.
     Closed,
     /// What was to be taken over from its owner is lost.
@@ -279,17 +305,65 @@ pub enum AcquireError {
     Kept(Fence, StoreError),
 }
 
-impl AcquireError {
-    /// What a caller is told who asked a question.
-    pub(crate) fn answer(reply: Reply) -> AcquireError {
+/// The answer to a call.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// What the store knows of a job.
+    Report(Box<JobReport>),
+    /// How many permits are held; `None` for all.
+    InUse(Option<u64>),
+    /// Whether the owner that the call is about had the lease.
+    Owned(bool),
+    /// What the store knows of a latch.
+    Latch(LatchReport),
+    /// The leader, if there is one.
+    Leader(Option<LeaderReport>),
+}
+
+impl Answer {
+    /// The answer that a reply to `question` is, if it is one.
+    pub(crate) fn from_reply(question: Question, reply: Reply) -> Option<Answer> {
         match reply {
-            Reply::Report(report) => AcquireError::Report(report),
-            Reply::InUse(permits) => AcquireError::InUse(permits),
-            Reply::Latch(report) => AcquireError::Latch(report),
-            Reply::Leader(report) => AcquireError::Leader(report),
-            // None to a question.
-            _ => AcquireError::Busy,
+            Reply::Report(report) => Some(Answer::Report(report)),
+            Reply::InUse(permits) => Some(Answer::InUse(permits)),
+            Reply::Latch(report) => Some(Answer::Latch(report)),
+            Reply::Leader(report) => Some(Answer::Leader(report)),
+            Reply::Done => Some(Answer::Owned(true)),
+            // "Not there" may be the work of the first request.
+            Reply::NotThere => Some(Answer::Owned(matches!(
+                question,
+                Question::Release { repeats: true, .. }
+            ))),
+            Reply::Gone => Some(Answer::Owned(false)),
+            // No store gives another one to a call, unless it is late.
+            _ => None,
         }
+    }
+
+    #[cfg(feature = "scheduler")]
+    pub(crate) fn report(self) -> Option<Box<JobReport>> {
+        let Answer::Report(report) = self else { return None };
+        Some(report)
+    }
+
+    pub(crate) fn in_use(self) -> Option<Option<u64>> {
+        let Answer::InUse(permits) = self else { return None };
+        Some(permits)
+    }
+
+    pub(crate) fn owned(self) -> Option<bool> {
+        let Answer::Owned(owned) = self else { return None };
+        Some(owned)
+    }
+
+    pub(crate) fn latch(self) -> Option<LatchReport> {
+        let Answer::Latch(report) = self else { return None };
+        Some(report)
+    }
+
+    pub(crate) fn leader(self) -> Option<Option<LeaderReport>> {
+        let Answer::Leader(report) = self else { return None };
+        Some(report)
     }
 }
 

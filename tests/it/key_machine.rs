@@ -11,7 +11,7 @@ use tenure::protocol::step::{
 use tenure::testing::timed_out;
 
 use crate::help::ms;
-use crate::machine::{Machine as Engine, options};
+use crate::machine::{Machine as Engine, asks, options};
 
 fn a_job(queues: bool) -> Engine {
     Engine::of(
@@ -575,15 +575,12 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
 #[test]
 fn a_question_that_is_given_up_unanswered_is_not_left() {
     let mut engine = a_job(true);
-    let ticket = engine.enter(LockOptions {
-        question: Some(Question::Open {
-            within_ms: 1000,
-            fingerprint: 0,
-            over: None,
-        }),
-        wait: false,
-        ..options(1000)
-    });
+    let open = Question::Open {
+        within_ms: 1000,
+        fingerprint: 0,
+        over: None,
+    };
+    let ticket = engine.call(asks(1000, open));
     assert!(matches!(engine.sent().request.verb, Verb::Ask(_)));
     let sends = engine.sends();
     engine.tell(Input::Cancel(ticket));

@@ -7,8 +7,12 @@ use tenure::error::StoreError;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
-use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb};
-use tenure::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket};
+use tenure::protocol::message::{
+    GrantNumber, LeaseTimes, Name, NodeId, Question, Reply, TickTime, Unanswered, Verb,
+};
+use tenure::protocol::step::{
+    AcquireError, Answer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
+};
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
@@ -30,6 +34,14 @@ pub(crate) fn options(lease_ms: u64) -> LockOptions {
             lease_ms,
             margin_ms: 250,
         })
+    }
+}
+
+/// What the caller of a question wants.
+pub(crate) fn asks(lease_ms: u64, question: Question) -> CallOptions {
+    CallOptions {
+        limit: 100_000,
+        ..CallOptions::new(options(lease_ms).term, question)
     }
 }
 
@@ -100,6 +112,12 @@ impl Machine {
     pub(crate) fn enter(&mut self, options: LockOptions) -> Ticket {
         let ticket = self.shard.issue();
         self.tell(Input::Lock(ticket, options));
+        ticket
+    }
+
+    pub(crate) fn call(&mut self, options: CallOptions) -> Ticket {
+        let ticket = self.shard.issue();
+        self.tell(Input::Call(ticket, options));
         ticket
     }
 
@@ -202,6 +220,14 @@ impl Machine {
     pub(crate) fn denial(&self, of: Ticket) -> Option<&AcquireError> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
+            _ => None,
+        })
+    }
+
+    /// The answer to a call.
+    pub(crate) fn told(&self, of: Ticket) -> Option<&Answer> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Answered(ticket, answer) if *ticket == of => Some(answer),
             _ => None,
         })
     }

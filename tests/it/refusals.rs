@@ -5,11 +5,13 @@ use tenure::protocol::message::{
     Called, Checkpoint, ClaimNumber, GrantNumber, Holder, LatchReport, LeaseTimes, Mode, Name, NodeId,
     Question, Reply, Unanswered, Verb,
 };
-use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Rules, Ticket};
+use tenure::protocol::step::{
+    AcquireError, Answer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
+};
 use tenure::{Error, Guard, Key, Locks, TransferError};
 
 use crate::help::{ms, soon};
-use crate::machine::{Machine, options};
+use crate::machine::{Machine, asks, options};
 
 const REFUSED: Reply = Reply::Refused(StoreRefusal::ReadOnly);
 
@@ -44,13 +46,10 @@ fn calls() -> [(Question, Name); 7] {
 /// The machine of a call that was sent once.
 fn called((question, name): (Question, Name)) -> (Machine, Ticket) {
     let mut machine = Machine::of(name, Rules::default());
-    let ticket = machine.shard.issue();
-    let wanted = LockOptions {
-        wait: false,
-        question: Some(question),
-        ..options(1_000)
-    };
-    machine.tell(Input::Save(ticket, wanted, Checkpoint(b"id"[..].into())));
+    let ticket = machine.call(CallOptions {
+        data: Some(Checkpoint(b"id"[..].into())),
+        ..asks(1_000, question)
+    });
     (machine, ticket)
 }
 
@@ -137,8 +136,8 @@ fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
     machine.fail(Unanswered::Unknown, None);
     machine.answer(Reply::Latch(LatchReport::Left(2)));
     assert!(matches!(
-        machine.denial(ticket),
-        Some(AcquireError::Latch(LatchReport::Left(2)))
+        machine.told(ticket),
+        Some(Answer::Latch(LatchReport::Left(2)))
     ));
     let (mut machine, ticket) = called(call);
     machine.close();

@@ -1,11 +1,11 @@
-//! Watching, in the key machine alone: who asks, how often, and who is told.
+//! Watching, in the machines of a shard alone: who asks, how often, and who is told.
 
 use tenure::Key;
 use tenure::protocol::message::{GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
-use tenure::protocol::step::{AcquireError, InboxState, Input, LockOptions, Rules, Ticket};
+use tenure::protocol::step::{AcquireError, Answer, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::help::ms;
-use crate::machine::{Machine, options};
+use crate::machine::{Machine, asks};
 
 const ZERO: Reply = Reply::Latch(LatchReport::Left(0));
 const WATCHING: Reply = Reply::Watching(GrantNumber(7));
@@ -15,28 +15,20 @@ fn machine() -> Machine {
 }
 
 fn watches(machine: &mut Machine) -> Ticket {
-    machine.enter(LockOptions {
-        question: Some(Question::Zero { of: None }),
-        ..options(1000)
-    })
+    machine.call(asks(1000, Question::Zero { of: None }))
 }
 
 /// Who knows who leads, and would be told of another.
 fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
-    machine.enter(LockOptions {
-        question: Some(Question::Leader {
-            known: Some(GrantNumber(7)),
-        }),
+    let known = Some(GrantNumber(7));
+    machine.call(CallOptions {
         rests,
-        ..options(lease_ms)
+        ..asks(lease_ms, Question::Leader { known })
     })
 }
 
 fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
-    matches!(
-        machine.denial(ticket),
-        Some(AcquireError::Latch(LatchReport::Left(0)))
-    )
+    matches!(machine.told(ticket), Some(Answer::Latch(LatchReport::Left(0))))
 }
 
 /// What was asked last.
@@ -91,7 +83,7 @@ fn who_comes_while_it_is_asked_is_not_told_of_before() {
     let second = watches(&mut machine);
     machine.answer_to(&look, sent, ZERO);
     assert!(is_told_of_zero(&machine, first));
-    assert!(machine.denial(second).is_none());
+    assert!(machine.told(second).is_none());
     assert_eq!(machine.sends(), 2, "and asks at once");
     machine.answer(ZERO);
     assert!(is_told_of_zero(&machine, second));
@@ -127,7 +119,7 @@ fn a_cancelled_wait_leaves_nothing() {
     let ticket = watches(&mut machine);
     machine.tell(Input::Cancel(ticket));
     machine.answer(ZERO);
-    assert!(machine.denial(ticket).is_none() && machine.shard.is_empty());
+    assert!(machine.denial(ticket).is_none() && machine.told(ticket).is_none() && machine.shard.is_empty());
     let (gone, stays) = (watches(&mut machine), watches(&mut machine));
     machine.answer(WATCHING);
     machine.tell(Input::Cancel(gone));
@@ -197,7 +189,7 @@ fn who_rests_before_it_watches_asks_then() {
     assert!(pause >= ms(300) && pause <= ms(334), "{pause:?}");
     assert_eq!(machine.sends(), 1, "nothing else would make it ask");
     machine.answer(Reply::Leader(None));
-    assert!(matches!(machine.denial(ticket), Some(AcquireError::Leader(None))));
+    assert!(matches!(machine.told(ticket), Some(Answer::Leader(None))));
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }
 
@@ -218,10 +210,7 @@ fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
 fn who_learns_what_the_others_know_looks_by_its_own_lease() {
     let mut machine = self::machine();
     for lease_ms in [3000, 400] {
-        machine.enter(LockOptions {
-            question: Some(Question::Zero { of: None }),
-            ..options(lease_ms)
-        });
+        machine.call(asks(lease_ms, Question::Zero { of: None }));
         machine.answer(WATCHING);
         machine.later(ms(100));
     }

@@ -38,7 +38,6 @@ impl<P: Plant> KeyState<P> {
             let wanted = match claim.claimant {
                 Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
                 Claimant::Solo(_) | Claimant::Ahead => true,
-                Claimant::Watch(_) => self.is_watched_by(number),
                 Claimant::Nobody => false,
             };
             match claim.phase {
@@ -52,12 +51,6 @@ impl<P: Plant> KeyState<P> {
                 }
                 _ => self.leave(cx, number, None),
             }
-        }
-        if !self.saves.is_empty() {
-            self.drop_saves();
-        }
-        if !self.watches.is_empty() {
-            self.look_for_watchers(cx);
         }
         // What is due is taken off at once, or its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
@@ -86,16 +79,8 @@ impl<P: Plant> KeyState<P> {
         while let Some(ticket) = self.solos.iter().find(is_due).map(|(ticket, _)| *ticket)
             && let Some(caller) = self.solos.remove(&ticket)
         {
-            match caller.options.question {
-                Some(question) if caller.options.wait => {
-                    self.watch(cx, caller, question);
-                    self.look_for_watchers(cx);
-                }
-                _ => {
-                    let claimant = Claimant::Solo(caller);
-                    self.claim(cx, claimant, &caller.options, caller.options.wait);
-                }
-            }
+            let claimant = Claimant::Solo(caller);
+            self.claim(cx, claimant, &caller.options, caller.options.wait);
         }
     }
 
@@ -115,29 +100,16 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// What was to be kept for callers that have their answer, or left.
-    fn drop_saves(&mut self) {
-        let (solos, claims) = (&self.solos, &self.claims);
-        let asks = |ticket: Ticket| {
-            let is_of =
-                |claim: &Claim| matches!(claim.claimant, Claimant::Solo(caller) if caller.ticket == ticket);
-            solos.contains_key(&ticket) || claims.iter().any(is_of)
-        };
-        self.saves.retain(|ticket, _| asks(*ticket));
-    }
-
-    /// Returns the number of the claim.
     pub(crate) fn claim(
         &mut self,
         cx: &mut StepContext<'_>,
         claimant: Claimant,
         options: &LockOptions,
         wait: bool,
-    ) -> ClaimNumber {
+    ) {
         let holder = cx.source.holder();
         self.claims.insert(Claim::new(holder, claimant, options, cx.now));
         self.ask(cx, holder.claim, RequestKind::Claim { wait });
-        holder.claim
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
@@ -231,7 +203,6 @@ impl<P: Plant> KeyState<P> {
         // What became of it is found out by asking for it again: that is done once.
         let what = match what {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
-            RequestKind::Renew if claim.question().is_some() => RequestKind::Claim { wait: false },
             what => what,
         };
         claim.seq += 1;
@@ -249,22 +220,19 @@ impl<P: Plant> KeyState<P> {
             term: claim.term,
             mode: claim.mode,
             verb,
-            data: match claim.claimant {
-                Claimant::Solo(caller) => self.saves.get(&caller.ticket).cloned(),
-                Claimant::Cohort | Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => None,
-            },
+            data: None,
         };
         let tag = Tag {
             claim: claim.holder.claim,
             seq: claim.seq,
         };
-        let (lease, called) = (claim.lease(), claim.called(cx.now));
+        let lease = claim.lease();
         cx.effects.push(Effect::Send(Outgoing {
             tag,
             request,
             lease,
             class,
-            called,
+            called: cx.now,
         }));
         if self.plant.planted(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0 } = &mut self.claims[number].phase

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{
-    Fence, GrantNumber, Holder, LeaseTimes, Mode, Question, TickTime, Turn, Verb,
-};
+use crate::protocol::message::{Fence, GrantNumber, Holder, LeaseTimes, Mode, TickTime, Turn, Verb};
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -88,23 +86,8 @@ pub(crate) enum Claimant {
     /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
     /// From then on it is the cohort's.
     Ahead,
-    /// For those who watch, and ask this.
-    Watch(Question),
     /// For nobody any more.
     Nobody,
-}
-
-impl Claimant {
-    /// The same when an earlier request of it may have been executed.
-    pub(crate) fn repeated(self) -> Self {
-        match self {
-            Claimant::Solo(mut caller) => {
-                caller.options.question = caller.options.question.map(Question::repeated);
-                Claimant::Solo(caller)
-            }
-            other => other,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -346,29 +329,12 @@ impl Claim {
         }
     }
 
-    /// It asks something, and wants no lease.
-    pub(crate) fn question(&self) -> Option<Question> {
-        match self.claimant {
-            Claimant::Solo(caller) => caller.options.question,
-            Claimant::Watch(question) => Some(question),
-            Claimant::Cohort | Claimant::Ahead | Claimant::Nobody => None,
-        }
-    }
-
-    /// What it asks first is done once, and may be asked for again under the same number.
-    pub(crate) fn is_repeatable(&self) -> bool {
-        self.pass().is_some() || self.question().is_some()
-    }
-
     /// What a request of that kind asks for.
     #[inline]
     pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
         let to = self.holder;
         match what {
-            RequestKind::Claim { wait } => {
-                let verb = self.verb(wait);
-                (verb, Class::of_claim(verb))
-            }
+            RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
             RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
                 (Verb::Renew, Class::OwnerRenewal)
             }
@@ -390,19 +356,6 @@ impl Claim {
             Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
             _ => self.holder,
         }
-    }
-
-    /// When somebody called for it, or else now.
-    pub(crate) fn called(&self, now: Instant) -> Instant {
-        match self.claimant {
-            Claimant::Solo(caller) => caller.entered,
-            _ => now,
-        }
-    }
-
-    /// Its first request.
-    pub(crate) fn verb(&self, wait: bool) -> Verb {
-        self.question().map_or(Verb::Claim { wait }, Verb::Ask)
     }
 
     pub(crate) fn held(&self) -> Option<&Held> {

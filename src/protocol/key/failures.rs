@@ -1,17 +1,12 @@
 //! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
-//!
-//! A caller that waits already rides out an outage of one lease. The outage counts from when the server was last heard, or
-//! from the sending of the first request since then that came to nothing: while nothing was asked it may have been there. A
-//! caller that comes to a store that is away hears of it: at once when it is known to be down, else after one more try.
 
 use crate::error::StoreError;
+use crate::protocol::failing::{Failing, LONGEST_RETRY};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::key::renewal::LONGEST_RETRY;
 use crate::protocol::message::{ClaimNumber, Reply, Unanswered};
 use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
@@ -22,16 +17,7 @@ impl<P: Plant> KeyState<P> {
     fn failing(&mut self, number: ClaimNumber, mut failing: Failing) -> Failing {
         self.error = Some(failing.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
-        let unanswered = &mut self.claims[number].unanswered;
-        if let Some(first) = unanswered {
-            failing.told = if believes_all {
-                failing.told
-            } else {
-                (**first).clone()
-            };
-        } else if failing.may_be_executed() {
-            *unanswered = Some(Box::new(failing.told.clone()));
-        }
+        failing.note_first(&mut self.claims[number].unanswered, believes_all);
         failing
     }
 
@@ -65,7 +51,7 @@ impl<P: Plant> KeyState<P> {
         asked: RequestKind,
         error: StoreError,
     ) {
-        let failing = Failing::new(Unanswered::No, self.taken, self.taken, error);
+        let failing = Failing::of_answer(self.taken, error);
         let failing = self.failing(number, failing);
         match asked {
             RequestKind::Claim { .. } => self.claim_undone(cx, number, &failing),
@@ -95,7 +81,7 @@ impl<P: Plant> KeyState<P> {
             Claimant::Cohort => {
                 self.failed_claims += 1;
                 let failed_claims = self.failed_claims;
-                let stays = |caller: &Caller| failing.keeps_waiting(caller, failed_claims, now);
+                let stays = |caller: &Caller| failing.keeps_waiting(caller.patience(), failed_claims, now);
                 self.line.retain(stays, |caller| deny(caller, cx));
                 if self.line.is_empty() {
                     self.failed_claims = 0;
@@ -104,7 +90,7 @@ impl<P: Plant> KeyState<P> {
             }
             Claimant::Solo(mut caller) => {
                 caller.failed_claims += 1;
-                if failing.keeps_waiting(&caller, caller.failed_claims, now) {
+                if failing.keeps_waiting(caller.patience(), caller.failed_claims, now) {
                     (Claimant::Solo(caller), caller.failed_claims)
                 } else {
                     deny(&caller, cx);
@@ -115,7 +101,7 @@ impl<P: Plant> KeyState<P> {
                 self.asks_for_one = true;
                 (Claimant::Nobody, 0)
             }
-            Claimant::Watch(_) | Claimant::Nobody => (claimant, 0),
+            Claimant::Nobody => (claimant, 0),
         }
     }
 
@@ -132,7 +118,7 @@ impl<P: Plant> KeyState<P> {
             }
             _ => return,
         };
-        if failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused() {
+        if failing.is_repeated_at_once(failed_claims) {
             return;
         }
         let pause = (lease / 16).min(LONGEST_RETRY);
@@ -145,26 +131,11 @@ impl<P: Plant> KeyState<P> {
         });
     }
 
-    /// A first request was not executed, or asks something: its number leaves nothing behind. A caller asks the same again
-    /// under the same number, where it is known whether it may have been executed before.
+    /// A first request was not executed: its number leaves nothing behind.
     fn claim_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
-        let claim = &mut self.claims[number];
-        match claim.claimant {
-            Claimant::Solo(caller) if caller.options.question.is_some() => {
-                if failing.may_be_executed() {
-                    claim.claimant = claim.claimant.repeated();
-                }
-                self.ask_or_wait(cx, number, failing);
-            }
-            Claimant::Watch(_) => {
-                self.claims.end(number);
-                self.look_failed(cx, number, failing);
-            }
-            claimant => {
-                self.claims.end(number);
-                self.claim_again(cx, claimant, failing);
-            }
-        }
+        let claimant = self.claims[number].claimant;
+        self.claims.end(number);
+        self.claim_again(cx, claimant, failing);
     }
 
     /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
@@ -189,15 +160,14 @@ impl<P: Plant> KeyState<P> {
             Phase::Held(_) => return self.schedule(cx, number),
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
-        // A question leaves nothing behind, whether it was executed or not.
-        if !failing.may_be_executed() || claim.question().is_some() {
+        if !failing.may_be_executed() {
             return self.claim_undone(cx, number, failing);
         }
         claim.may_execute_until = Some(late_after.max(cx.now));
         let is_wanted = match claim.claimant {
             Claimant::Cohort => !self.line.is_empty(),
             Claimant::Solo(_) => true,
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => false,
+            Claimant::Ahead | Claimant::Nobody => false,
         };
         if !is_wanted {
             if claim.claimant == Claimant::Ahead {
@@ -219,16 +189,14 @@ impl<P: Plant> KeyState<P> {
         if self.keeps_holding(cx, number, failing) {
             return;
         }
-        let claim = &self.claims[number];
-        let is_question = claim.question().is_some();
-        let (claimant, failed_claims) = self.count_failed_claim(cx, claim.claimant, failing);
+        let claimant = self.claims[number].claimant;
+        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failing);
         let claim = &mut self.claims[number];
         claim.claimant = claimant;
-        let is_first = failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
+        let is_first = failing.is_repeated_at_once(failed_claims);
         match claimant {
-            Claimant::Nobody if is_question => self.claims.end(number),
             // Nobody is left: it will be found unwanted.
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
             Claimant::Cohort if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
                 self.ask(cx, number, RequestKind::Renew);

@@ -28,7 +28,7 @@ impl<P: Plant> KeyState<P> {
         let next = match claim.claimant {
             Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
-            Claimant::Watch(_) | Claimant::Nobody => None,
+            Claimant::Nobody => None,
         };
         self.taken = Some(cx.now);
         // A writer that became a reader has held it since then. Its `max_hold` does not start again.
@@ -162,7 +162,8 @@ impl<P: Plant> KeyState<P> {
             number: held.number,
         };
         let (number, lease) = (claim.holder.claim, claim.lease());
-        self.writes_of(number, |writes| writes + 1);
+        let is_counted = !self.plant.planted(Flaw::UncountedWrite);
+        self.writes_of(number, |writes| writes + u32::from(is_counted));
         Some((precondition, lease))
     }
 

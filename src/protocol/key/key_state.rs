@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, Held, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::key::watch::Watch;
-use crate::protocol::message::{Checkpoint, ClaimNumber, Holder, Mode, NodeId};
+use crate::protocol::message::{ClaimNumber, Holder, Mode, NodeId};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -26,13 +25,9 @@ pub(crate) struct KeyState<P> {
     pub(crate) open: Option<ClaimNumber>,
     /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
     pub(crate) asks_for_one: bool,
-    /// Callers that want news and no lease.
-    pub(crate) watches: Vec<Watch>,
     /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
-    /// What is to be kept, for callers that ask for that.
-    pub(crate) saves: BTreeMap<Ticket, Checkpoint>,
     /// When to claim again for those that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
     /// Failures in a row of the line's claims.
@@ -67,10 +62,6 @@ impl<P: Plant> KeyState<P> {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
-            Input::Save(ticket, options, data) => {
-                self.saves.insert(ticket, data);
-                self.lock(cx, ticket, options);
-            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
@@ -97,7 +88,8 @@ impl<P: Plant> KeyState<P> {
                 self.failed(cx, tag, late_after, failing);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            Input::Changed => self.look_at_news(),
+            // Those are of the calls.
+            Input::Call(..) | Input::Changed => {}
         }
         self.claim_for_line(cx);
     }
@@ -117,7 +109,7 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.watches.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -209,10 +201,8 @@ impl<P: Plant> KeyState<P> {
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
             // A holder that loses its lease again and again, as its machine is short of something, leaves others time.
             caller.entered = cx.now + cx.source.jittered(caller.lease() / 3);
-        } else if let Some(question) = options.question.filter(|_| options.wait) {
-            return self.watch(cx, caller, question);
         }
-        if options.mark.is_some() || options.question.is_some() {
+        if options.mark.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
             self.reclaim = None;
             self.solos.insert(ticket, caller);
@@ -254,7 +244,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() || self.unwatch(ticket) {
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
         if self.readers.get(ticket).is_some() {
@@ -266,9 +256,6 @@ impl<P: Plant> KeyState<P> {
         let number = claim.holder.claim;
         if claim.held().is_some() {
             self.give_back(cx, number, None);
-        } else if claim.question().is_some() {
-            // It leaves nothing behind that would have to be left.
-            self.claims.end(number);
         } else {
             self.claims[number].claimant = Claimant::Nobody;
         }
@@ -296,7 +283,6 @@ impl<P: Plant> KeyState<P> {
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));
         solos.values().for_each(|caller| deny(caller, cx));
-        self.close_watches(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claim.claimant) {
@@ -309,12 +295,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
-                    let is_asked = claim.asking.is_some();
-                    let is_question = claim.question().is_some();
                     claim.claimant = Claimant::Nobody;
-                    if is_question && !is_asked {
-                        self.claims.end(number);
-                    }
                 }
                 _ => {}
             }

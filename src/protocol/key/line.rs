@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::protocol::failing::Patience;
 use crate::protocol::message::Mode;
 use crate::protocol::step::{LockOptions, Ticket};
 use crate::protocol::time::Instant;
@@ -27,6 +28,15 @@ pub(crate) struct Caller {
 impl Caller {
     pub(crate) fn lease(&self) -> Duration {
         self.options.lease()
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        Patience {
+            entered: self.entered,
+            lease: self.lease(),
+            waits: self.options.wait,
+            behind: self.behind,
+        }
     }
 }
 

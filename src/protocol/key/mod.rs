@@ -1,13 +1,12 @@
 //! The key machine: one key, as long as a caller or a claim of this process needs it.
 //!
 //! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `asking`, `holding`, `readers`, `sharing`,
-//! `transfer`, `watch`, `watching`, [`replies`], `failing`, [`failures`], [`renewal`].
+//! `transfer`, [`replies`], [`failures`], [`renewal`].
 
 pub(crate) mod asking;
 pub mod claim;
 pub mod claims;
 pub mod context;
-mod failing;
 pub mod failures;
 pub(crate) mod holding;
 pub mod key_state;
@@ -18,5 +17,3 @@ pub mod replies;
 pub mod shard;
 pub(crate) mod sharing;
 pub(crate) mod transfer;
-pub(crate) mod watch;
-pub(crate) mod watching;

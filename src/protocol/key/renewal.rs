@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::failing::LONGEST_RETRY;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Holders, Local, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
@@ -13,8 +14,6 @@ use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
 const SHORTEST_RETRY: Duration = Duration::from_millis(10);
-/// The longest. What waits for the store must not wait much longer than the store is away, whatever the lease.
-pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// The pause before a grant that was too old is asked about again; it doubles.
 const CONFIRMATION: Duration = Duration::from_millis(20);
 /// How often a waiter looks while nobody knows whether grants are pushed.
@@ -34,9 +33,6 @@ impl<P: Plant> KeyState<P> {
         if !self.readers.is_empty() {
             add(self.readers.next_due());
         }
-        if !self.watches.is_empty() {
-            add(self.next_look());
-        }
         if !self.line.is_empty() || !self.solos.is_empty() {
             // Without a pause all callers have claims, except those that rest.
             let rested = || self.solos.values().map(|caller| caller.entered).min();
@@ -52,7 +48,6 @@ impl<P: Plant> KeyState<P> {
                 self.act(cx, number);
             }
         }
-        self.wake_watchers(cx.now);
         self.claim_for_line(cx);
     }
 
@@ -162,7 +157,6 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
-        self.watch_inbox(cx.source.inbox);
         self.claim_for_line(cx);
     }
 
@@ -174,7 +168,6 @@ impl<P: Plant> KeyState<P> {
                 self.act(cx, number);
             }
         }
-        self.watch_reachable();
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         self.claim_for_line(cx);
     }

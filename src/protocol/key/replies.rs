@@ -5,15 +5,13 @@
 
 use std::time::Duration;
 
-use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::error::{LostCause, StoreError};
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
-use crate::protocol::message::{
-    ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime, Unanswered,
-};
+use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
@@ -29,12 +27,6 @@ const UNKNOWN_SEQ: u32 = 1 << 31;
 
 /// How often it is told that the number of permits differs, of all semaphores of a shard.
 const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
-
-/// Treats an answer without a usable grant as a failed request. Callers that were told before that the key is held go on.
-fn no_use_of_answers(heard: Option<Instant>, text: &str) -> Failing {
-    let error = StoreError::new(StoreErrorKind::TimedOut, text);
-    Failing::new(Unanswered::No, heard, heard, error)
-}
 
 impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
@@ -59,13 +51,11 @@ impl<P: Plant> KeyState<P> {
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
-        let watches = matches!(self.claims[number].claimant, Claimant::Watch(_));
         match (asked, reply) {
             (_, Reply::Refused(refusal)) => {
                 self.refused(cx, number, asked, StoreError::refused(refusal));
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
-            (_, reply) if watches => self.looked(cx, number, sent, reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
             (_, Reply::Unlike(grant, theirs)) => {
                 self.note_unlike(cx, number, theirs);
@@ -87,19 +77,11 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
-            (RequestKind::Claim { .. }, reply)
-                if self.claims[number].question().is_some() && reply.is_of_owner() =>
-            {
-                self.told_of_owner(cx, number, &reply);
-            }
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
             (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
             (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
             (_, Reply::Behind { latest, is_open }) => {
                 self.refuse_tick(cx, number, TickRefusal::Behind { latest, is_open });
-            }
-            (_, reply @ (Reply::Report(_) | Reply::InUse(_) | Reply::Latch(_) | Reply::Leader(_))) => {
-                self.denied(cx, number, AcquireError::answer(reply));
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
@@ -110,13 +92,13 @@ impl<P: Plant> KeyState<P> {
 
     /// What was asked reached the store too late, and nothing was done.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.claims[number].is_repeatable() {
-            let failing = no_use_of_answers(self.taken, "what is asked reaches the store too late");
+        if self.claims[number].pass().is_some() {
+            let failing = Failing::of_late_answer(self.taken, "what is asked reaches the store too late");
             return self.ask_or_wait(cx, number, &failing);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failing = no_use_of_answers(self.taken, "claims reach the store too late");
+        let failing = Failing::of_late_answer(self.taken, "claims reach the store too late");
         self.claim_again(cx, claimant, &failing);
     }
 
@@ -218,7 +200,7 @@ impl<P: Plant> KeyState<P> {
         };
         claim.phase = Phase::Confirming { since, tries };
         // It was granted, whatever is said of its repeats.
-        let failing = no_use_of_answers(self.taken, "answers come too late to be used");
+        let failing = Failing::of_late_answer(self.taken, "answers come too late to be used");
         claim.unanswered = Some(Box::new(failing.told.clone()));
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
@@ -258,7 +240,7 @@ impl<P: Plant> KeyState<P> {
                 match &mut claim.claimant {
                     Claimant::Cohort => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
-                    Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+                    Claimant::Ahead | Claimant::Nobody => {}
                 }
                 self.asks_for_one = claim.mode.is_of_permits();
                 self.taken = Some(cx.now);
@@ -272,7 +254,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store will not have its tick run, or answers its question: the claim is over with that. For one that holds it means
+    /// The store will not have its tick run: the claim is over with that. For one that holds it means
     /// that its lease is over, as "gone" does.
     fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         match self.claims[number].phase {
@@ -323,7 +305,7 @@ impl<P: Plant> KeyState<P> {
                 self.failed_claims = 0;
                 self.deny_behind(cx, claim.mode);
             }
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -346,7 +328,7 @@ impl<P: Plant> KeyState<P> {
                 |caller| !caller.options.together,
                 |caller| cx.deny(caller.ticket, AcquireError::Busy),
             ),
-            Claimant::Ahead | Claimant::Watch(_) | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Nobody => {}
         }
     }
 

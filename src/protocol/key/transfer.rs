@@ -5,15 +5,15 @@
 //! done once, so it may be asked for again: a repeat finds what the first has done.
 
 use crate::error::LostCause;
+use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
     Claim, Claimant, Held, Holders, Local, Origin, Pass, Phase, RequestKind, Yielded,
 };
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::failing::Failing;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Fence, Holder, LeaseTimes, Mode, Question, Reply};
+use crate::protocol::message::{ClaimNumber, Fence, Holder, LeaseTimes, Mode};
 use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -199,7 +199,8 @@ impl<P: Plant> KeyState<P> {
             return false;
         };
         let failed_claims = caller.failed_claims + 1;
-        let goes_on = !failing.is_refused() && failing.keeps_waiting(&caller, failed_claims, cx.now);
+        let goes_on =
+            !failing.is_refused() && failing.keeps_waiting(caller.patience(), failed_claims, cx.now);
         let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
         if goes_on || claim.unanswered.is_some() {
             return false;
@@ -235,20 +236,5 @@ impl<P: Plant> KeyState<P> {
             release: None,
         };
         self.leave_old_number(cx, yielded, old.seq, None);
-    }
-
-    /// The answer to who asked about another's lease.
-    pub(crate) fn told_of_owner(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
-        let claim = self.claims.remove(number);
-        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
-            // "Not there" may be the work of our own first try.
-            let repeats = matches!(
-                caller.options.question,
-                Some(Question::Release { repeats: true, .. })
-            );
-            let owned = *reply == Reply::Done || *reply == Reply::NotThere && repeats;
-            cx.effects
-                .push(Effect::Denied(caller.ticket, AcquireError::Owned(owned)));
-        }
     }
 }

@@ -1,0 +1,126 @@
+//! The way from a question to its answer: one future for everything that is asked or done without a lease.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::driver::handle::Handle;
+use crate::driver::waiter::Told;
+use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::observe;
+use crate::primitives::acquire;
+use crate::protocol::message::{LeaseTimes, Name, Question};
+use crate::protocol::step::{AcquireError, Answer, CallOptions, Ticket};
+use crate::protocol::time::Instant;
+
+/// Resolves to the answer. Dropping it ends the interest in that: what was sent may be done all the same.
+#[derive(Debug)]
+#[must_use = "futures do nothing until they are awaited"]
+pub(crate) struct Call<T> {
+    handle: Handle,
+    name: Name,
+    ticket: Ticket,
+    since: Instant,
+    answer: oneshot::Receiver<Told>,
+    is_answered: bool,
+    read: fn(Answer) -> Option<T>,
+}
+
+/// Refuses bad input before anything is asked.
+///
+/// # Errors
+/// Bad input, and a forked process.
+pub(crate) fn check(
+    handle: &Handle,
+    name: &Name,
+    term: LeaseTimes,
+    question: Question,
+) -> Result<CallOptions, Error> {
+    let (options, node) = (handle.options(), handle.node());
+    acquire::check_key(handle, &name.key)?;
+    handle.not_forked(&name.key)?;
+    options.check_times(term)?;
+    Ok(CallOptions {
+        limit: options.waiters_per_key,
+        node_is_full: node.waiting() >= options.waiters_per_node,
+        ..CallOptions::new(term, question)
+    })
+}
+
+impl<T> Call<T> {
+    /// Asks. `read` takes the value out of an answer of the kind that the question has.
+    pub(crate) fn new(
+        handle: &Handle,
+        name: &Name,
+        options: CallOptions,
+        read: fn(Answer) -> Option<T>,
+    ) -> Self {
+        let (ticket, answer, since) = handle.node().call(name, options);
+        Call {
+            handle: handle.clone(),
+            name: name.clone(),
+            ticket,
+            since,
+            answer,
+            is_answered: false,
+            read,
+        }
+    }
+
+    /// Ends the interest in the answer. The question goes on being asked.
+    pub(crate) fn detach(mut self) {
+        self.is_answered = true;
+        self.handle.node().answered();
+    }
+
+    /// The error of a caller that gives up now: [`Error::Busy`] only if the store said that there is no news.
+    pub(crate) fn gave_up(&self, waited: Duration) -> Error {
+        acquire::gave_up(&self.handle, &self.name, self.since, waited)
+    }
+
+    fn read(&self, told: Told) -> Result<T, Error> {
+        let (handle, name) = (&self.handle, &self.name);
+        let label = handle.node().events.label();
+        let why = match told.map(self.read) {
+            Ok(Some(answer)) => return Ok(answer),
+            Ok(None) => {
+                let text = "the store answered another question";
+                AcquireError::Store(StoreError::new(StoreErrorKind::Interrupted, text))
+            }
+            Err(why) => why,
+        };
+        match &why {
+            AcquireError::Store(source) => observe::denied_by_store(label, name, source),
+            why => observe::denied(label, name, why),
+        }
+        let limit = handle.options().waiters_per_key;
+        Err(acquire::error(handle, name, why, (limit, Duration::ZERO)))
+    }
+}
+
+impl<T> Future for Call<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // Its parent began it.
+        self.handle.not_forked(&self.name.key)?;
+        let told = ready!(Pin::new(&mut self.answer).poll(cx));
+        self.is_answered = true;
+        self.handle.node().answered();
+        Poll::Ready(self.read(told.unwrap_or(Err(AcquireError::Closed))))
+    }
+}
+
+impl<T> Drop for Call<T> {
+    fn drop(&mut self) {
+        let node = self.handle.node();
+        if !self.is_answered && !node.is_forked() {
+            // First, so that nobody waits any more when the node is idle.
+            node.answered();
+            node.cancel(&self.name, self.ticket);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The calls of one key, as long as a caller of this process waits for an answer.
+
+use crate::error::StoreError;
+use crate::protocol::call::pending::{Caller, PendingCall};
+use crate::protocol::failing::{Failing, LONGEST_RETRY};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::message::{Checkpoint, Reply, Request, Turn, Verb};
+use crate::protocol::step::{
+    AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
+};
+use crate::protocol::time::Instant;
+
+/// A timer that never fires, for planted mistakes.
+pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
+
+/// The calls of one key.
+#[derive(Debug, Default)]
+pub(crate) struct Calls<P> {
+    pub(crate) plant: P,
+    pub(crate) pending: Vec<PendingCall>,
+    /// Callers whose last call failed, and until when they ask nothing.
+    resting: Vec<(Instant, Ticket, CallOptions)>,
+    /// When the store last said that there is no news.
+    pub(crate) watched: Option<Instant>,
+    /// What kept requests from being answered since the last answer.
+    pub(crate) error: Option<StoreError>,
+    /// What its shard tells it apart by.
+    pub(crate) number: u64,
+    /// The timer that the shard keeps for it.
+    pub(crate) due: Option<Instant>,
+}
+
+impl<P: Plant> Calls<P> {
+    pub(crate) fn new(plant: P, number: u64) -> Self {
+        Calls {
+            plant,
+            number,
+            ..Calls::default()
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.resting.is_empty()
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let asleep = self.pending.iter().filter(|call| !call.is_asking);
+        let rested = self.resting.iter().map(|(until, ..)| *until);
+        asleep.filter_map(|call| call.due).chain(rested).min()
+    }
+
+    /// Returns whether the store said since then that there is no news. That does not hold through an outage.
+    pub(crate) fn is_watched(&self, since: Instant) -> bool {
+        self.watched.is_some_and(|at| at >= since) && self.error.is_none()
+    }
+
+    /// Takes in what happened to the key. Returns an input that is not about its calls.
+    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
+        let asked = match &input {
+            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.asked_by(*tag),
+            _ => None,
+        };
+        match (input, asked) {
+            (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
+            (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
+            (Input::Changed, _) => self.changed(),
+            (Input::Answered { sent, reply, .. }, Some(at)) => self.answered(cx, at, sent, reply),
+            (
+                Input::Failed {
+                    why,
+                    heard,
+                    away,
+                    error,
+                    ..
+                },
+                Some(at),
+            ) => self.failed(cx, at, Failing::new(why, heard, away, error)),
+            (input, _) => return Some(input),
+        }
+        None
+    }
+
+    // What callers do.
+
+    fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
+        if options.rests && !self.plant.planted(Flaw::NeverRests) {
+            let until = cx.now + cx.source.jittered(ms(options.term.lease_ms) / 3);
+            self.resting.push((until, ticket, options));
+        } else {
+            self.enter(cx, ticket, options);
+        }
+    }
+
+    fn enter(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
+        if let Some(denial) = self.refuses(&options) {
+            return cx.effects.push(Effect::Denied(ticket, denial));
+        }
+        let caller = Caller {
+            entered: cx.now,
+            term: options.term,
+        };
+        let third = cx.now + ms(options.term.lease_ms) / 3;
+        let call = self.call_of(options, None);
+        call.callers.insert(ticket, caller);
+        // The others may have longer leases.
+        call.look_by(third);
+    }
+
+    /// The caller's future was dropped. An answer means nothing then, and nothing is left behind in the store. Returns whether
+    /// there was a call of it.
+    fn cancel(&mut self, ticket: Ticket) -> bool {
+        let mut pending = self.pending.iter_mut();
+        let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
+        pending.any(|call| call.callers.remove(&ticket).is_some()) || resting.next().is_some()
+    }
+
+    /// Gives up all of them.
+    pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
+        let resting = std::mem::take(&mut self.resting).into_iter();
+        let resting = resting.map(|(_, ticket, _)| ticket);
+        let pending = std::mem::take(&mut self.pending).into_iter();
+        let tickets = pending.flat_map(|call| call.callers.into_keys()).chain(resting);
+        let denied = tickets.map(|ticket| Effect::Denied(ticket, AcquireError::Closed));
+        cx.effects.extend(denied);
+    }
+
+    // What time does.
+
+    pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
+        let now = cx.now;
+        let rested: Vec<_> = self.resting.extract_if(.., |(until, ..)| *until <= now).collect();
+        for (_, ticket, options) in rested {
+            self.enter(cx, ticket, options);
+        }
+        for call in &mut self.pending {
+            call.due = call.due.filter(|due| now < *due);
+        }
+    }
+
+    /// Sends what waits for no moment and no answer, and forgets the calls without callers.
+    pub(crate) fn send_all(&mut self, cx: &mut StepContext<'_>) {
+        self.pending.retain(|call| !call.callers.is_empty());
+        for at in 0..self.pending.len() {
+            if !self.pending[at].is_asking && self.pending[at].due.is_none() {
+                self.send(cx, at);
+            }
+        }
+    }
+
+    fn send(&mut self, cx: &mut StepContext<'_>, at: usize) {
+        let call = &mut self.pending[at];
+        let term = call.term();
+        let is_mistaken = self.plant.planted(Flaw::RepeatedUnderFreshId) && call.seq > 0;
+        let id = match call.id {
+            Some(id) if !call.is_watch() && !is_mistaken => id,
+            _ => {
+                (call.seq, call.unanswered) = (0, None);
+                *call.id.insert(cx.source.holder())
+            }
+        };
+        if is_mistaken && call.options.data.is_some() {
+            call.options.data = Some(Checkpoint(id.to_string().into_bytes().into()));
+        }
+        call.seq += 1;
+        (call.is_asking, call.look_again) = (true, false);
+        let class = if self.plant.planted(Flaw::SavedAfterLeave) {
+            Class::Claim
+        } else {
+            Class::of_call(call.options.question)
+        };
+        cx.effects.push(Effect::Send(Outgoing {
+            tag: Tag {
+                claim: id.claim,
+                seq: call.seq,
+            },
+            request: Request {
+                mark: call.options.mark,
+                turn: Turn::Skip,
+                name: cx.name.clone(),
+                holder: id,
+                term,
+                mode: call.options.mode,
+                verb: Verb::Ask(call.options.question),
+                data: call.options.data.clone(),
+            },
+            lease: ms(term.lease_ms),
+            class,
+            called: call
+                .callers
+                .values()
+                .next()
+                .map_or(cx.now, |caller| caller.entered),
+        }));
+    }
+
+    // What the store says.
+
+    /// The call whose request in flight this is.
+    fn asked_by(&self, tag: Tag) -> Option<usize> {
+        let is_its = |call: &PendingCall| call.is_asking && call.id.is_some_and(|id| id.claim == tag.claim);
+        self.pending.iter().position(is_its)
+    }
+
+    /// A request that was sent at `sent` is answered.
+    fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
+        if self.plant.planted(Flaw::AnswerToAnotherCall) {
+            let first = self.pending.iter().position(|call| call.is_asking);
+            at = first.unwrap_or(at);
+        }
+        if let Reply::Refused(refusal) = reply {
+            let failing = Failing::of_answer(self.watched, StoreError::refused(refusal));
+            return self.failed(cx, at, failing);
+        }
+        self.error = None;
+        let takes_all = self.plant.planted(Flaw::OldLookBelieved);
+        let call = &mut self.pending[at];
+        if let Reply::Watching(version) = reply {
+            (call.is_asking, call.failures, call.retries) = (false, 0, false);
+            return self.nothing_new(cx, at, version, sent);
+        }
+        let Some(answer) = Answer::from_reply(call.options.question, reply) else {
+            let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
+            return self.failed(cx, at, failing);
+        };
+        (call.is_asking, call.failures, call.retries) = (false, 0, false);
+        let told = call.take_callers(sent, takes_all).into_keys();
+        call.look_now();
+        cx.effects
+            .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
+    }
+
+    /// A request came to nothing. The callers that may still be answered in time have it asked again, the first time at once.
+    fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
+        let now = cx.now;
+        self.error = Some(failing.error.clone());
+        let believes_all = self.plant.planted(Flaw::RefusalBelieved);
+        let forgets = self.plant.planted(Flaw::WatchLostWithConnection);
+        let call = &mut self.pending[at];
+        failing.note_first(&mut call.unanswered, believes_all);
+        if failing.may_be_executed() {
+            call.options.question = call.options.question.repeated();
+        }
+        call.is_asking = false;
+        call.look_now();
+        if forgets && call.is_watch() {
+            call.due = Some(NEVER);
+            return;
+        }
+        let lease = call.lease();
+        if failing.is_bystander(now, lease) {
+            return;
+        }
+        call.failures += 1;
+        let mut callers = std::mem::take(&mut call.callers);
+        callers.retain(|ticket, caller| {
+            let stays = failing.keeps_waiting(call.patience(*caller), call.failures, now);
+            if !stays {
+                let error = AcquireError::Store(failing.told.clone());
+                cx.effects.push(Effect::Denied(*ticket, error));
+            }
+            stays
+        });
+        call.callers = callers;
+        if failing.is_repeated_at_once(call.failures) || call.callers.is_empty() {
+            return;
+        }
+        let pause = (lease / 16).min(LONGEST_RETRY);
+        call.due = Some(now + cx.source.jittered(pause));
+        call.retries = true;
+        let error = failing.error.clone();
+        cx.event(KeyEvent::WaitFailed { error });
+    }
+}

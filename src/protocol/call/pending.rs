@@ -1,0 +1,107 @@
+//! A call that waits for its answer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::error::StoreError;
+use crate::protocol::failing::Patience;
+use crate::protocol::message::{Holder, LeaseTimes};
+use crate::protocol::step::{CallOptions, Ticket, ms};
+use crate::protocol::time::Instant;
+
+/// A caller that waits for an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    /// When the caller came, or had rested.
+    pub(crate) entered: Instant,
+    pub(crate) term: LeaseTimes,
+}
+
+/// A call that waits for its answer. A watch is one that is repeated until there is news, for all callers of this process that
+/// ask the same.
+#[derive(Debug)]
+pub(crate) struct PendingCall {
+    /// What is asked. The question of a watch has the version that its callers know.
+    pub(crate) options: CallOptions,
+    pub(crate) callers: BTreeMap<Ticket, Caller>,
+    /// The id of the latest request. All requests of a call have one; each look of a watch has its own.
+    pub(crate) id: Option<Holder>,
+    /// Counts the requests under this id.
+    pub(crate) seq: u32,
+    /// A request is in flight.
+    pub(crate) is_asking: bool,
+    /// When the next request is sent; `None`: now, unless one is in flight.
+    pub(crate) due: Option<Instant>,
+    /// `due` repeats what failed: it need not be waited for when the store is back.
+    pub(crate) retries: bool,
+    /// There may be news that came after the question in flight.
+    pub(crate) look_again: bool,
+    /// Failures in a row.
+    pub(crate) failures: u32,
+    /// Why the first of the unanswered requests under this id has no answer.
+    pub(crate) unanswered: Option<Box<StoreError>>,
+}
+
+impl PendingCall {
+    /// Without callers, and asleep until `due`.
+    pub(crate) fn new(options: CallOptions, due: Option<Instant>) -> Self {
+        PendingCall {
+            options,
+            callers: BTreeMap::new(),
+            id: None,
+            seq: 0,
+            is_asking: false,
+            due,
+            retries: false,
+            look_again: false,
+            failures: 0,
+            unanswered: None,
+        }
+    }
+
+    pub(crate) fn is_watch(&self) -> bool {
+        self.options.question.is_watched()
+    }
+
+    /// As soon as nothing is in flight.
+    pub(crate) fn look_now(&mut self) {
+        self.due = None;
+        self.look_again = self.is_asking;
+    }
+
+    /// No later than then.
+    pub(crate) fn look_by(&mut self, latest: Instant) {
+        self.due = self.due.map(|due| due.min(latest));
+    }
+
+    /// The shortest lease of all callers.
+    pub(crate) fn term(&self) -> LeaseTimes {
+        let terms = self.callers.values().map(|caller| caller.term);
+        terms
+            .min_by_key(|term| term.lease_ms)
+            .unwrap_or(self.options.term)
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        ms(self.term().lease_ms)
+    }
+
+    /// Takes the callers that came before the request that was sent at `sent`: its answer is for them.
+    pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, Caller> {
+        let callers = std::mem::take(&mut self.callers).into_iter();
+        let came_after = |(_, caller): &(Ticket, Caller)| caller.entered > sent && !takes_all;
+        let (later, told) = callers.partition(came_after);
+        self.callers = later;
+        told
+    }
+
+    /// A watch rides out an outage. Other calls are repeated once.
+    pub(crate) fn patience(&self, caller: Caller) -> Patience {
+        Patience {
+            entered: caller.entered,
+            lease: ms(caller.term.lease_ms),
+            waits: self.is_watch(),
+            behind: false,
+        }
+    }
+}

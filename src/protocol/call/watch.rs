@@ -1,0 +1,96 @@
+//! Watching: a call that is repeated on a push or by a timer, until there is news of a key.
+//!
+//! All callers of this process that ask the same share one question to the store. It is asked at once for a new caller, then at
+//! an interval, a third of a lease, until the store has something else to say than
+//! [`Watching`](crate::protocol::message::Reply::Watching). The store pushes when there is news, which makes us look at once;
+//! nothing depends on that.
+
+use crate::protocol::call::calls::{Calls, NEVER};
+use crate::protocol::call::pending::PendingCall;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::message::GrantNumber;
+use crate::protocol::step::{AcquireError, CallOptions, InboxState};
+use crate::protocol::time::Instant;
+
+impl<P: Plant> Calls<P> {
+    /// Why there is no room for one more caller that watches, if there is none.
+    pub(crate) fn refuses(&self, options: &CallOptions) -> Option<AcquireError> {
+        let watches = self.pending.iter().filter(|call| call.is_watch());
+        let waiting: usize = watches.map(|call| call.callers.len()).sum();
+        if !options.question.is_watched() {
+            None
+        } else if waiting >= options.limit {
+            Some(AcquireError::QueueFull { waiting })
+        } else {
+            options.node_is_full.then_some(AcquireError::NodeFull)
+        }
+    }
+
+    /// Returns the watch that asks the same, or a new call that is due then.
+    pub(crate) fn call_of(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
+        let mut pending = self.pending.iter();
+        let at = pending.position(|call| call.is_watch() && call.options.question == options.question);
+        let at = at.unwrap_or_else(|| {
+            self.pending.push(PendingCall::new(options, due));
+            self.pending.len() - 1
+        });
+        &mut self.pending[at]
+    }
+
+    /// There is no news. The callers that came before `sent` know from now on which version they wait to see changed, and ask
+    /// with those that know the same.
+    pub(crate) fn nothing_new(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        at: usize,
+        version: GrantNumber,
+        sent: Instant,
+    ) {
+        // The store said so: a caller that gives up waiting has not waited in vain.
+        self.watched = Some(cx.now);
+        let takes_all = self.plant.planted(Flaw::OldLookBelieved);
+        let push_alone = self.plant.planted(Flaw::WatchedByPushAlone);
+        let call = &mut self.pending[at];
+        let pause = cx.source.jittered(call.lease() / 3);
+        let next = if push_alone { NEVER } else { cx.now + pause };
+        let is_news = std::mem::take(&mut call.look_again);
+        let question = call.options.question.knowing(version);
+        if question == call.options.question {
+            call.due = (!is_news).then_some(next);
+            return;
+        }
+        let told = call.take_callers(sent, takes_all);
+        call.due = None;
+        let options = CallOptions {
+            question,
+            ..call.options.clone()
+        };
+        let known = self.call_of(options, Some(next));
+        known.callers.extend(told);
+        if is_news {
+            known.look_now();
+        } else {
+            known.look_by(next);
+        }
+    }
+
+    /// There is news, or there may be.
+    pub(crate) fn changed(&mut self) {
+        let watches = self.pending.iter_mut().filter(|call| call.is_watch());
+        watches.for_each(PendingCall::look_now);
+    }
+
+    /// Whether news is pushed has changed, or some of it may have been missed.
+    pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
+        if cx.source.inbox == InboxState::Confirmed {
+            self.changed();
+        }
+    }
+
+    /// The store can be reached again.
+    pub(crate) fn reachable(&mut self, _: &mut StepContext<'_>) {
+        let retries = self.pending.iter_mut().filter(|call| call.retries);
+        retries.for_each(PendingCall::look_now);
+    }
+}
