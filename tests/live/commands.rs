@@ -105,11 +105,16 @@ fn shows(rows: &[Row], expected: &[Row]) {
 /// No lease is renewed while a test runs, and the node hands over to its own callers for as long as that.
 async fn node(server: &RedisServer) -> Locks {
     let long = ms(600_000);
-    let builder = Locks::builder()
-        .lease(long)
-        .burst(256, long)
-        .request_timeout(ms(10_000));
-    builder.redis(&server.url()).await.unwrap()
+    let connected = async {
+        loop {
+            let builder = Locks::builder().lease(long).burst(256, long);
+            // A busy machine may need longer than an attempt to connect may take.
+            if let Ok(locks) = builder.request_timeout(ms(10_000)).redis(&server.url()).await {
+                return locks;
+            }
+        }
+    };
+    soon(connected).await
 }
 
 /// A server and two nodes, which have waited already: their inboxes are open, and the scripts are loaded.

@@ -11,6 +11,7 @@ mod server;
 mod books;
 mod replica;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -39,6 +40,50 @@ fn main() {
     }
 }
 
+/// A replica's process. It is killed when this is dropped, so that a run that fails leaves none behind.
+struct Replica {
+    name: String,
+    child: Child,
+}
+
+impl Replica {
+    /// Returns when it is at work. Before that, SIGTERM would end it without a handler.
+    fn start(program: &Path, url: &str, side: &str, name: String) -> Replica {
+        let mut command = Command::new(program);
+        command.args(["replica", url, side, &name]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut replica = Replica {
+            name,
+            child: child.expect("a replica"),
+        };
+        let mut line = String::new();
+        let said = replica.child.stdout.take().expect("it is piped");
+        let read = BufReader::new(said).read_line(&mut line);
+        assert!(read.is_ok_and(|bytes| bytes > 0), "the replica ended by itself");
+        replica
+    }
+
+    fn terminate(&mut self) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill");
+        assert!(sent.success(), "the replica ended by itself");
+        let ended = self.child.wait().expect("a child");
+        assert!(ended.success(), "replica {} failed: {ended}", self.name);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("a child");
+        self.child.wait().expect("a child");
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Replaces one replica after the other, by SIGTERM and by a kill in turns, there and back until the time is over.
 async fn deploy(before: &Path, span: Duration) {
     let server = RedisServer::as_service();
@@ -47,43 +92,27 @@ async fn deploy(before: &Path, span: Duration) {
     let mut started = 0;
     let mut start = |side: usize| {
         started += 1;
-        let name = started.to_string();
-        let mut replica = Command::new([before, &after][side]);
-        replica
-            .args(["replica", &url, SIDES[side], &name])
-            .stdin(Stdio::null());
-        (name, replica.spawn().expect("a replica"))
+        Replica::start([before, &after][side], &url, SIDES[side], started.to_string())
     };
     let mut books = Books::open(&url, "", "").await;
-    let mut replicas: Vec<(String, Child)> = (0..REPLICAS).map(|_| start(0)).collect();
+    let mut replicas: Vec<Replica> = (0..REPLICAS).map(|_| start(0)).collect();
     let (begin, mut turn) = (Instant::now(), 0);
     while begin.elapsed() < span {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (name, leaves) = &mut replicas[turn % REPLICAS];
+        let leaves = &mut replicas[turn % REPLICAS];
         if turn % 2 == 0 {
-            terminate(leaves);
+            leaves.terminate();
         } else {
             // What it does between this line and its end is not judged.
-            books.declare_dead(name).await;
-            leaves.kill().expect("a child");
-            leaves.wait().expect("a child");
+            books.declare_dead(&leaves.name).await;
+            leaves.kill();
         }
-        let side = if turn / REPLICAS % 2 == 0 { 1 } else { 0 };
-        replicas[turn % REPLICAS] = start(side);
+        *leaves = start(if turn / REPLICAS % 2 == 0 { 1 } else { 0 });
         turn += 1;
     }
-    for (_, replica) in &mut replicas {
-        terminate(replica);
-    }
+    replicas.iter_mut().for_each(Replica::terminate);
     println!("{turn} replicas replaced, {} of them killed", turn / 2);
     judge(&mut books).await;
-}
-
-fn terminate(replica: &mut Child) {
-    let pid = replica.id().to_string();
-    let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill");
-    assert!(sent.success(), "the replica ended by itself");
-    assert!(replica.wait().expect("a child").success(), "a replica failed");
 }
 
 /// Prints how often each version did what, and asserts that both did all of it, and that nothing was wrong.

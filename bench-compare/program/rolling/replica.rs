@@ -81,6 +81,7 @@ pub async fn run(url: &str, side: &str, name: &str) {
     }
     tasks.push(tokio::spawn(replica.clone().uses_latches()));
     tasks.push(tokio::spawn(replica.clone().runs_ticks()));
+    println!("ready");
     asked.recv().await;
     replica.ends.store(true, Ordering::Relaxed);
     for task in tasks {
