@@ -59,6 +59,11 @@ impl Failing {
         self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
     }
 
+    /// Whether the same is asked again at once: after the first failure, unless the store is known to refuse.
+    pub(crate) fn is_tried_at_once(&self, failed_claims: u32) -> bool {
+        failed_claims <= 1 && self.why != Unanswered::Down && !self.is_refused()
+    }
+
     /// Whether the store may still answer that caller in time, after so many failures in a row.
     pub(crate) fn keeps_waiting(&self, caller: &Caller, failed_claims: u32, now: Instant) -> bool {
         let came_before = |since: Option<Instant>| since.is_some_and(|since| caller.entered <= since);
@@ -66,7 +71,6 @@ impl Failing {
         let waits = came_before(self.heard) || caller.behind && came_before(self.away);
         let rides_out =
             caller.options.wait && waits && self.away.is_some_and(|away| now < away + caller.lease());
-        let has_another = self.why != Unanswered::Down && failed_claims <= 1 && !self.is_refused();
-        !self.is_for_good() && (rides_out || has_another)
+        !self.is_for_good() && (rides_out || self.is_tried_at_once(failed_claims))
     }
 }

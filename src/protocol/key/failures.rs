@@ -132,7 +132,7 @@ impl<P: Plant> KeyState<P> {
             }
             _ => return,
         };
-        if failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused() {
+        if failing.is_tried_at_once(failed_claims) {
             return;
         }
         let pause = (lease / 16).min(LONGEST_RETRY);
@@ -224,7 +224,7 @@ impl<P: Plant> KeyState<P> {
         let (claimant, failed_claims) = self.count_failed_claim(cx, claim.claimant, failing);
         let claim = &mut self.claims[number];
         claim.claimant = claimant;
-        let is_first = failed_claims <= 1 && failing.why != Unanswered::Down && !failing.is_refused();
+        let is_first = failing.is_tried_at_once(failed_claims);
         match claimant {
             Claimant::Nobody if is_question => self.claims.end(number),
             // Nobody is left: it will be found unwanted.
