@@ -146,20 +146,18 @@ impl<P: Plant> KeyState<P> {
 
     /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
     pub(crate) fn yield_(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
+        // Without a local caller there is nothing to go on for.
+        let Some(options) = self.line.front().map(|head| head.options) else {
+            return self.leave(cx, number, release);
+        };
         let Some(old) = self.claims.remove(number) else {
             return;
         };
-        let before = || LockOptions {
-            mode: old.mode,
-            ..LockOptions::new(old.term)
-        };
-        let options = self.line.front().map_or_else(before, |head| head.options);
         let mut holder = cx.source.holder();
         if self.plant.planted(Flaw::YieldKeepsNumber) {
             holder = old.holder;
         }
         let mut claim = Claim::new(holder, Claimant::Cohort, &options, cx.now);
-        (claim.fixed, claim.tick) = (false, old.tick);
         claim.seq = old.seq;
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.holder,

@@ -90,7 +90,7 @@ impl<P: Plant> KeyState<P> {
         if now >= deadline {
             return None;
         }
-        if !self.readers.take_up(ticket)
+        if (self.readers.is_empty() || !self.readers.take_up(ticket))
             && let Phase::Held(held) = &mut self.claims[number].phase
             && let Holders::One(local) = &mut held.holders
         {
@@ -188,10 +188,9 @@ impl<P: Plant> KeyState<P> {
         number: ClaimNumber,
         release: Option<Ticket>,
     ) {
-        if self.claims[number].mode.is_of_permits() {
-            self.leave(cx, number, release);
-        } else {
-            self.yield_(cx, number, release);
+        match self.claims[number].mode {
+            Mode::Exclusive | Mode::Read => self.yield_(cx, number, release),
+            Mode::Permits(_) => self.leave(cx, number, release),
         }
     }
 
