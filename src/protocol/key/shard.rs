@@ -227,10 +227,12 @@ impl<P: Plant> Shard<P> {
         self.each(now, KeyState::reachable, Calls::reachable, perform);
     }
 
-    /// Nobody of this process has the key or waits for it: a [`Input::Lock`] is answered with a claim to be
+    /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
     /// sent, and nothing else.
     pub fn is_free(&self, name: &Name) -> bool {
-        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
+        !self.source.is_closed
+            && self.keys.get(name).is_none_or(|key| key.is_free())
+            && !self.calls.contains_key(name)
     }
 
     /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
