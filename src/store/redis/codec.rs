@@ -550,8 +550,8 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES] {
-            assert!(script.text.contains(&format!("local words,at={WORDS},3\n")));
+        for script in [&LOCKS, &JOBS, &SEMAPHORES, &ELECTIONS, &LATCHES] {
+            assert!(script.text.contains(&format!("local words, at = {WORDS}, 3\n")));
         }
     }
 

@@ -32,7 +32,6 @@ if frees then
     end
     return shared[i]
   end
-
 end
 
 if frees and has_permits then
