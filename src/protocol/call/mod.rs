@@ -4,7 +4,7 @@
 //! it has done. Guarded writes, probes and `forget_job` are *sent once*: they do not come here, and one without an answer ends
 //! with an error that says that the outcome is unknown.
 //!
-//! Reading order: [`pending`], [`calls`], [`watch`].
+//! Reading order: `pending`, `calls`, `watch`.
 
 pub(crate) mod calls;
 pub(crate) mod pending;
