@@ -131,17 +131,8 @@ impl Options {
 
     /// Refuses lengths that are out of bounds.
     pub(crate) fn check_times(&self, term: LeaseTimes) -> Result<(), OptionsError> {
-        let shortest = if self.short_leases {
-            SHORTEST_IN_TESTS
-        } else {
-            SHORTEST_LEASE
-        };
-        let [lease, margin] = [term.lease_ms, term.margin_ms].map(Duration::from_millis);
-        if !(shortest..=LONGEST_LEASE).contains(&lease) {
-            return Err(OptionsError(format!(
-                "a lease lasts {shortest:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
-            )));
-        }
+        self.check_lease(Duration::from_millis(term.lease_ms))?;
+        let margin = Duration::from_millis(term.margin_ms);
         if margin > LONGEST_LEASE {
             return Err(OptionsError(format!(
                 "a margin of {margin:?} is longer than any lease: 30 days at most"
@@ -150,8 +141,23 @@ impl Options {
         Ok(())
     }
 
+    fn check_lease(&self, lease: Duration) -> Result<(), OptionsError> {
+        let shortest = if self.short_leases {
+            SHORTEST_IN_TESTS
+        } else {
+            SHORTEST_LEASE
+        };
+        if (shortest..=LONGEST_LEASE).contains(&lease) {
+            return Ok(());
+        }
+        Err(OptionsError(format!(
+            "a lease lasts {shortest:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
+        )))
+    }
+
     /// The lengths of a claim with this lease, checked.
     pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
+        self.check_lease(lease)?;
         let term = self.times(lease);
         self.check_times(term).map(|()| term)
     }

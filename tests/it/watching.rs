@@ -1,7 +1,7 @@
 //! Watching, in the machines of a shard alone: who asks, how often, and who is told.
 
 use tenure::Key;
-use tenure::protocol::message::{GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
+use tenure::protocol::message::{Called, GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
 use tenure::protocol::step::{AcquireError, Answer, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::help::ms;
@@ -37,6 +37,23 @@ fn asked(machine: &Machine) -> Option<GrantNumber> {
         Verb::Ask(Question::Zero { of }) => of,
         other => panic!("{other:?}"),
     }
+}
+
+/// The driver may have read its clock before the caller came whose call it sends. A call is not a look that others share: its
+/// answer is for its caller, and it is not sent again.
+#[test]
+fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
+    let mut machine = machine();
+    let before = machine.now;
+    machine.later(ms(1));
+    let count = Question::CountDown {
+        called: Called::default(),
+    };
+    let ticket = machine.call(asks(1000, count));
+    machine.answer_to(&machine.sent(), before, ZERO);
+    assert!(is_told_of_zero(&machine, ticket));
+    assert_eq!(machine.sends(), 1);
+    assert!(machine.shard.is_empty());
 }
 
 #[test]

@@ -86,9 +86,11 @@ impl PendingCall {
         ms(self.term().lease_ms)
     }
 
-    /// Takes the callers that came before the request that was sent at `sent`: its answer is for them.
+    /// Takes the callers that the answer to a request is for. A watch may have gained callers since that was sent, at `sent`. Any
+    /// other call has one caller, and its request was sent for that, even if the sender read its clock before the caller came.
     pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, Caller> {
         let callers = std::mem::take(&mut self.callers).into_iter();
+        let takes_all = takes_all || !self.is_watch();
         let came_after = |(_, caller): &(Ticket, Caller)| caller.entered > sent && !takes_all;
         let (later, told) = callers.partition(came_after);
         self.callers = later;
