@@ -37,7 +37,7 @@ pub struct MultiLease {
 }
 
 impl MultiLease {
-    /// What is locked, in the order in which it was locked, and the fencing token of each: see [`Lease::fence`].
+    /// What is locked, in the order in which it was locked, and the fencing token of each: see [`Lease::fence`](crate::Lease::fence).
     pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
         self.held.iter().map(|held| (&held.name.key, held.fence))
     }
@@ -50,7 +50,7 @@ impl MultiLease {
         fences.find(|(of, _)| **of == key).map(|(_, fence)| fence)
     }
 
-    /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`].
+    /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`](crate::Lease::is_held).
     pub fn is_held(&self) -> bool {
         holdings::are_held(self)
     }
@@ -92,7 +92,7 @@ impl MultiLease {
     }
 
     /// Begins a write to the locks' own Redis that is done only while *each* of these leases is current: checked and done in
-    /// one step, as [`Lease::atomically`] does it for one lease. Say, a transfer between two accounts:
+    /// one step, as [`Lease::atomically`](crate::Lease::atomically) does it for one lease. Say, a transfer between two accounts:
     ///
     /// ```no_run
     /// # async fn of(locks: tenure::Locks) -> Result<(), tenure::Error> {
@@ -114,14 +114,14 @@ impl MultiLease {
     /// waited for by the shortest of the leases.
     ///
     /// # Errors
-    /// As [`Lease::atomically`]. [`Error::Lost`] names the first key whose lease is not current; the leases that are, stay.
+    /// As [`Lease::atomically`](crate::Lease::atomically). [`Error::Lost`] names the first key whose lease is not current; the leases that are, stay.
     /// [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name the first key.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new(self.held.iter())
     }
 
-    /// Runs `work` with the knowledge that these locks are held; see [`Lease::scope`].
+    /// Runs `work` with the knowledge that these locks are held; see [`Lease::scope`](crate::Lease::scope).
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -133,7 +133,7 @@ impl MultiLease {
     /// [`scope`](Self::scope).
     ///
     /// # Errors
-    /// [`Error::Lost`], as [`Lease::run`], about the first that was lost.
+    /// [`Error::Lost`], as [`Lease::run`](crate::Lease::run), about the first that was lost.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -177,7 +177,7 @@ impl MultiGuard {
         self.lease.clone()
     }
 
-    /// Another guard on the same leases, which then end with the last of their guards; see [`Lease::again`].
+    /// Another guard on the same leases, which then end with the last of their guards; see [`Lease::again`](crate::Lease::again).
     ///
     /// # Errors
     /// [`Error::Lost`] when one of the leases is over.
