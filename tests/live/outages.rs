@@ -189,7 +189,10 @@ async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
             let waiting = locks.mutex(key.as_str()).lock();
             waits.spawn(async move {
                 match waiting.await {
-                    Ok(guard) => Ok(drop(guard.release().await)),
+                    Ok(guard) => {
+                        let _ = guard.release().await;
+                        Ok(())
+                    }
                     Err(error) => Err((now(), error)),
                 }
             });

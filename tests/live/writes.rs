@@ -632,7 +632,7 @@ async fn increments_of_a_task(
         let read: Option<i64> = get.query_async(&mut direct).await.unwrap();
         let write = guard.atomically().script(script).key("count").key("ids");
         let id = format!("{task}:{}", outcomes.len());
-        if outcomes.len() % 10 == 0 {
+        if outcomes.len().is_multiple_of(10) {
             // Some stops come between the grant and the write.
             tokio::time::sleep(ms(5)).await;
         }
