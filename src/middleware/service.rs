@@ -17,7 +17,7 @@ use crate::middleware::future::{Admission, Entered, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
-use crate::middleware::observer::{Observed, Observer};
+use crate::middleware::observer::Observer;
 use crate::middleware::refusal::{Answer, Refused, route};
 use crate::middleware::watched::Watched;
 use crate::observe;
@@ -99,15 +99,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
     async move {
         let choice = layer.key.key(&mut parts).await.into_lock_key().0;
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
-            Entered::Refused(layer.settings.refusals.refuse(why, error, Some(parts)))
+            Err(layer.settings.refusals.refuse(why, error, Some(parts)))
         };
         let key = match choice {
             Choice::Lock(key) => key,
             Choice::Nothing => {
                 leases::insert(&mut parts, None);
-                return Entered::In(parts, Admission::default());
+                return Ok((parts, Admission::default()));
             }
-            Choice::Answer(Answer(response)) => return Entered::Refused(response),
+            Choice::Answer(Answer(response)) => return Err(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
         // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
@@ -135,7 +135,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                     waited,
                     observer: None,
                 };
-                Entered::In(parts, admission)
+                Ok((parts, admission))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
@@ -146,12 +146,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
 async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
     let observer = match choice {
-        // Real layers with one key share its lease.
-        Choice::Lock(key) if Observed::has(&parts, &key) => None,
-        Choice::Lock(key) => {
-            Observed::insert(&mut parts, &key);
-            Observer::spawn(&layer.locks, &key, &parts)
-        }
+        Choice::Lock(key) => Observer::spawn(&layer.locks, key, &mut parts),
         Choice::Nothing => None,
         Choice::Answer(_) | Choice::Refuse(_) => {
             observe::observed("refused", route(&parts));
@@ -162,7 +157,7 @@ async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> En
         observer,
         ..Admission::default()
     };
-    Entered::In(parts, admission)
+    Ok((parts, admission))
 }
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
