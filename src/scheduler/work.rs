@@ -29,27 +29,16 @@ where
     type Run = R;
 }
 
-/// What a thread made, or `None` when it never began: the lease was lost by then, or its runtime is ending.
-#[derive(Debug)]
-pub(crate) struct Ran<T>(Option<T>);
-
-impl<T: JobOutput> JobOutput for Ran<T> {
-    fn failure(self) -> Option<String> {
-        match self.0 {
-            Some(made) => made.failure(),
-            None => Some("its thread was never begun".to_owned()),
-        }
-    }
-}
-
 /// Resolves when the thread has ended. The thread keeps the lease until then, whatever becomes of this future.
-pub(crate) async fn on_a_thread<F, T>(work: Arc<F>, tick: Tick) -> Ran<T>
+pub(crate) async fn on_a_thread<F, T>(work: Arc<F>, tick: Tick) -> Result<(), String>
 where
     F: Fn(Tick) -> T + Send + Sync + 'static,
-    T: Send + 'static,
+    T: JobOutput + Send + 'static,
 {
+    // The lease was lost by then, or the runtime is ending.
+    let never_begun = || Err("its thread was never begun".to_owned());
     let Ok(guard) = tick.lease.again() else {
-        return Ran(None);
+        return never_begun();
     };
     let thread = spawn_blocking(move || {
         // Dropped before the thread's end is known, so that the run's own guard is the last one.
@@ -57,8 +46,8 @@ where
         work(tick)
     });
     match thread.await {
-        Ok(made) => Ran(Some(made)),
+        Ok(output) => output.failure().map_or(Ok(()), Err),
         Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-        Err(_) => Ran(None),
+        Err(_) => never_begun(),
     }
 }
