@@ -2,11 +2,11 @@
 //! cron crate.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant as Since, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -44,13 +44,16 @@ pub(crate) struct Gate {
     pub(super) name: Key,
     pub(super) settings: Settings,
     pub(super) jobs: Arc<Jobs>,
-    newest: watch::Sender<TickTime>,
+    /// The newest tick that this node has seen come.
+    pub(super) newest: watch::Sender<TickTime>,
     /// The ticks that are claimed, awaited or run right now.
     pursued: watch::Sender<HashSet<TickTime>>,
     /// Cancelled when the job's scheduler knows it no more.
     life: CancellationToken,
-    /// Of the service and the expression; 0 until that is known.
-    fingerprint: AtomicU64,
+    /// When it is due; not known until it has fired here, unless the schedule came with the job.
+    pub(super) schedule: OnceLock<Schedule>,
+    /// Held while this node goes from tick to tick, where none is passed over.
+    pub(super) walk: AsyncMutex<()>,
     /// In a row.
     skips: AtomicU32,
     /// What the store's clock showed when it was last heard of, in milliseconds since the Unix epoch, and when that was.
@@ -166,7 +169,8 @@ impl Gate {
             newest: watch::Sender::new(TickTime(0)),
             pursued: watch::Sender::default(),
             life: life.token.clone(),
-            fingerprint: AtomicU64::new(0),
+            schedule: OnceLock::new(),
+            walk: AsyncMutex::default(),
             skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
             away: Mutex::default(),
@@ -207,17 +211,18 @@ impl Gate {
         self.jobs.closing.is_cancelled() || self.life.is_cancelled()
     }
 
-    /// From now on it is known what the job's name stands for.
-    pub(crate) fn is_scheduled(&self, schedule: &Schedule) {
-        let fingerprint = schedule.fingerprint(&self.handle.options().service);
-        self.fingerprint.store(fingerprint, Ordering::Relaxed);
+    /// What the job's name stands for: the service and the expression. 0 until that is known.
+    fn fingerprint(&self) -> u64 {
+        let service = &self.handle.options().service;
+        let schedule = self.schedule.get();
+        schedule.map_or(0, |schedule| schedule.fingerprint(service))
     }
 
     /// What the store knows of the job, as far as it can be asked. Whatever should not be so is told.
     pub(crate) async fn asked(&self) -> Option<JobReport> {
         let question = Question::Open {
             within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
-            fingerprint: self.fingerprint.load(Ordering::Relaxed),
+            fingerprint: self.fingerprint(),
             over: self.over(),
         };
         let before = self.now();
@@ -362,8 +367,7 @@ impl Gate {
     }
 
     async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<Run, Behind> {
-        self.newest
-            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
+        self.note_newest(mark);
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
         let runs_all = self.settings.runs_all();
@@ -493,6 +497,11 @@ impl Gate {
             why = self.ended() => Some(why),
             () = pause => None,
         }
+    }
+
+    pub(super) fn note_newest(&self, mark: TickTime) {
+        self.newest
+            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
     }
 
     fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {

@@ -83,13 +83,13 @@ async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
 
 /// The tick that fired just now.
 async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<TickTime, String> {
-    if job.schedule().is_none() {
-        job.set_schedule(expression(id, scheduler).await?);
+    if job.gate.schedule.get().is_none() {
+        let _ = job.gate.schedule.set(expression(id, scheduler).await?);
     }
     if !job.has_engine() {
         job.set_engine(ended_flag(scheduler).await);
     }
-    let schedule = job.schedule().ok_or("it has no schedule")?;
+    let schedule = job.gate.schedule.get().ok_or("it has no schedule")?;
     schedule.latest(job.gate.now())
 }
 

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Handle as Runtime;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "testing")]
@@ -24,7 +25,6 @@ use crate::driver::jobs::Fire;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime, Turn};
-use crate::scheduler::catch_up::{Runner, Walk};
 use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
 use crate::scheduler::schedule::Schedule;
@@ -45,45 +45,33 @@ const REMEMBERED: usize = 128;
 pub(crate) struct Job<F> {
     pub(crate) gate: Gate,
     work: F,
-    schedule: OnceLock<Schedule>,
     /// The schedule came with the job, and the engine may know another.
     has_own_schedule: bool,
     made: Instant,
     engine: OnceLock<Arc<AtomicBool>>,
-    looks_out: AtomicBool,
+    /// Held by the task that looks for open ticks.
+    looks_out: Arc<AsyncMutex<()>>,
     looked_at: AtomicBool,
     /// The ticks that this node has pursued.
     seen: Mutex<BTreeSet<TickTime>>,
-    walk: Walk,
 }
 
 impl<F> Job<F> {
     pub(crate) fn new(gate: Gate, schedule: Option<Schedule>, work: F) -> Arc<Job<F>> {
-        let job = Job {
+        let has_own_schedule = schedule.is_some();
+        if let Some(schedule) = schedule {
+            let _ = gate.schedule.set(schedule);
+        }
+        Arc::new(Job {
             gate,
             work,
-            schedule: OnceLock::new(),
-            has_own_schedule: schedule.is_some(),
+            has_own_schedule,
             made: Instant::now(),
             engine: OnceLock::new(),
-            looks_out: AtomicBool::new(false),
+            looks_out: Arc::default(),
             looked_at: AtomicBool::new(false),
             seen: Mutex::default(),
-            walk: Walk::default(),
-        };
-        if let Some(schedule) = schedule {
-            job.set_schedule(schedule);
-        }
-        Arc::new(job)
-    }
-
-    pub(crate) fn schedule(&self) -> Option<&Schedule> {
-        self.schedule.get()
-    }
-
-    pub(crate) fn set_schedule(&self, schedule: Schedule) {
-        self.gate.is_scheduled(&schedule);
-        let _ = self.schedule.set(schedule);
+        })
     }
 
     /// An engine fires it, until that flag is set.
@@ -140,7 +128,7 @@ impl<F> Job<F> {
     /// The newest tick that came and that nobody began, if it is made up for.
     fn missed(&self, report: &JobReport) -> Option<TickTime> {
         let misfire = self.gate.settings.misfire?;
-        let (schedule, known) = (self.schedule()?, report.mark?);
+        let (schedule, known) = (self.gate.schedule.get()?, report.mark?);
         // By then any engine would have fired it.
         let past = self.gate.now().checked_sub(ENGINE)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
@@ -160,7 +148,7 @@ impl<F> Job<F> {
     /// until there may be one.
     fn overdue(&self, since: Instant) -> Result<(TickTime, Duration), Duration> {
         // Nobody may have added it to a scheduler, or to the one that takes the place of another.
-        let (Some(schedule), Some(false)) = (self.schedule(), self.engine_has_ended()) else {
+        let (Some(schedule), Some(false)) = (self.gate.schedule.get(), self.engine_has_ended()) else {
             return Err(ENGINE);
         };
         let now = self.gate.now();
@@ -177,17 +165,6 @@ impl<F> Job<F> {
     }
 }
 
-/// A lookout that goes on.
-struct Looking<F>(Weak<Job<F>>);
-
-impl<F> Drop for Looking<F> {
-    fn drop(&mut self) {
-        if let Some(job) = self.0.upgrade() {
-            job.looks_out.store(false, Ordering::Relaxed);
-        }
-    }
-}
-
 fn time(mark: TickTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(mark.0)
 }
@@ -196,13 +173,7 @@ impl<F: Work> Job<F> {
     pub(crate) async fn pursue(self: &Arc<Self>, mark: TickTime, is_catch_up: bool) -> TickOutcome {
         self.notice(mark);
         if self.gate.settings.runs_all() {
-            let runner = Runner {
-                gate: &self.gate,
-                walk: &self.walk,
-                schedule: &self.schedule,
-                work: &self.work,
-            };
-            return runner.run_all(mark, is_catch_up).await;
+            return self.gate.run_all(mark, is_catch_up, &self.work).await;
         }
         let turn = match self.gate.settings.overlap {
             Overlap::Skip => Turn::Skip,
@@ -225,13 +196,12 @@ impl<F: Work> Job<F> {
     /// Once, and as soon as there is a runtime to look out on: that of whoever makes the job, or fires it first.
     pub(crate) fn look_out(self: &Arc<Self>) {
         if let Ok(runtime) = Runtime::try_current()
-            && !self.looks_out.swap(true, Ordering::Relaxed)
+            && let Ok(looking) = self.looks_out.clone().try_lock_owned()
         {
-            // Made here: a runtime may end before it polls what it was given.
-            let looking = Looking(Arc::downgrade(self));
-            let clock = self.gate.clock();
-            runtime.spawn(clock.task(Job::look(looking)));
-            runtime.spawn(clock.task(Job::watch(Arc::downgrade(self))));
+            let (clock, this) = (self.gate.clock(), Arc::downgrade(self));
+            // The guard goes with the task: a runtime may end before it polls what it was given.
+            runtime.spawn(clock.task(Job::look(this.clone(), looking)));
+            runtime.spawn(clock.task(Job::watch(this)));
         }
     }
 
@@ -243,9 +213,8 @@ impl<F: Work> Job<F> {
     }
 
     /// Asks for open ticks. Ends with the job's closure, of which this keeps nothing while it sleeps.
-    async fn look(looking: Looking<F>) {
+    async fn look(this: Weak<Self>, _looking: OwnedMutexGuard<()>) {
         // With a runtime that is no more it ends, too: on the next it begins again.
-        let this = &looking.0;
         let Some(mut news) = this.upgrade().map(|job| job.gate.clock().news()) else {
             return;
         };
