@@ -4,13 +4,13 @@
 //! comes next is for the nodes to say, which know the schedule: each walks from the latest tick that the store knows of to the
 //! newest that it saw come, and stands by for what others run on the way.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use crate::observe;
 use crate::protocol::message::{TickTime, Turn};
 use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::work::Work;
 
 /// The ticks after `after` and up to `to` of which one is to be run next: the oldest that is young enough, and not one of too
@@ -25,13 +25,9 @@ fn next(
         Some(Misfire::RunAll { within, at_most }) => (within, at_most),
         _ => (Duration::MAX, 1),
     };
-    let age = |tick: TickTime| {
-        let age = now.duration_since(UNIX_EPOCH + Duration::from_millis(tick.0));
-        age.unwrap_or_default()
-    };
     let (mut first, mut count) = (to, 1);
     while let Some(before) = before(schedule, first).filter(|before| *before > after) {
-        if count >= at_most || age(before) > within {
+        if count >= at_most || age(before, now) > within {
             return (first, true);
         }
         (first, count) = (before, count + 1);
@@ -40,8 +36,8 @@ fn next(
 }
 
 fn before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
-    let moment = UNIX_EPOCH + Duration::from_millis(tick.0.checked_sub(1_000)?);
-    schedule.latest(moment).ok()
+    let earlier = TickTime(tick.0.checked_sub(1_000)?);
+    schedule.latest(time(earlier)).ok()
 }
 
 /// Nothing is run here any more.

@@ -23,7 +23,7 @@ use crate::protocol::step::TickRefusal;
 use crate::protocol::time::Instant;
 use crate::scheduler::doubts::Doubts;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::work::Work;
 
 /// The pauses between attempts while the store is away.
@@ -263,21 +263,16 @@ impl Gate {
     /// It is too late to begin this tick. By the store's clock as it is known here, so that it makes no difference whose clock
     /// is off, and by how much.
     pub(super) fn is_too_old(&self, mark: TickTime, since: Option<Since>) -> bool {
-        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
         let age = match (self.store_date(), since) {
             (None, Some(since)) => since.elapsed(),
-            (date, _) => date
-                .unwrap_or_else(|| self.now())
-                .duration_since(due)
-                .unwrap_or_default(),
+            (date, _) => age(mark, date.unwrap_or_else(|| self.now())),
         };
         self.settings.oldest().is_some_and(|oldest| age > oldest)
     }
 
     /// It was due when the store was away.
     pub(super) fn was_kept_waiting(&self, mark: TickTime) -> bool {
-        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
-        lock(&self.away).is_some_and(|away| due <= away)
+        lock(&self.away).is_some_and(|away| time(mark) <= away)
     }
 
     /// What the store's clock shows, or this node's if that is not known yet.

@@ -6,7 +6,7 @@
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::observe;
 use crate::protocol::message::TickTime;
+use crate::scheduler::error::JobError;
 use crate::scheduler::gate::{Gate, Life};
 use crate::scheduler::lookout::Job;
 use crate::scheduler::schedule::Schedule;
@@ -67,7 +68,7 @@ async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
         // The engine fires it at other moments, if it knows no more than an offset of its zone.
         Ok(mark) if !job.is_due(mark) => {}
         Ok(mark) => {
-            if !job.was_looked_at() {
+            if !job.is_looked_at.swap(true, Ordering::Relaxed) {
                 let (job, scheduler) = (job.clone(), scheduler.clone());
                 tokio::spawn(async move {
                     if let Some(strange) = foreign(&scheduler).await {
@@ -86,8 +87,8 @@ async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<
     if job.gate.schedule.get().is_none() {
         let _ = job.gate.schedule.set(expression(id, scheduler).await?);
     }
-    if !job.has_engine() {
-        job.set_engine(ended_flag(scheduler).await);
+    if job.engine.get().is_none() {
+        let _ = job.engine.set(ended_flag(scheduler).await);
     }
     let schedule = job.gate.schedule.get().ok_or("it has no schedule")?;
     schedule.latest(job.gate.now())
@@ -139,16 +140,13 @@ pub(crate) fn unfit(job: &mut CronJob, is_known: impl FnOnce(Uuid) -> bool) -> R
 }
 
 /// Adds a job, unless the scheduler's storage is shared with other processes.
-pub(crate) async fn add(
-    scheduler: &JobScheduler,
-    job: CronJob,
-) -> Result<Result<Uuid, Uuid>, JobSchedulerError> {
-    let id = scheduler.add(job).await?;
-    let Some(strange) = foreign(scheduler).await else {
-        return Ok(Ok(id));
+pub(crate) async fn add(scheduler: &JobScheduler, job: CronJob) -> Result<Uuid, JobError> {
+    let id = scheduler.add(job).await.map_err(JobError::Scheduler)?;
+    let Some(foreign) = foreign(scheduler).await else {
+        return Ok(id);
     };
-    scheduler.remove(&id).await?;
-    Ok(Err(strange))
+    scheduler.remove(&id).await.map_err(JobError::Scheduler)?;
+    Err(JobError::SharedStorage { foreign })
 }
 
 /// How often, and after which pause, it is looked whether a job has code: while it is added, it is there without.

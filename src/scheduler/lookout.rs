@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
@@ -27,7 +27,7 @@ use crate::observe;
 use crate::protocol::message::{JobReport, TickTime, Turn};
 use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age};
 use crate::scheduler::work::Work;
 
 /// How soon after a job was made the store is asked for the first time: later than the job could be found unfit.
@@ -48,10 +48,12 @@ pub(crate) struct Job<F> {
     /// The schedule came with the job, and the engine may know another.
     has_own_schedule: bool,
     made: Instant,
-    engine: OnceLock<Arc<AtomicBool>>,
+    /// What the engine sets when it ends that fires the job.
+    pub(super) engine: OnceLock<Arc<AtomicBool>>,
     /// Held by the task that looks for open ticks.
     looks_out: Arc<AsyncMutex<()>>,
-    looked_at: AtomicBool,
+    /// Its engine's storage was looked at, or is now.
+    pub(super) is_looked_at: AtomicBool,
     /// The ticks that this node has pursued.
     seen: Mutex<BTreeSet<TickTime>>,
 }
@@ -69,18 +71,9 @@ impl<F> Job<F> {
             made: Instant::now(),
             engine: OnceLock::new(),
             looks_out: Arc::default(),
-            looked_at: AtomicBool::new(false),
+            is_looked_at: AtomicBool::new(false),
             seen: Mutex::default(),
         })
-    }
-
-    /// An engine fires it, until that flag is set.
-    pub(crate) fn set_engine(&self, ended: Arc<AtomicBool>) {
-        let _ = self.engine.set(ended);
-    }
-
-    pub(crate) fn has_engine(&self) -> bool {
-        self.engine.get().is_some()
     }
 
     /// Whether the engine has ended that fired it, or else to which this node's jobs were attached last. `None` while none is
@@ -94,13 +87,8 @@ impl<F> Job<F> {
     /// When its schedule came with it, the engine's firing says nothing: a tick may have been pursued long ago, or come
     /// before the job was made.
     pub(crate) fn is_due(&self, mark: TickTime) -> bool {
-        let age = self.gate.now().duration_since(time(mark)).unwrap_or_default();
+        let age = age(mark, self.gate.now());
         !self.has_own_schedule || age <= self.made.elapsed() + ENGINE && !lock(&self.seen).contains(&mark)
-    }
-
-    /// Its engine's storage was looked at, or is now.
-    pub(crate) fn was_looked_at(&self) -> bool {
-        self.looked_at.swap(true, Ordering::Relaxed)
     }
 
     fn notice(&self, mark: TickTime) {
@@ -155,7 +143,7 @@ impl<F> Job<F> {
         let past = now.checked_sub(ENGINE).unwrap_or(UNIX_EPOCH);
         let next = || schedule.until_next(past).unwrap_or(NAP);
         let due = schedule.latest(past).map_err(|_| NAP)?;
-        let age = now.duration_since(time(due)).unwrap_or_default();
+        let age = age(due, now);
         if age > since.elapsed() || lock(&self.seen).contains(&due) {
             return Err(next());
         }
@@ -163,10 +151,6 @@ impl<F> Job<F> {
         let newest = schedule.latest(now).map_err(|_| NAP)?;
         Ok((newest, age))
     }
-}
-
-fn time(mark: TickTime) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(mark.0)
 }
 
 impl<F: Work> Job<F> {

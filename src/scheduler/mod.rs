@@ -267,11 +267,7 @@ impl Locks {
         let is_known = |id| self.handle().jobs().has_schedule(id);
         job::unfit(&mut job, is_known).map_err(|why| JobError::Unfit { name: None, why })?;
         self.attach(scheduler).await;
-        match job::add(scheduler, job).await {
-            Ok(Ok(id)) => Ok(id),
-            Ok(Err(foreign)) => Err(JobError::SharedStorage { foreign }),
-            Err(error) => Err(JobError::Scheduler(error)),
-        }
+        job::add(scheduler, job).await
     }
 
     /// Brings a job back whose mark lies ahead of the store's clock, because that was wrong once: from now on its ticks are

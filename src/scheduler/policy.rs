@@ -159,7 +159,8 @@ impl Settings {
 }
 
 /// What became of a tick on this node. Users see its word, in events and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum TickOutcome {
     /// Run here, to its end.
     Done,
@@ -189,19 +190,7 @@ pub(crate) enum TickOutcome {
 
 impl TickOutcome {
     pub(crate) fn word(self) -> &'static str {
-        match self {
-            TickOutcome::Done => "done",
-            TickOutcome::Failed => "failed",
-            TickOutcome::Panicked => "panicked",
-            TickOutcome::TimedOut => "timed_out",
-            TickOutcome::GivenUp => "given_up",
-            TickOutcome::Elsewhere => "elsewhere",
-            TickOutcome::Skipped => "skipped",
-            TickOutcome::Missed => "missed",
-            TickOutcome::Drained => "drained",
-            TickOutcome::Removed => "removed",
-            TickOutcome::Refused => "refused",
-        }
+        self.into()
     }
 }
 

@@ -2,9 +2,6 @@
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeZone;
@@ -25,7 +22,7 @@ use crate::scheduler::job::{self, JobFuture};
 use crate::scheduler::policy::{JobOutput, Misfire, OnCrash, Overlap, Retry, Settings};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
-use crate::scheduler::work::{Work, on_a_thread};
+use crate::scheduler::work::{Work, blocking};
 use crate::scheduler::zone::IntoZone;
 
 /// A job without a schedule: [`run`](LeasedJob::run) makes of it what `Job::new_async` takes.
@@ -191,18 +188,6 @@ impl LeasedJob<Unscheduled> {
         self.settings.blocks = true;
         self.run(blocking(work))
     }
-}
-
-/// Work that blocks its thread, as a future that ends with it.
-fn blocking<F, T>(
-    work: F,
-) -> impl Fn(Tick) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync + 'static
-where
-    F: Fn(Tick) -> T + Send + Sync + 'static,
-    T: JobOutput + Send + 'static,
-{
-    let work = Arc::new(work);
-    move |tick| Box::pin(on_a_thread(work.clone(), tick))
 }
 
 impl LeasedJob<Scheduled> {
