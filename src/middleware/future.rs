@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -23,7 +24,7 @@ use crate::protocol::message::Fence;
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What comes of a request at the door: it goes in, or this is its answer.
-pub(super) type Entered = Result<(Parts, Admission), Response<RefusalBody>>;
+pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
 
 /// With what a request goes in. Nothing at all if it has no key.
 #[derive(Default)]
@@ -144,7 +145,7 @@ where
                     let entered = ready!(door.as_mut().poll(cx));
                     let (inner, body) = behind.take().expect("it was at the door");
                     match entered {
-                        Ok((parts, admission)) => {
+                        ControlFlow::Continue((parts, admission)) => {
                             let Admission { guard, waited, .. } = admission;
                             told.waited = waited;
                             told.fence = guard.as_ref().map(|guard| guard.fence());
@@ -156,7 +157,7 @@ where
                                 guard,
                             });
                         }
-                        Err(response) => {
+                        ControlFlow::Break(response) => {
                             state.set(State::Done);
                             return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::ControlFlow::{Break, Continue};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -99,15 +100,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
     async move {
         let choice = layer.key.key(&mut parts).await.into_lock_key().0;
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
-            Err(layer.settings.refusals.refuse(why, error, Some(parts)))
+            Break(layer.settings.refusals.refuse(why, error, Some(parts)))
         };
         let key = match choice {
             Choice::Lock(key) => key,
             Choice::Nothing => {
                 leases::insert(&mut parts, None);
-                return Ok((parts, Admission::default()));
+                return Continue((parts, Admission::default()));
             }
-            Choice::Answer(Answer(response)) => return Err(response),
+            Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
         // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
@@ -135,7 +136,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                     waited,
                     observer: None,
                 };
-                Ok((parts, admission))
+                Continue((parts, admission))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
@@ -157,7 +158,7 @@ async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> En
         observer,
         ..Admission::default()
     };
-    Ok((parts, admission))
+    Continue((parts, admission))
 }
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
