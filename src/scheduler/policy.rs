@@ -207,13 +207,6 @@ pub(crate) enum Ended {
     TimedOut,
 }
 
-impl Ended {
-    /// `None`: it panicked.
-    pub(crate) fn by_itself(output: Option<Option<String>>) -> Ended {
-        output.map_or(Ended::Panicked, Ended::Itself)
-    }
-}
-
 /// What became of a tick, or of one holding of it.
 #[derive(Debug)]
 pub(crate) enum Run {

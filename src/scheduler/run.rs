@@ -36,7 +36,6 @@ struct Trial<'a> {
     attempt: u32,
     is_catch_up: bool,
     saves: Arc<AtomicU64>,
-    tries: u32,
 }
 
 impl Gate {
@@ -77,28 +76,21 @@ impl Gate {
             attempt,
             is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
             saves: Arc::default(),
-            tries: self.settings.retry.tries(),
         };
-        match self.run_and_retry(&trial, work).await {
-            // Whoever has the lease now runs the tick, whatever became of it here.
-            None => {
-                drop(guard);
-                None
-            }
-            Some(TickOutcome::Drained) => {
-                if let Err(error) = guard.release().await {
-                    observe::tick_untold(self.label(), &self.name, mark, &error);
-                }
-                Some(TickOutcome::Drained)
-            }
-            Some(outcome) => Some(self.finish(guard, mark, outcome).await),
-        }
+        // After a loss the node that has the lease now runs the tick, whatever became of it here.
+        let outcome = self.run_and_retry(&trial, work).await?;
+        Some(self.finish(guard, mark, outcome).await)
     }
 
-    /// Tells the store that the tick is over.
+    /// Tells the store that the tick is over; or, when the node drains, that another node may run it.
     async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> TickOutcome {
         let lease = guard.lease();
-        match guard.finish(outcome == TickOutcome::Done).await {
+        let ended = match outcome {
+            TickOutcome::Drained => guard.release().await,
+            outcome => guard.finish(outcome == TickOutcome::Done).await,
+        };
+        match ended {
+            Ok(()) if outcome == TickOutcome::Drained => {}
             // What the job has left behind may have a guard of its own: then the store is told with that one.
             Ok(()) if lease.held.over().is_none() => {}
             Ok(()) => self.note_over(mark),
@@ -170,7 +162,7 @@ impl Gate {
         // From here on the job's future is gone: only now may somebody else begin.
         let failed = FailedTry {
             number: retry + 1,
-            of: trial.tries,
+            of: self.settings.retry.tries(),
             again,
         };
         self.outcome(mark, failed, ended, dropped.is_err())
@@ -208,21 +200,18 @@ impl Gate {
 
     /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
     /// told so, and run until it ends by itself whatever happens.
-    async fn run_to_its_end<J>(
+    async fn run_to_its_end(
         &self,
         (guard, mark): (&Guard, TickTime),
         end: &RunEnd,
-        mut job: Pin<&mut J>,
-    ) -> Ended
-    where
-        J: Future<Output = Option<String>>,
-    {
+        mut job: Pin<&mut impl Future<Output = Option<String>>>,
+    ) -> Ended {
         let fence = guard.fence().get();
         let mut is_over = false;
         let mut job = pin!(poll_fn(|cx| {
             // Its end was seen with the loss of its lease, and it is waited for once more.
             if is_over {
-                return Poll::Ready(None);
+                return Poll::Ready(Ended::Panicked);
             }
             let step = Step {
                 mark,
@@ -232,12 +221,9 @@ impl Gate {
             lock(&self.steps).insert(fence, step);
             let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
             lock(&self.steps).remove(&fence);
-            is_over = !matches!(polled, Ok(Poll::Pending));
-            match polled {
-                Ok(Poll::Pending) => Poll::Pending,
-                Ok(Poll::Ready(output)) => Poll::Ready(Some(output)),
-                Err(_) => Poll::Ready(None),
-            }
+            let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(Ended::Itself));
+            is_over = polled.is_ready();
+            polled
         }));
         let timeout = async {
             match self.settings.timeout {
@@ -247,7 +233,7 @@ impl Gate {
         };
         let told = tokio::select! {
             biased;
-            ended = guard.run(job.as_mut()) => match ended.map(Ended::by_itself) {
+            ended = guard.run(job.as_mut()) => match ended {
                 // It heard of the drain in that very moment, and says so: its tick is not over for that.
                 Ok(Ended::Itself(Some(_))) if end.is_drained() => return Ended::Drained,
                 Ok(ended) => return ended,
@@ -275,12 +261,13 @@ impl Gate {
     }
 
     /// A thread cannot be cancelled: its lease is kept until it has ended, and nothing else is begun here before.
-    async fn until_its_thread_ends<J>(&self, guard: &Guard, mut job: Pin<&mut J>) -> Ended
-    where
-        J: Future<Output = Option<Option<String>>>,
-    {
+    async fn until_its_thread_ends(
+        &self,
+        guard: &Guard,
+        mut job: Pin<&mut impl Future<Output = Ended>>,
+    ) -> Ended {
         match guard.run(job.as_mut()).await {
-            Ok(ended) => Ended::by_itself(ended),
+            Ok(ended) => ended,
             Err(_) => {
                 job.await;
                 Ended::LeaseLost
