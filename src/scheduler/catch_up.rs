@@ -98,7 +98,7 @@ impl Gate {
             let passes;
             (tick, passes) = next(schedule, self.settings.misfire, self.date(), (after, to));
             if passes {
-                observe::ticks_passed_over(self.label(), self.name(), after, tick);
+                observe::ticks_passed_over(self.label(), &self.name, after, tick);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Pursues each tick: asks the store for it, and has the job run if the store grants it. Knows leases and ticks, and no
 //! cron crate.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,7 +21,6 @@ use crate::primitives::tick::{acquire_tick, ask_about_job};
 use crate::protocol::message::{JobReport, Question, TickTime, Turn};
 use crate::protocol::step::TickRefusal;
 use crate::protocol::time::Instant;
-use crate::scheduler::doubts::Doubts;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::work::Work;
@@ -64,7 +63,9 @@ pub(crate) struct Gate {
     /// The runs that are in a step right now, by their fence: of which tick, since when, and whether that was told.
     pub(super) steps: Mutex<HashMap<u64, Step>>,
     /// Ticks of which it is not known whether another node ran them.
-    pub(super) doubts: Mutex<Doubts>,
+    pub(super) doubts: Mutex<BTreeSet<TickTime>>,
+    /// Held by the task that asks the store about them.
+    pub(super) audit: AsyncMutex<()>,
 }
 
 /// How a tick is pursued.
@@ -95,16 +96,6 @@ impl How {
 pub(crate) struct Behind {
     pub(crate) latest: TickTime,
     pub(crate) is_open: bool,
-}
-
-/// Why a tick is not run now.
-enum Refused {
-    /// And never here.
-    Over(TickOutcome),
-    /// Its time comes after this.
-    Early(Duration),
-    /// The store cannot be asked, or somebody else's record is in the way.
-    Away,
 }
 
 /// A run between two awaits.
@@ -176,13 +167,10 @@ impl Gate {
             away: Mutex::default(),
             steps: Mutex::default(),
             doubts: Mutex::default(),
+            audit: AsyncMutex::default(),
         };
         gate.handle.node().has_jobs();
         Some((gate, life))
-    }
-
-    pub(crate) fn name(&self) -> &Key {
-        &self.name
     }
 
     pub(crate) fn label(&self) -> &Label {
@@ -393,30 +381,31 @@ impl Gate {
             // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
             // too, and no reason to let go of this one.
             let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
-            let refused = match entered {
+            let wait = match entered {
                 Ok(Ok(guard)) => match self.run(guard, mark, how, work).await {
                     Run::Lost => None,
                     over => return Ok(over),
                 },
                 // Won and not taken up in time: nothing was begun.
                 Err(Error::Lost { .. }) => None,
-                Ok(Err(refusal)) => Some(self.refused(mark, refusal)?),
-                Err(error) => Some(self.failed(mark, how, &error)),
-            };
-            let wait = match refused {
-                None => {
-                    how.is_first = false;
-                    continue;
-                }
-                Some(Refused::Over(outcome)) => return Ok(Run::Not(outcome)),
-                Some(Refused::Early(left)) => {
+                Ok(Err(TickRefusal::Early(left))) => {
                     how.since = how.since.map(|since| since + left);
-                    left
+                    Some(self.pause_early(mark, left))
                 }
-                Some(Refused::Away) => {
-                    how.is_catch_up = true;
-                    self.pause_away(&mut pause)
-                }
+                Ok(Err(TickRefusal::Behind { latest, is_open })) => return Err(Behind { latest, is_open }),
+                Ok(Err(TickRefusal::Skipped)) => return Ok(self.refused(mark, TickOutcome::Skipped)),
+                Ok(Err(TickRefusal::Over)) => return Ok(self.refused(mark, TickOutcome::Elsewhere)),
+                Err(error) => match self.failed(mark, how, &error) {
+                    Some(outcome) => return Ok(Run::Not(outcome)),
+                    None => {
+                        how.is_catch_up = true;
+                        Some(self.pause_away(&mut pause))
+                    }
+                },
+            };
+            let Some(wait) = wait else {
+                how.is_first = false;
+                continue;
             };
             drop(pursued);
             tokio::select! {
@@ -435,46 +424,35 @@ impl Gate {
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
 
-    /// The store does not let this tick run now.
-    ///
-    /// # Errors
-    /// Which tick must run first.
-    fn refused(&self, mark: TickTime, refusal: TickRefusal) -> Result<Refused, Behind> {
-        match refusal {
-            TickRefusal::Over => {
-                self.note_over(mark);
-                Ok(Refused::Over(TickOutcome::Elsewhere))
-            }
-            TickRefusal::Skipped => {
-                self.note_over(mark);
-                Ok(Refused::Over(TickOutcome::Skipped))
-            }
-            TickRefusal::Behind { latest, is_open } => Err(Behind { latest, is_open }),
-            // The store's clock decides when it is time.
-            TickRefusal::Early(left) => {
-                let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-                self.note_store_clock(mark.0.saturating_sub(left_ms));
-                observe::tick_early(self.label(), &self.name, mark, left);
-                Ok(Refused::Early(left))
-            }
-        }
+    /// The store's clock decides when it is time. Returns how long until then.
+    fn pause_early(&self, mark: TickTime, left: Duration) -> Duration {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        self.note_store_clock(mark.0.saturating_sub(left_ms));
+        observe::tick_early(self.label(), &self.name, mark, left);
+        left
     }
 
-    /// The store did not decide about this tick.
-    fn failed(&self, mark: TickTime, how: How, error: &Error) -> Refused {
+    /// The store says that the tick is over, without a run here.
+    fn refused(&self, mark: TickTime, outcome: TickOutcome) -> Run {
+        self.note_over(mark);
+        Run::Not(outcome)
+    }
+
+    /// The store did not decide about this tick. Returns what becomes of it, or `None` if the store is asked again.
+    fn failed(&self, mark: TickTime, how: How, error: &Error) -> Option<TickOutcome> {
         match error {
             // A foreign record, as after a reset while the job ran.
-            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => Refused::Away,
-            Error::Busy { .. } => Refused::Over(TickOutcome::Skipped),
-            Error::Closed { .. } => Refused::Over(TickOutcome::Drained),
+            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => None,
+            Error::Busy { .. } => Some(TickOutcome::Skipped),
+            Error::Closed { .. } => Some(TickOutcome::Drained),
             Error::Key { .. } | Error::Options(_) => {
                 observe::job_refused(self.label(), &self.name, error);
-                Refused::Over(TickOutcome::Refused)
+                Some(TickOutcome::Refused)
             }
             // Fail closed: nothing runs until the store is back, and then only the newest tick.
             _ => {
                 observe::tick_waits(self.label(), &self.name, mark, error);
-                Refused::Away
+                None
             }
         }
     }
@@ -502,6 +480,15 @@ impl Gate {
     fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {
         let is_new = self.pursued.send_if_modified(|pursued| pursued.insert(mark));
         is_new.then(|| Pursued(self, mark))
+    }
+}
+
+/// Adds a tick to those that are remembered: the newest, and so many at most.
+pub(super) fn remember(ticks: &Mutex<BTreeSet<TickTime>>, tick: TickTime, at_most: usize) {
+    let mut ticks = lock(ticks);
+    ticks.insert(tick);
+    if ticks.len() > at_most {
+        ticks.pop_first();
     }
 }
 

@@ -72,13 +72,13 @@ async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
                 let (job, scheduler) = (job.clone(), scheduler.clone());
                 tokio::spawn(async move {
                     if let Some(strange) = foreign(&scheduler).await {
-                        observe::storage_shared(job.gate.label(), job.gate.name(), strange);
+                        observe::storage_shared(job.gate.label(), &job.gate.name, strange);
                     }
                 });
             }
             job.pursue(mark, false).await;
         }
-        Err(why) => observe::job_refused(job.gate.label(), job.gate.name(), &why),
+        Err(why) => observe::job_refused(job.gate.label(), &job.gate.name, &why),
     }
 }
 

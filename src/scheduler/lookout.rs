@@ -25,7 +25,7 @@ use crate::driver::jobs::Fire;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime, Turn};
-use crate::scheduler::gate::{Gate, How};
+use crate::scheduler::gate::{Gate, How, remember};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age};
 use crate::scheduler::work::Work;
@@ -91,14 +91,6 @@ impl<F> Job<F> {
         !self.has_own_schedule || age <= self.made.elapsed() + ENGINE && !lock(&self.seen).contains(&mark)
     }
 
-    fn notice(&self, mark: TickTime) {
-        let mut seen = lock(&self.seen);
-        seen.insert(mark);
-        if seen.len() > REMEMBERED {
-            seen.pop_first();
-        }
-    }
-
     /// What this node should run and nobody is after: a tick that somebody began and nobody has finished, or the newest that
     /// nobody began, if such are made up for.
     fn left_over(&self, report: &JobReport) -> Option<(TickTime, bool)> {
@@ -155,7 +147,7 @@ impl<F> Job<F> {
 
 impl<F: Work> Job<F> {
     pub(crate) async fn pursue(self: &Arc<Self>, mark: TickTime, is_catch_up: bool) -> TickOutcome {
-        self.notice(mark);
+        remember(&self.seen, mark, REMEMBERED);
         if self.gate.settings.runs_all() {
             return self.gate.run_all(mark, is_catch_up, &self.work).await;
         }
@@ -173,7 +165,7 @@ impl<F: Work> Job<F> {
     #[cfg(feature = "testing")]
     pub(crate) fn register(self: &Arc<Self>) {
         let job: Arc<dyn Fire> = self.clone();
-        let (name, job) = (self.gate.name().clone(), Arc::downgrade(&job));
+        let (name, job) = (self.gate.name.clone(), Arc::downgrade(&job));
         lock(&self.gate.jobs.fired.0).insert(name, job);
     }
 
@@ -241,7 +233,7 @@ impl<F: Work> Job<F> {
                 Ok((mark, age)) => {
                     // No scheduler fires while its process stands still.
                     if !job.gate.handle.node().was_paused(age, ENGINE) {
-                        observe::engine_missed(job.gate.label(), job.gate.name(), mark);
+                        observe::engine_missed(job.gate.label(), &job.gate.name, mark);
                     }
                     job.clone().start(mark, false);
                     ENGINE

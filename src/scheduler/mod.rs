@@ -199,7 +199,6 @@ pub use crate::scheduler::zone::IntoZone;
 
 mod audit;
 mod catch_up;
-mod doubts;
 mod error;
 mod explain;
 mod gate;

@@ -218,7 +218,7 @@ impl LeasedJob<Scheduled> {
     /// is none.
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
         let (gate, Scheduled { when, zone }) = self.gate()?;
-        let (name, jobs) = (gate.0.name().clone(), gate.0.jobs.clone());
+        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let zone = zone.map_err(unfit)?;
         let (schedule, expression) = match when {
@@ -249,7 +249,7 @@ where
         && let days = explain_seldom(text, zone, gate.now())?
         && let Some(first) = days.first()
     {
-        observe::job_odd_days(gate.label(), gate.name(), days.len(), first);
+        observe::job_odd_days(gate.label(), &gate.name, days.len(), first);
     }
     Ok(schedule)
 }
@@ -371,7 +371,7 @@ pub trait Leased: Sized {
 impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
     fn leased_with(mut self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError> {
         let (gate, Unscheduled) = job.gate()?;
-        let (name, jobs) = (gate.0.name().clone(), gate.0.jobs.clone());
+        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let no_schedule = || unfit("the builder has no schedule yet: call `with_schedule` first".into());
         let text = self
