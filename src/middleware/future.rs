@@ -21,7 +21,7 @@ use crate::middleware::refusal::Refused;
 use crate::middleware::watched::Watched;
 use crate::protocol::message::Fence;
 
-type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What comes of a request at the door: it goes in, or this is its answer.
 pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
@@ -30,8 +30,7 @@ pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>
 #[derive(Default)]
 pub(super) struct Admission {
     pub(super) guard: Option<Watched>,
-    /// How long it waited.
-    pub(super) waited: Duration,
+    pub(super) told: Told,
     pub(super) observer: Option<Observer>,
 }
 
@@ -46,16 +45,17 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
     #[pin]
     state: State<S, B>,
     settings: Arc<Settings>,
-    /// What the answer tells of its lock.
     told: Told,
     /// Sees the end of the request, however it ends.
     observer: Option<Observer>,
 }
 
+/// What the answer tells of its lock.
 #[derive(Debug, Default, Clone, Copy)]
-struct Told {
-    waited: Duration,
-    fence: Option<Fence>,
+pub(super) struct Told {
+    /// How long the request waited.
+    pub(super) waited: Duration,
+    pub(super) fence: Option<Fence>,
 }
 
 // The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
@@ -87,23 +87,10 @@ enum State<S: Service<Request<B>>, B> {
 }
 
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
-    pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
+    pub(super) fn new(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
         let behind = Some((inner, body));
-        Self::new(State::Entering { door, behind }, settings)
-    }
-
-    pub(super) fn unlocked(inner: S, request: Request<B>, settings: Arc<Settings>) -> Self {
-        let state = State::Readying {
-            inner,
-            request: Some(request),
-            guard: None,
-        };
-        Self::new(state, settings)
-    }
-
-    fn new(state: State<S, B>, settings: Arc<Settings>) -> Self {
         ResponseFuture {
-            state,
+            state: State::Entering { door, behind },
             settings,
             told: Told::default(),
             observer: None,
@@ -146,15 +133,12 @@ where
                     let (inner, body) = behind.take().expect("it was at the door");
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
-                            let Admission { guard, waited, .. } = admission;
-                            told.waited = waited;
-                            told.fence = guard.as_ref().map(|guard| guard.fence());
+                            *told = admission.told;
                             *this.observer = admission.observer;
-                            let request = Some(Request::from_parts(parts, body));
                             state.set(State::Readying {
                                 inner,
-                                request,
-                                guard,
+                                request: Some(Request::from_parts(parts, body)),
+                                guard: admission.guard,
                             });
                         }
                         ControlFlow::Break(response) => {

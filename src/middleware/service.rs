@@ -1,7 +1,7 @@
 //! Finds the key, takes the lock, lets the request in.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::ops::ControlFlow::{Break, Continue};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
-use crate::middleware::future::{Admission, Entered, ResponseFuture};
+use crate::middleware::future::{Admission, Boxed, Entered, ResponseFuture, Told};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
@@ -80,15 +80,16 @@ where
         // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
         let inner = self.inner.clone();
         let settings = self.layer.settings.clone();
-        if request.method() == Method::OPTIONS && !settings.include_options {
-            return ResponseFuture::unlocked(inner, request, settings);
-        }
-        let (parts, body) = request.into_parts();
         let layer = self.layer.clone();
-        if settings.observe {
-            return ResponseFuture::locked(Box::pin(observe(layer, parts)), inner, body, settings);
-        }
-        ResponseFuture::locked(Box::pin(enter(layer, parts)), inner, body, settings)
+        let (parts, body) = request.into_parts();
+        let door: Boxed<Entered> = if parts.method == Method::OPTIONS && !settings.include_options {
+            Box::pin(ready(Continue((parts, Admission::default()))))
+        } else if settings.observe {
+            Box::pin(observe(layer, parts))
+        } else {
+            Box::pin(enter(layer, parts))
+        };
+        ResponseFuture::new(door, inner, body, settings)
     }
 }
 
@@ -131,9 +132,10 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Ok(guard) => {
                 leases::insert(&mut parts, Some(&guard.lease()));
                 let waited = since.map_or(Duration::ZERO, |since| layer.locks.now().since(since));
+                let fence = Some(guard.fence());
                 let admission = Admission {
                     guard: Some(Watched::new(guard)),
-                    waited,
+                    told: Told { waited, fence },
                     observer: None,
                 };
                 Continue((parts, admission))
