@@ -232,9 +232,9 @@ impl Gate {
         }
         let mut over = lock(&self.jobs.over);
         let known = over.get(&self.name).copied();
-        if let Some(tick) = known.filter(|tick| tick.0 > report.now_ms) {
+        if known.is_some_and(|tick| tick.0 > report.now_ms) {
             // By a clock that was wrong. Ticks up to it may come again.
-            over.retain(|of, latest| *of != self.name || *latest != tick);
+            over.remove(&self.name);
         }
         drop(over);
         if let Some(tick) = known.filter(|_| report.lost) {

@@ -94,14 +94,14 @@ impl<F> Job<F> {
     /// What this node should run and nobody is after: a tick that somebody began and nobody has finished, or the newest that
     /// nobody began, if such are made up for.
     fn left_over(&self, report: &JobReport) -> Option<(TickTime, bool)> {
-        let settings = &self.gate.settings;
         let open = report.open.filter(|open| !self.gate.pursues(*open));
-        let missed = self.missed(report);
+        let open = open.map(|open| (open, false));
+        let missed = self.missed(report).map(|missed| (missed, true));
         // Where all are run one after the other, the newest is where that leads, whatever comes before it.
-        if open.is_none() || settings.runs_all() && missed.is_some() {
-            missed.map(|missed| (missed, true))
+        if self.gate.settings.runs_all() {
+            missed.or(open)
         } else {
-            open.map(|open| (open, false))
+            open.or(missed)
         }
     }
 
@@ -133,11 +133,10 @@ impl<F> Job<F> {
         };
         let now = self.gate.now();
         let past = now.checked_sub(ENGINE).unwrap_or(UNIX_EPOCH);
-        let next = || schedule.until_next(past).unwrap_or(NAP);
         let due = schedule.latest(past).map_err(|_| NAP)?;
         let age = age(due, now);
         if age > since.elapsed() || lock(&self.seen).contains(&due) {
-            return Err(next());
+            return Err(schedule.until_next(past).unwrap_or(NAP));
         }
         // What came since is newer, and the engine would have fired that alone.
         let newest = schedule.latest(now).map_err(|_| NAP)?;
@@ -176,7 +175,8 @@ impl<F: Work> Job<F> {
         {
             let (clock, this) = (self.gate.clock(), Arc::downgrade(self));
             // The guard goes with the task: a runtime may end before it polls what it was given.
-            runtime.spawn(clock.task(Job::look(this.clone(), looking)));
+            let first = FIRST + self.until_next_look(FIRST);
+            runtime.spawn(clock.task(Job::look(this.clone(), looking, first)));
             runtime.spawn(clock.task(Job::watch(this)));
         }
     }
@@ -189,12 +189,11 @@ impl<F: Work> Job<F> {
     }
 
     /// Asks for open ticks. Ends with the job's closure, of which this keeps nothing while it sleeps.
-    async fn look(this: Weak<Self>, _looking: OwnedMutexGuard<()>) {
+    async fn look(this: Weak<Self>, _looking: OwnedMutexGuard<()>, mut pause: Duration) {
         // With a runtime that is no more it ends, too: on the next it begins again.
         let Some(mut news) = this.upgrade().map(|job| job.gate.clock().news()) else {
             return;
         };
-        let mut pause = FIRST + this.upgrade().map_or(FIRST, |job| job.until_next_look(FIRST));
         loop {
             sleep(pause).await;
             news.heard();

@@ -4,7 +4,6 @@ use std::future::{Future, pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::primitives::guard::Guard;
 use crate::protocol::message::TickTime;
 use crate::scheduler::gate::{Gate, How, Step};
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
-use crate::scheduler::tick::{AboutTick, Tick};
+use crate::scheduler::tick::Tick;
 use crate::scheduler::work::Work;
 
 /// A run that a drain can cancel.
@@ -27,15 +26,6 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         lock(&self.0.running).remove(&self.1);
     }
-}
-
-/// What all tries of one run have in common.
-struct Trial<'a> {
-    guard: &'a Guard,
-    mark: TickTime,
-    attempt: u32,
-    is_catch_up: bool,
-    saves: Arc<AtomicU64>,
 }
 
 impl Gate {
@@ -70,15 +60,18 @@ impl Gate {
         if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
             observe::tick_overtaken(self.label(), &self.name, overtaken);
         }
-        let trial = Trial {
-            guard: &guard,
+        let tick = Tick {
+            lease: guard.lease(),
+            term: self.settings.lease,
             mark,
             attempt,
             is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+            retry: 0,
             saves: Arc::default(),
+            end: RunEnd::new(guard.lost_token()),
         };
         // After a loss the node that has the lease now runs the tick, whatever became of it here.
-        let outcome = self.run_and_retry(&trial, work).await?;
+        let outcome = self.run_and_retry(&guard, tick, work).await?;
         Some(self.finish(guard, mark, outcome).await)
     }
 
@@ -101,11 +94,11 @@ impl Gate {
     }
 
     /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
-    async fn run_and_retry(&self, trial: &Trial<'_>, work: &impl Work) -> Option<TickOutcome> {
+    async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TickOutcome> {
         let mut pauses = self.settings.retry.build();
-        for retry in 0.. {
+        loop {
             let again = pauses.next();
-            let outcome = self.try_once(trial, (retry, again), work).await?;
+            let outcome = self.try_once(guard, tick.clone(), again, work).await?;
             let failed = matches!(
                 outcome,
                 TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::TimedOut
@@ -115,23 +108,28 @@ impl Gate {
             };
             tokio::select! {
                 biased;
-                slept = trial.guard.run(sleep(pause)) => slept.ok()?,
+                slept = guard.run(sleep(pause)) => slept.ok()?,
                 () = self.jobs.cancelling.cancelled() => return Some(TickOutcome::Drained),
             }
+            tick.retry += 1;
+            tick.end = RunEnd::new(guard.lost_token());
         }
-        None
     }
 
     /// Runs the job once. `again`: the pause before the next try, if there is one.
     async fn try_once(
         &self,
-        trial: &Trial<'_>,
-        (retry, again): (u32, Option<Duration>),
+        guard: &Guard,
+        tick: Tick,
+        again: Option<Duration>,
         work: &impl Work,
     ) -> Option<TickOutcome> {
-        let (guard, mark) = (trial.guard, trial.mark);
-        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let end = RunEnd::new(guard.lost_token());
+        let (mark, end) = (tick.mark, tick.end.clone());
+        let failed = FailedTry {
+            number: tick.retry + 1,
+            of: self.settings.retry.tries(),
+            again,
+        };
         // Also when this very future is dropped.
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();
@@ -141,30 +139,13 @@ impl Gate {
             // It was won in that very moment.
             end.drain();
         }
-        let tick = Tick {
-            lease: guard.lease(),
-            mark,
-            attempt: trial.attempt,
-            end: end.clone(),
-            about: Arc::new(AboutTick {
-                lease: self.settings.lease,
-                is_catch_up: trial.is_catch_up,
-                retry,
-                saves: trial.saves.clone(),
-            }),
-        };
-        observe::tick_starts(self.label(), &self.name, mark, trial.attempt);
+        observe::tick_starts(self.label(), &self.name, mark, tick.attempt);
         // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
         // error that it returns.
         let mut job = Box::pin(async { work(tick).await.failure() });
         let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
-        let failed = FailedTry {
-            number: retry + 1,
-            of: self.settings.retry.tries(),
-            again,
-        };
         self.outcome(mark, failed, ended, dropped.is_err())
     }
 
