@@ -34,9 +34,6 @@ const SKEW: Duration = Duration::from_secs(1);
 /// So many ticks in a row are skipped before that is told as an alarm.
 const ALARM: u32 = 3;
 
-/// Not run here in time. The store is asked whether another node ran it.
-const MISSED: Run = Run::Not(TickOutcome::Missed);
-
 /// One job of this node.
 pub(crate) struct Gate {
     pub(super) handle: Handle,
@@ -76,8 +73,6 @@ pub(crate) struct How {
     pub(crate) is_catch_up: bool,
     /// Since when it has been due here, if this node saw it come: what counts until the store's clock is known.
     pub(crate) since: Option<Since>,
-    /// This node has not begun it yet.
-    pub(crate) is_first: bool,
 }
 
 impl How {
@@ -86,7 +81,6 @@ impl How {
             turn,
             is_catch_up,
             since: (!is_catch_up).then(Since::now),
-            is_first: true,
         }
     }
 }
@@ -330,20 +324,16 @@ impl Gate {
         work: &impl Work,
     ) -> Result<TickOutcome, Behind> {
         let _pursuit = self.jobs.pursuits.token();
-        let outcome = match self.run_tick(mark, how, work).await? {
-            Run::Over(outcome, ran) => {
-                observe::tick(self.label(), &self.name, mark, outcome.word(), Some(ran));
+        let Run { outcome, ran } = self.run_tick(mark, how, work).await?;
+        let outcome = match outcome {
+            // Not run here in time: another node may have run it.
+            TickOutcome::Missed if ran.is_none() => self.account_for(mark).await,
+            // That was told where it happened, which may be before there is a tick.
+            TickOutcome::Refused => outcome,
+            _ => {
+                observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
                 outcome
             }
-            Run::Not(TickOutcome::Missed) => self.account_for(mark).await,
-            Run::Not(outcome) => {
-                // A refusal was told where it happened, which may be before there is a tick.
-                if outcome != TickOutcome::Refused {
-                    observe::tick(self.label(), &self.name, mark, outcome.word(), None);
-                }
-                outcome
-            }
-            Run::Lost => TickOutcome::Elsewhere,
         };
         self.count_skips(outcome);
         Ok(outcome)
@@ -353,29 +343,29 @@ impl Gate {
         self.note_newest(mark);
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
-        let runs_all = self.settings.runs_all();
+        let (runs_all, mut is_first) = (self.settings.runs_all(), true);
         loop {
             // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
             // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
                 if !runs_all {
-                    return Ok(Run::Not(TickOutcome::Elsewhere));
+                    return Ok(Run::not_here(TickOutcome::Elsewhere));
                 }
                 // What comes next is not to be had before this one has ended, and asking for it again and again ends nothing.
                 tokio::select! {
                     biased;
-                    why = self.ended() => return Ok(Run::Not(why)),
+                    why = self.ended() => return Ok(Run::not_here(why)),
                     () = sleep(RETRY.1) => continue,
                 }
             };
             // Where none is passed over the store is told that it is over, by a run.
-            if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
-                return Ok(MISSED);
+            if !runs_all && is_first && self.is_too_old(mark, how.since) {
+                return Ok(Run::not_here(TickOutcome::Missed));
             }
             let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, (mark, how.turn));
             let entered = tokio::select! {
                 biased;
-                why = self.ended() => return Ok(Run::Not(why)),
+                why = self.ended() => return Ok(Run::not_here(why)),
                 entered = entering => entered,
             };
             // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
@@ -383,8 +373,8 @@ impl Gate {
             let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
             let wait = match entered {
                 Ok(Ok(guard)) => match self.run(guard, mark, how, work).await {
-                    Run::Lost => None,
-                    over => return Ok(over),
+                    None => None,
+                    Some(run) => return Ok(run),
                 },
                 // Won and not taken up in time: nothing was begun.
                 Err(Error::Lost { .. }) => None,
@@ -396,29 +386,29 @@ impl Gate {
                 Ok(Err(TickRefusal::Skipped)) => return Ok(self.refused(mark, TickOutcome::Skipped)),
                 Ok(Err(TickRefusal::Over)) => return Ok(self.refused(mark, TickOutcome::Elsewhere)),
                 Err(error) => match self.failed(mark, how, &error) {
-                    Some(outcome) => return Ok(Run::Not(outcome)),
-                    None => {
-                        how.is_catch_up = true;
-                        Some(self.pause_away(&mut pause))
-                    }
+                    Some(outcome) => return Ok(Run::not_here(outcome)),
+                    None => Some(self.pause_away(&mut how, &mut pause)),
                 },
             };
             let Some(wait) = wait else {
-                how.is_first = false;
+                is_first = false;
                 continue;
             };
             drop(pursued);
             tokio::select! {
                 biased;
-                why = self.ended() => return Ok(Run::Not(why)),
-                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(MISSED),
+                why = self.ended() => return Ok(Run::not_here(why)),
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => {
+                    return Ok(Run::not_here(TickOutcome::Missed));
+                }
                 () = sleep(wait) => {}
             }
         }
     }
 
     /// The store is away, from now on at the latest. Returns how long until it is asked again, and doubles the next pause.
-    fn pause_away(&self, pause: &mut Duration) -> Duration {
+    fn pause_away(&self, how: &mut How, pause: &mut Duration) -> Duration {
+        how.is_catch_up = true;
         *lock(&self.away) = Some(self.date());
         *pause = (2 * *pause).min(RETRY.1);
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
@@ -435,7 +425,7 @@ impl Gate {
     /// The store says that the tick is over, without a run here.
     fn refused(&self, mark: TickTime, outcome: TickOutcome) -> Run {
         self.note_over(mark);
-        Run::Not(outcome)
+        Run::not_here(outcome)
     }
 
     /// The store did not decide about this tick. Returns what becomes of it, or `None` if the store is asked again.
@@ -515,7 +505,6 @@ mod tests {
         turn: Turn::Skip,
         is_catch_up: false,
         since: None,
-        is_first: true,
     };
 
     fn gate(locks: &Locks) -> (Arc<Gate>, Life) {

@@ -207,14 +207,18 @@ pub(crate) enum Ended {
     TimedOut,
 }
 
-/// What became of a tick, or of one holding of it.
+/// What became of a tick on this node, and of its run, if it was run here.
 #[derive(Debug)]
-pub(crate) enum Run {
-    Over(TickOutcome, Ran),
-    /// It was not run here.
-    Not(TickOutcome),
-    /// It was lost in the middle: this node stands by for whoever runs the tick now.
-    Lost,
+pub(crate) struct Run {
+    pub(crate) outcome: TickOutcome,
+    pub(crate) ran: Option<Ran>,
+}
+
+impl Run {
+    /// The tick was not run here.
+    pub(crate) fn not_here(outcome: TickOutcome) -> Run {
+        Run { outcome, ran: None }
+    }
 }
 
 /// What a job may return: nothing, or a result whose error is told in an event.

@@ -29,14 +29,14 @@ impl Drop for Running<'_> {
 }
 
 impl Gate {
-    /// Runs a tick whose lease this node has.
-    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Run {
+    /// Runs a tick whose lease this node has. `None` when the lease was lost: this node stands by for the next winner.
+    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Option<Run> {
         let (began, fence) = (Since::now(), guard.fence().get());
         let attempt = guard.held().holding().map_or(0, |holding| holding.attempt);
-        let outcome = self.outcome_of(guard, mark, how, work).await;
+        let outcome = self.outcome_of(guard, mark, how, work).await?;
         let took = began.elapsed();
-        let ran = Ran { attempt, fence, took };
-        outcome.map_or(Run::Lost, |outcome| Run::Over(outcome, ran))
+        let ran = Some(Ran { attempt, fence, took });
+        Some(Run { outcome, ran })
     }
 
     /// `None` when the lease was lost.
@@ -156,27 +156,23 @@ impl Gate {
         if panicked {
             failed("it panicked when it was cancelled");
         }
-        Some(match ended {
-            Ended::Itself(None) => TickOutcome::Done,
-            Ended::Itself(Some(text)) => {
-                failed(&text);
-                TickOutcome::Failed
-            }
-            Ended::Panicked => {
-                failed("it panicked");
-                TickOutcome::Panicked
-            }
+        let (outcome, why) = match ended {
+            Ended::Itself(None) => (TickOutcome::Done, None),
+            Ended::Itself(Some(text)) => (TickOutcome::Failed, Some(text)),
+            Ended::Panicked => (TickOutcome::Panicked, Some("it panicked".to_owned())),
             Ended::LeaseLost => return None,
-            Ended::Drained | Ended::TimedOut if panicked => TickOutcome::Panicked,
+            Ended::Drained | Ended::TimedOut if panicked => (TickOutcome::Panicked, None),
             Ended::TimedOut => {
                 let limit = self.settings.timeout.unwrap_or_default();
-                failed(&format!(
-                    "it was cancelled, as it ran for longer than its timeout of {limit:?}"
-                ));
-                TickOutcome::TimedOut
+                let why = format!("it was cancelled, as it ran for longer than its timeout of {limit:?}");
+                (TickOutcome::TimedOut, Some(why))
             }
-            Ended::Drained => TickOutcome::Drained,
-        })
+            Ended::Drained => (TickOutcome::Drained, None),
+        };
+        if let Some(why) = why {
+            failed(&why);
+        }
+        Some(outcome)
     }
 
     /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
