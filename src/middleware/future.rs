@@ -79,8 +79,8 @@ enum State<S: Service<Request<B>>, B> {
         handler: S::Future,
         guard: Option<Watched>,
     },
-    /// The handler runs in a task of its own, or is done and its answer waits for the lock to be free, so that whoever has the
-    /// answer finds it free. `None`: the outcome is unknown.
+    /// The handler runs in a task of its own; or it is done, and its answer waits for the lock to be free, so that a client with
+    /// the answer finds it free. `None`: the outcome is unknown.
     Finishing(Boxed<Option<Result<S::Response, S::Error>>>),
     /// Answered.
     Done,

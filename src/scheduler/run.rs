@@ -1,6 +1,6 @@
 //! One run of a tick: from its lease to what the store is told of its end.
 
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -202,12 +202,7 @@ impl Gate {
             is_over = polled.is_ready();
             polled
         }));
-        let timeout = async {
-            match self.settings.timeout {
-                Some(limit) => sleep(limit).await,
-                None => pending().await,
-            }
-        };
+        let timeout = self.settings.timeout;
         let told = tokio::select! {
             biased;
             ended = guard.run(job.as_mut()) => match ended {
@@ -221,7 +216,7 @@ impl Gate {
                 end.drain();
                 Ended::Drained
             }
-            () = timeout => {
+            () = sleep(timeout.unwrap_or_default()), if timeout.is_some() => {
                 end.token().cancel();
                 Ended::TimedOut
             }
