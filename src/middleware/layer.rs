@@ -27,7 +27,7 @@ pub struct LockLayer<K> {
 }
 
 /// What a layer was told. Shared by all of its requests.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
     /// How long a request waits that finds its key locked. Zero: not at all.
     wait: Duration,
@@ -36,6 +36,8 @@ pub(super) struct Settings {
     max_hold: Option<Duration>,
     release_before_answer: bool,
     on_lost: OnLost,
+    /// The key names one request and its retries.
+    has_retries: bool,
     pub(super) to_completion: bool,
     pub(super) include_options: bool,
     pub(super) observe: bool,
@@ -69,20 +71,9 @@ impl<K: KeySource> LockLayer<K> {
     pub fn new(locks: &Locks, key: K) -> Self {
         let settings = Settings {
             wait: Duration::from_secs(5),
-            max_waiters: None,
-            lease: None,
-            max_hold: None,
-            release_before_answer: false,
-            on_lost: OnLost::default(),
+            has_retries: K::RETRIES,
             to_completion: K::RETRIES,
-            include_options: false,
-            observe: false,
-            headers: Headers::default(),
-            refusals: Refusals::new(if K::RETRIES {
-                Refused::InFlight
-            } else {
-                Refused::Busy
-            }),
+            ..Settings::default()
         };
         LockLayer {
             locks: locks.clone(),
@@ -298,7 +289,8 @@ impl Settings {
     pub(super) async fn enter(&self, mutex: &Mutex) -> Result<Guard, (Refused, Option<Error>)> {
         let entered = mutex.lock_timeout(self.wait).await;
         entered.map_err(|error| match error {
-            Error::Busy { .. } if self.wait.is_zero() => (self.refusals.busy, None),
+            Error::Busy { .. } if self.wait.is_zero() && self.has_retries => (Refused::InFlight, None),
+            Error::Busy { .. } if self.wait.is_zero() => (Refused::Busy, None),
             // Whatever was lost here, no handler had begun.
             error if error.is_lost() => (Refused::Lost, Some(error)),
             error => (Refused::from(&error), Some(error)),

@@ -317,7 +317,7 @@ where
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
-        let refusals = Refusals::new(Refused::Busy);
+        let refusals = Refusals::default();
         let request = refusals.request(Refused::from(&self), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
@@ -356,26 +356,25 @@ pub(super) struct Refusals {
     retry_after: Option<Duration>,
     /// As it stands in JSON.
     base: Cow<'static, str>,
-    /// What finds its key locked and may not wait.
-    pub(super) busy: Refused,
     /// That the layer is set up wrongly is told once: every request of a route would tell it.
     told: Arc<AtomicBool>,
     crowd: Crowd,
 }
 
-impl Refusals {
-    pub(super) fn new(busy: Refused) -> Self {
+impl Default for Refusals {
+    fn default() -> Self {
         Refusals {
             answer: answering(Problem),
             statuses: HashMap::new(),
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
-            busy,
             told: Arc::default(),
             crowd: Crowd::default(),
         }
     }
+}
 
+impl Refusals {
     pub(super) fn set_answer(&mut self, answer: impl OnRefusal) {
         self.answer = answering(answer);
     }

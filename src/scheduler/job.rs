@@ -128,10 +128,7 @@ fn readable(text: Option<String>, offset_seconds: i32) -> Result<Schedule, Strin
 }
 
 /// Why a job cannot be leased, before it is added.
-pub(crate) fn unfit(job: &mut CronJob, is_known: impl FnOnce(Uuid) -> bool) -> Result<(), String> {
-    if is_known(job.guid()) {
-        return Ok(());
-    }
+pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
     let data = job
         .job_data()
         .map_err(|error| format!("its data cannot be read: {error}"))?;

@@ -263,8 +263,9 @@ impl Locks {
     /// # Errors
     /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
     pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
-        let is_known = |id| self.handle().jobs().has_schedule(id);
-        job::unfit(&mut job, is_known).map_err(|why| JobError::Unfit { name: None, why })?;
+        if !self.handle().jobs().has_schedule(job.guid()) {
+            job::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
+        }
         self.attach(scheduler).await;
         job::add(scheduler, job).await
     }
