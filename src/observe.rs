@@ -409,7 +409,7 @@ pub(crate) fn server_warning(of: &Label, text: &str) {
 #[cfg(feature = "tower")]
 pub(crate) struct Refusal<'a> {
     /// The outcome's name; the client is told no more than that.
-    pub(crate) why: &'static str,
+    pub(crate) why: &'a str,
     /// The same as a label.
     pub(crate) label: &'static str,
     /// What was sent.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Either, Empty};
 use pin_project::pin_project;
 
 /// The same type as `tower::BoxError`, without a dependency on all of tower.
@@ -19,17 +19,7 @@ pub(super) type RefusalBody = UnsyncBoxBody<Bytes, BoxError>;
 /// whatever the inner service's body is.
 #[pin_project]
 #[derive(Debug)]
-pub struct ResponseBody<B> {
-    #[pin]
-    source: Source<B>,
-}
-
-#[pin_project(project = Project)]
-#[derive(Debug)]
-enum Source<B> {
-    Handler(#[pin] B),
-    Refusal(#[pin] RefusalBody),
-}
+pub struct ResponseBody<B>(#[pin] Either<B, RefusalBody>);
 
 /// Any body as that of a refusal.
 pub(super) fn boxed<B>(body: B) -> RefusalBody
@@ -42,15 +32,11 @@ where
 
 impl<B> ResponseBody<B> {
     pub(super) fn handler(body: B) -> Self {
-        ResponseBody {
-            source: Source::Handler(body),
-        }
+        ResponseBody(Either::Left(body))
     }
 
     pub(super) fn refusal(body: RefusalBody) -> Self {
-        ResponseBody {
-            source: Source::Refusal(body),
-        }
+        ResponseBody(Either::Right(body))
     }
 }
 
@@ -73,23 +59,14 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.project().source.project() {
-            Project::Handler(body) => body.poll_frame(cx).map_err(Into::into),
-            Project::Refusal(body) => body.poll_frame(cx),
-        }
+        self.project().0.poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Handler(body) => body.is_end_stream(),
-            Source::Refusal(body) => body.is_end_stream(),
-        }
+        self.0.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Handler(body) => body.size_hint(),
-            Source::Refusal(body) => body.size_hint(),
-        }
+        self.0.size_hint()
     }
 }

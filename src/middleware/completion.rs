@@ -1,12 +1,10 @@
 //! A handler that runs to its end, whether or not its client stays.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::panic::resume_unwind;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::pin::pin;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
 use tracing::Instrument;
 use tracing::instrument::WithSubscriber;
 
@@ -18,73 +16,68 @@ use crate::primitives::guard::Guard;
 /// How long an answer waits at most until the store knows that the lock is free.
 const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
-/// The task of a handler. Dropping this leaves it alone.
-pub(super) struct Completion<R, E> {
-    task: JoinHandle<Option<Result<R, E>>>,
-    /// A client does not wait for a handler that lost its lease, where its answer would be replaced.
-    lost: Option<Pin<Box<dyn Future<Output = LostCause> + Send + Sync>>>,
-}
-
-impl<R: Send + 'static, E: Send + 'static> Completion<R, E> {
-    /// Runs the handler with its lock in a task, as part of the span and the trace that it began in.
-    pub(super) fn spawn<F>(handler: F, mut guard: Watched, settings: &Settings) -> Self
-    where
-        F: Future<Output = Result<R, E>> + Send + 'static,
-    {
-        let (replaces, releases_first) = (settings.replaces(), settings.releases_first());
-        let lost = replaces.then(|| Box::pin(guard.lost()) as _);
-        // What a shutdown waits for: the handler, as long as it has its lease.
-        let mut tracked = Some(guard.tasks().token());
-        let work = async move {
-            let answer = {
-                // Gone before the lock is, also when it panics.
-                let mut handler = pin!(handler);
-                poll_fn(|cx| {
-                    if tracked.is_some() && guard.poll_lost(cx).is_ready() {
-                        tracked = None;
-                    }
-                    let _scope = guard.enter();
-                    handler.as_mut().poll(cx)
-                })
-                .await
-            };
-            let is_held = guard.is_held();
-            if releases_first {
-                release(guard.into_guard()).await;
-            } else {
-                drop(guard);
-            }
-            (is_held || !replaces).then_some(answer)
+/// Runs the handler with its lock in a task, as part of the span and the trace that it began in. Dropping the future
+/// leaves the task alone.
+///
+/// Resolves to `None` if the outcome is unknown: the lease was lost and the answer would be replaced, or the runtime ended.
+/// The handler may go on.
+///
+/// # Panics
+/// The future does, if the handler did.
+pub(super) fn run_to_completion<F, R, E>(
+    handler: F,
+    mut guard: Watched,
+    settings: &Settings,
+) -> impl Future<Output = Option<Result<R, E>>> + Send + use<F, R, E>
+where
+    F: Future<Output = Result<R, E>> + Send + 'static,
+    R: Send + 'static,
+    E: Send + 'static,
+{
+    let (replaces, releases_first) = (settings.replaces(), settings.releases_first());
+    let lease = guard.lease();
+    // What a shutdown waits for: the handler, as long as it has its lease.
+    let mut tracked = Some(guard.tasks().token());
+    let work = async move {
+        let answer = {
+            // Gone before the lock is, also when it panics.
+            let mut handler = pin!(handler);
+            poll_fn(|cx| {
+                if tracked.is_some() && guard.poll_lost(cx).is_ready() {
+                    tracked = None;
+                }
+                let _scope = guard.enter();
+                handler.as_mut().poll(cx)
+            })
+            .await
         };
-        let work = work
-            .instrument(tracing::Span::current())
-            .with_current_subscriber();
-        Completion {
-            task: tokio::spawn(work),
-            lost,
+        let is_held = guard.is_held();
+        if releases_first {
+            release(guard.into_guard()).await;
+        } else {
+            drop(guard);
         }
-    }
-
-    /// `None` when nobody knows what becomes of it: the lease was lost, or the runtime ended. It may go on.
-    ///
-    /// # Panics
-    /// As the handler did.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<R, E>>> {
-        let polled = Pin::new(&mut self.task).poll(cx);
-        if polled.is_pending()
-            && let Some(Poll::Ready(cause)) = self.lost.as_mut().map(|lost| lost.as_mut().poll(cx))
-        {
-            // That it was given back, as at the end of the handler, is no loss.
-            if cause != LostCause::Released {
-                return Poll::Ready(None);
-            }
-            self.lost = None;
+        (is_held || !replaces).then_some(answer)
+    };
+    let span = tracing::Span::current();
+    let task = tokio::spawn(work.instrument(span).with_current_subscriber());
+    // A client does not wait for a handler that lost its lease, where its answer would be replaced. That the lease was given
+    // back, as at the end of the handler, is no loss.
+    let lost = async move {
+        if !replaces || lease.lost().await == LostCause::Released {
+            pending().await
         }
-        polled.map(|done| match done {
-            Ok(answer) => answer,
-            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            Err(_) => None,
-        })
+    };
+    async move {
+        tokio::select! {
+            biased;
+            done = task => match done {
+                Ok(answer) => answer,
+                Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+                Err(_) => None,
+            },
+            () = lost => None,
+        }
     }
 }
 

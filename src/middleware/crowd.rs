@@ -25,18 +25,6 @@ struct Refusals {
     told: Option<Instant>,
 }
 
-impl Refusals {
-    /// Tells what was counted, if anything was.
-    fn tell(&mut self) -> Option<(u64, Option<String>)> {
-        let count = std::mem::take(&mut self.count);
-        if count == 0 {
-            return None;
-        }
-        self.told = Some(Instant::now());
-        Some((count, self.route.take()))
-    }
-}
-
 impl Crowd {
     /// A request was refused. The first is told at once, and what follows within a minute when that is over.
     pub(super) fn note(&self, route: Option<&str>) {
@@ -46,29 +34,33 @@ impl Crowd {
         if refusals.told.is_some_and(|told| told.elapsed() < PAUSE) {
             return;
         }
-        let told = refusals.tell();
+        refusals.told = Some(Instant::now());
         drop(refusals);
-        tell(told);
+        self.tell();
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(self.clone().tell_the_rest().with_current_subscriber());
         }
     }
 
     async fn tell_the_rest(self) {
-        loop {
+        sleep(PAUSE).await;
+        while self.tell() {
             sleep(PAUSE).await;
-            let told = lock(&self.0).tell();
-            if told.is_none() {
-                return;
-            }
-            tell(told);
         }
     }
-}
 
-/// Nothing is locked: a subscriber may do anything.
-fn tell(told: Option<(u64, Option<String>)>) {
-    if let Some((count, route)) = told {
+    /// Tells what was counted. Returns whether anything was.
+    fn tell(&self) -> bool {
+        let mut refusals = lock(&self.0);
+        let count = std::mem::take(&mut refusals.count);
+        if count == 0 {
+            return false;
+        }
+        refusals.told = Some(Instant::now());
+        let route = refusals.route.take();
+        // Nothing is locked while it is told: a subscriber may do anything.
+        drop(refusals);
         observe::refused_busy(count, route.as_deref());
+        true
     }
 }

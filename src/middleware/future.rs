@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -13,29 +14,23 @@ use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
-use crate::middleware::completion::{Completion, release};
+use crate::middleware::completion::{release, run_to_completion};
 use crate::middleware::layer::Settings;
 use crate::middleware::observer::Observer;
 use crate::middleware::refusal::Refused;
 use crate::middleware::watched::Watched;
 use crate::protocol::message::Fence;
 
-type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What comes of a request at the door.
-pub(super) enum Entered {
-    /// It goes in.
-    In(Parts, Admission),
-    /// This is its answer.
-    Refused(Response<RefusalBody>),
-}
+/// What comes of a request at the door: it goes in, or this is its answer.
+pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
 
 /// With what a request goes in. Nothing at all if it has no key.
 #[derive(Default)]
 pub(super) struct Admission {
     pub(super) guard: Option<Watched>,
-    /// How long it waited.
-    pub(super) waited: Duration,
+    pub(super) told: Told,
     pub(super) observer: Option<Observer>,
 }
 
@@ -50,28 +45,32 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
     #[pin]
     state: State<S, B>,
     settings: Arc<Settings>,
-    /// What the answer tells of its lock.
     told: Told,
     /// Sees the end of the request, however it ends.
     observer: Option<Observer>,
 }
 
+/// What the answer tells of its lock.
 #[derive(Debug, Default, Clone, Copy)]
-struct Told {
-    waited: Duration,
-    fence: Option<Fence>,
+pub(super) struct Told {
+    /// How long the request waited.
+    pub(super) waited: Duration,
+    pub(super) fence: Option<Fence>,
 }
 
 // The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
 #[allow(clippy::large_enum_variant)]
-#[pin_project(project = Step, project_replace = Past)]
+#[pin_project(project = Step)]
 enum State<S: Service<Request<B>>, B> {
-    /// At the door: the key is looked for, then its lock is waited for.
-    Entering { door: Boxed<Entered>, inner: S, body: B },
-    /// Inside, with the lock if there is a key. The inner service is made ready only now.
+    /// At the door: the key is looked for, then its lock is waited for. The service and the body are taken inside.
+    Entering {
+        door: Boxed<Entered>,
+        behind: Option<(S, B)>,
+    },
+    /// Inside, with the lock if there is a key. The inner service is made ready only now, and then takes the request.
     Readying {
         inner: S,
-        request: Request<B>,
+        request: Option<Request<B>>,
         guard: Option<Watched>,
     },
     /// The handler runs. Dropped in this order: first the work, then what protects it.
@@ -80,34 +79,18 @@ enum State<S: Service<Request<B>>, B> {
         handler: S::Future,
         guard: Option<Watched>,
     },
-    /// The handler runs in a task of its own.
-    Completing(Completion<S::Response, S::Error>),
-    /// The handler is done. Its answer waits for the lock to be free, so that whoever has the answer finds it free.
-    Releasing {
-        release: Boxed<()>,
-        answer: Result<S::Response, S::Error>,
-    },
+    /// The handler runs in a task of its own; or it is done, and its answer waits for the lock to be free, so that a client with
+    /// the answer finds it free. `None`: the outcome is unknown.
+    Finishing(Boxed<Option<Result<S::Response, S::Error>>>),
     /// Answered.
     Done,
 }
 
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
-    pub(super) fn locked(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
-        Self::new(State::Entering { door, inner, body }, settings)
-    }
-
-    pub(super) fn unlocked(inner: S, request: Request<B>, settings: Arc<Settings>) -> Self {
-        let state = State::Readying {
-            inner,
-            request,
-            guard: None,
-        };
-        Self::new(state, settings)
-    }
-
-    fn new(state: State<S, B>, settings: Arc<Settings>) -> Self {
+    pub(super) fn new(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
+        let behind = Some((inner, body));
         ResponseFuture {
-            state,
+            state: State::Entering { door, behind },
             settings,
             told: Told::default(),
             observer: None,
@@ -145,67 +128,53 @@ where
         };
         loop {
             match state.as_mut().project() {
-                Step::Entering { door, .. } => {
+                Step::Entering { door, behind } => {
                     let entered = ready!(door.as_mut().poll(cx));
-                    let Past::Entering { inner, body, .. } = state.as_mut().project_replace(State::Done)
-                    else {
-                        unreachable!("it was at the door")
-                    };
+                    let (inner, body) = behind.take().expect("it was at the door");
                     match entered {
-                        Entered::In(
-                            parts,
-                            Admission {
-                                guard,
-                                waited,
-                                observer,
-                            },
-                        ) => {
-                            told.waited = waited;
-                            told.fence = guard.as_ref().map(|guard| guard.fence());
-                            *this.observer = observer;
-                            let request = Request::from_parts(parts, body);
+                        ControlFlow::Continue((parts, admission)) => {
+                            *told = admission.told;
+                            *this.observer = admission.observer;
                             state.set(State::Readying {
                                 inner,
-                                request,
-                                guard,
+                                request: Some(Request::from_parts(parts, body)),
+                                guard: admission.guard,
                             });
                         }
-                        Entered::Refused(response) => {
+                        ControlFlow::Break(response) => {
+                            state.set(State::Done);
                             return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                         }
                     }
                 }
-                Step::Readying { inner, guard, .. } => {
+                Step::Readying {
+                    inner,
+                    request,
+                    guard,
+                } => {
                     // What the inner service does, it does with the knowledge of the lock.
                     let scope = guard.as_ref().map(|guard| guard.enter());
                     let ready = inner.poll_ready(cx);
                     // Whatever the option says: no handler starts without its lock.
                     if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
-                        let Past::Readying { request, .. } = state.as_mut().project_replace(State::Done)
-                        else {
-                            unreachable!("it was made ready")
-                        };
                         drop(scope);
-                        let (parts, _) = request.into_parts();
-                        return refused(Refused::Lost, Some(&parts));
+                        let request = request.take();
+                        state.set(State::Done);
+                        return refused(
+                            Refused::Lost,
+                            request.map(|request| request.into_parts().0).as_ref(),
+                        );
                     }
                     if let Err(error) = ready!(ready) {
                         state.set(State::Done);
                         return Poll::Ready(Err(error));
                     }
-                    let Past::Readying {
-                        mut inner,
-                        request,
-                        guard,
-                    } = state.as_mut().project_replace(State::Done)
-                    else {
-                        unreachable!("it was made ready")
-                    };
-                    let handler = inner.call(request);
+                    let handler = inner.call(request.take().expect("it was made ready"));
                     drop(scope);
+                    let guard = guard.take();
                     state.set(match guard {
                         Some(guard) if settings.to_completion => {
-                            State::Completing(Completion::spawn(handler, guard, settings))
+                            State::Finishing(Box::pin(run_to_completion(handler, guard, settings)))
                         }
                         guard => State::Handling { handler, guard },
                     });
@@ -228,10 +197,12 @@ where
                         return refused(Refused::OutcomeUnknown, None);
                     }
                     match guard {
-                        Some(guard) if settings.releases_first() => state.set(State::Releasing {
-                            release: Box::pin(release(guard.into_guard())),
-                            answer,
-                        }),
+                        Some(guard) if settings.releases_first() => {
+                            state.set(State::Finishing(Box::pin(async {
+                                release(guard.into_guard()).await;
+                                Some(answer)
+                            })));
+                        }
                         guard => {
                             state.set(State::Done);
                             drop(guard);
@@ -239,20 +210,13 @@ where
                         }
                     }
                 }
-                Step::Completing(completion) => {
-                    let completed = ready!(completion.poll(cx));
+                Step::Finishing(answer) => {
+                    let answer = ready!(answer.as_mut().poll(cx));
                     state.set(State::Done);
-                    return match completed {
+                    return match answer {
                         Some(answer) => answered(answer, told),
                         None => refused(Refused::OutcomeUnknown, None),
                     };
-                }
-                Step::Releasing { release, .. } => {
-                    ready!(release.as_mut().poll(cx));
-                    let Past::Releasing { answer, .. } = state.as_mut().project_replace(State::Done) else {
-                        unreachable!("it was releasing")
-                    };
-                    return answered(answer, told);
                 }
                 Step::Done => panic!("polled after it was ready"),
             }
@@ -266,8 +230,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
             State::Entering { .. } => "ResponseFuture::Entering",
             State::Readying { .. } => "ResponseFuture::Readying",
             State::Handling { .. } => "ResponseFuture::Handling",
-            State::Completing(_) => "ResponseFuture::Completing",
-            State::Releasing { .. } => "ResponseFuture::Releasing",
+            State::Finishing(_) => "ResponseFuture::Finishing",
             State::Done => "ResponseFuture::Done",
         })
     }

@@ -27,26 +27,22 @@ pub struct LockLayer<K> {
 }
 
 /// What a layer was told. Shared by all of its requests.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
-    wait: Wait,
+    /// How long a request waits that finds its key locked. Zero: not at all.
+    wait: Duration,
     max_waiters: Option<usize>,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     release_before_answer: bool,
     on_lost: OnLost,
+    /// The key names one request and its retries.
+    has_retries: bool,
     pub(super) to_completion: bool,
     pub(super) include_options: bool,
     pub(super) observe: bool,
     pub(super) headers: Headers,
     pub(super) refusals: Refusals,
-}
-
-/// What a request does that finds its key locked.
-#[derive(Debug, Clone, Copy)]
-enum Wait {
-    UpTo(Duration),
-    Skip,
 }
 
 /// What happens to a handler whose lease is lost: the store was out of reach for too long, the process stood still, or
@@ -74,21 +70,10 @@ impl<K: KeySource> LockLayer<K> {
     /// [`by`](Self::by).
     pub fn new(locks: &Locks, key: K) -> Self {
         let settings = Settings {
-            wait: Wait::UpTo(Duration::from_secs(5)),
-            max_waiters: None,
-            lease: None,
-            max_hold: None,
-            release_before_answer: false,
-            on_lost: OnLost::default(),
+            wait: Duration::from_secs(5),
+            has_retries: K::RETRIES,
             to_completion: K::RETRIES,
-            include_options: false,
-            observe: false,
-            headers: Headers::default(),
-            refusals: Refusals::new(if K::RETRIES {
-                Refused::InFlight
-            } else {
-                Refused::Busy
-            }),
+            ..Settings::default()
         };
         LockLayer {
             locks: locks.clone(),
@@ -141,19 +126,13 @@ impl<K> LockLayer<K> {
     /// Shorter: clients learn sooner that they should come back. Longer: more of them are served, and more of them stand in
     /// line. It has nothing to do with how long the handler may take.
     pub fn wait(self, wait: Duration) -> Self {
-        self.set(|settings| {
-            settings.wait = if wait.is_zero() {
-                Wait::Skip
-            } else {
-                Wait::UpTo(wait)
-            };
-        })
+        self.set(|settings| settings.wait = wait)
     }
 
     /// Do not wait: whoever finds the key locked gets 423 at once, or 409 where the key is an
     /// [`Idempotency-Key`](crate::middleware::keys::idempotency_key).
     pub fn skip(self) -> Self {
-        self.set(|settings| settings.wait = Wait::Skip)
+        self.wait(Duration::ZERO)
     }
 
     /// So many requests of this process may wait for one key; the next gets 429 at once. The default is what
@@ -308,27 +287,19 @@ impl Settings {
 
     /// Takes the lock as told, or says how the request is refused.
     pub(super) async fn enter(&self, mutex: &Mutex) -> Result<Guard, (Refused, Option<Error>)> {
-        let entered = match self.wait {
-            Wait::UpTo(wait) => mutex.lock_timeout(wait).await,
-            Wait::Skip => match mutex.try_lock().await {
-                Ok(guard) => return guard.ok_or((self.refusals.busy(), None)),
-                Err(error) => Err(error),
-            },
-        };
-        entered.map_err(|error| {
+        let entered = mutex.lock_timeout(self.wait).await;
+        entered.map_err(|error| match error {
+            Error::Busy { .. } if self.wait.is_zero() && self.has_retries => (Refused::InFlight, None),
+            Error::Busy { .. } if self.wait.is_zero() => (Refused::Busy, None),
             // Whatever was lost here, no handler had begun.
-            let why = if error.is_lost() {
-                Refused::Lost
-            } else {
-                Refused::from(&error)
-            };
-            (why, Some(error))
+            error if error.is_lost() => (Refused::Lost, Some(error)),
+            error => (Refused::from(&error), Some(error)),
         })
     }
 
     /// The answer waits until the store knows that the lock is free.
     pub(super) fn releases_first(&self) -> bool {
-        self.release_before_answer || matches!(self.wait, Wait::Skip)
+        self.release_before_answer || self.wait.is_zero()
     }
 
     /// The handler is dropped when its lease is lost.

@@ -41,10 +41,6 @@ impl Leases {
         self.iter().find(|lease| lease.key() == key)
     }
 
-    fn find(&self, mutex: &Mutex) -> Option<&Lease> {
-        self.iter().find(|lease| mutex.is_of(lease))
-    }
-
     /// The outermost first.
     pub fn iter(&self) -> std::slice::Iter<'_, Lease> {
         self.0.iter()
@@ -73,12 +69,9 @@ impl<'a> IntoIterator for &'a Leases {
 /// What the request holds already of what `mutex` locks: a layer outside took it. The extensions know it, also behind a
 /// `Buffer`; what is being polled does, also where the extensions were left out.
 pub(super) fn held(parts: &Parts, mutex: &Mutex) -> Option<Lease> {
-    let of_request = || {
-        let extensions = &parts.extensions;
-        let outer = extensions.get::<Leases>().and_then(|leases| leases.find(mutex));
-        outer.or_else(|| extensions.get::<Lease>().filter(|lease| mutex.is_of(lease)))
-    };
-    of_request().cloned().or_else(|| mutex.held_here())
+    let leases = Leases::of(&parts.extensions);
+    let of_request = leases.iter().find(|lease| mutex.is_of(lease)).cloned();
+    of_request.or_else(|| mutex.held_here())
 }
 
 /// The request is inside of another layer that took one of these locks for it.

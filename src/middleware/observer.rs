@@ -18,8 +18,14 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Tries the shadow of `key`, and holds it until the request is over. `None` if it is no key.
-    pub(super) fn spawn(locks: &Locks, key: &Key, parts: &Parts) -> Option<Observer> {
+    /// Tries the shadow of `key`, and holds it until the request is over. `None` if it is no key, or one that a layer outside
+    /// observes already: real layers with one key share its lease.
+    pub(super) fn spawn(locks: &Locks, key: Key, parts: &mut Parts) -> Option<Observer> {
+        let observed = parts.extensions.get_or_insert_default::<Observed>();
+        if observed.0.contains(&key) {
+            return None;
+        }
+        observed.0.push(key.clone());
         let (length, longest) = (key.as_bytes().len(), locks.max_key());
         if length == 0 || length > longest {
             observe::observed("refused", route(parts));
@@ -51,18 +57,4 @@ impl Observer {
 
 /// In a request's extensions: the keys that are observed for it already.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Observed(Vec<Key>);
-
-impl Observed {
-    pub(super) fn has(parts: &Parts, key: &Key) -> bool {
-        parts
-            .extensions
-            .get::<Observed>()
-            .is_some_and(|observed| observed.0.contains(key))
-    }
-
-    pub(super) fn insert(parts: &mut Parts, key: &Key) {
-        let observed = parts.extensions.get_or_insert_default::<Observed>();
-        observed.0.push(key.clone());
-    }
-}
+struct Observed(Vec<Key>);

@@ -1,6 +1,7 @@
 //! How a request is answered that does not get its lock.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,119 +57,42 @@ pub enum Refused {
     BadOptions,
 }
 
-struct Row {
-    status: StatusCode,
-    name: &'static str,
-    title: &'static str,
-    detail: &'static str,
-    retry: bool,
-}
-
-const fn row(
-    status: StatusCode,
-    name: &'static str,
-    title: &'static str,
-    detail: &'static str,
-    retry: bool,
-) -> Row {
-    Row {
-        status,
-        name,
-        title,
-        detail,
-        retry,
-    }
-}
-
 impl Refused {
-    /// The one table of what a client is told.
-    #[allow(clippy::too_many_lines, reason = "a table")]
-    fn row(self) -> Row {
-        use StatusCode as S;
+    /// The answer's status, unless the layer was [told otherwise](crate::LockLayer::status).
+    pub fn status(self) -> StatusCode {
         match self {
-            Refused::Busy => row(
-                S::LOCKED,
-                "Busy",
-                "Locked",
-                "Another request is at work on the same resource.",
-                false,
-            ),
-            Refused::InFlight => row(
-                S::CONFLICT,
-                "InFlight",
-                "In flight",
-                "A request with the same Idempotency-Key is in flight. Nothing was done for this one.",
-                true,
-            ),
-            Refused::WaitedTooLong => row(
-                S::TOO_MANY_REQUESTS,
-                "WaitedTooLong",
-                "Waited too long",
-                "Other requests were at work on the same resource for as long as this one could wait. Nothing was done.",
-                true,
-            ),
-            Refused::QueueFull => row(
-                S::TOO_MANY_REQUESTS,
-                "QueueFull",
-                "Too many requests wait",
-                "Too many requests wait for the same resource already. Nothing was done.",
-                true,
-            ),
-            Refused::StoreFailed => row(
-                S::SERVICE_UNAVAILABLE,
-                "StoreFailed",
-                "Locks are unavailable",
-                "The service cannot make sure that this request is alone with its resource. Nothing was done.",
-                true,
-            ),
-            Refused::Closed => row(
-                S::SERVICE_UNAVAILABLE,
-                "Closed",
-                "Shutting down",
-                "The service is shutting down. Nothing was done.",
-                true,
-            ),
-            Refused::Lost => row(
-                S::SERVICE_UNAVAILABLE,
-                "Lost",
-                "Interrupted",
-                "The request lost its exclusive access before it began. Nothing was done.",
-                true,
-            ),
-            Refused::OutcomeUnknown => row(
-                S::INTERNAL_SERVER_ERROR,
-                "OutcomeUnknown",
-                "Outcome unknown",
-                "The request lost its exclusive access while it was at work. It may have been done, in part or wholly.",
-                false,
-            ),
-            Refused::BadKey => row(
-                S::BAD_REQUEST,
-                "BadKey",
-                "Bad key",
-                "What the request would lock has a name that is empty, too long or malformed.",
-                false,
-            ),
-            Refused::NoKey => row(
-                S::BAD_REQUEST,
-                "NoKey",
-                "No key",
-                "The request does not say what it would lock: a header or a parameter is missing.",
-                false,
-            ),
-            Refused::BadOptions => row(
-                S::INTERNAL_SERVER_ERROR,
-                "BadOptions",
-                "Misconfigured",
-                "The service is not set up to take this lock.",
-                false,
-            ),
+            Refused::Busy => StatusCode::LOCKED,
+            Refused::InFlight => StatusCode::CONFLICT,
+            Refused::WaitedTooLong | Refused::QueueFull => StatusCode::TOO_MANY_REQUESTS,
+            Refused::StoreFailed | Refused::Closed | Refused::Lost => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::OutcomeUnknown | Refused::BadOptions => StatusCode::INTERNAL_SERVER_ERROR,
+            Refused::BadKey | Refused::NoKey => StatusCode::BAD_REQUEST,
         }
     }
 
-    /// The answer's status, unless the layer was [told otherwise](crate::LockLayer::status).
-    pub fn status(self) -> StatusCode {
-        self.row().status
+    /// Returns whether the same request may be sent again later: the answer then has a `Retry-After`.
+    fn can_retry(self) -> bool {
+        matches!(
+            self.status(),
+            StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        )
+    }
+
+    /// The title of a [`Problem`].
+    fn title(self) -> &'static str {
+        match self {
+            Refused::Busy => "Locked",
+            Refused::InFlight => "In flight",
+            Refused::WaitedTooLong => "Waited too long",
+            Refused::QueueFull => "Too many requests wait",
+            Refused::StoreFailed => "Locks are unavailable",
+            Refused::Closed => "Shutting down",
+            Refused::Lost => "Interrupted",
+            Refused::OutcomeUnknown => "Outcome unknown",
+            Refused::BadKey => "Bad key",
+            Refused::NoKey => "No key",
+            Refused::BadOptions => "Misconfigured",
+        }
     }
 
     /// The value of the metric's label `why`.
@@ -190,7 +114,29 @@ impl Refused {
 
     /// What a client may read of it, a sentence or two.
     pub fn detail(self) -> &'static str {
-        self.row().detail
+        match self {
+            Refused::Busy => "Another request is at work on the same resource.",
+            Refused::InFlight => {
+                "A request with the same Idempotency-Key is in flight. Nothing was done for this one."
+            }
+            Refused::WaitedTooLong => {
+                "Other requests were at work on the same resource for as long as this one could wait. Nothing was done."
+            }
+            Refused::QueueFull => "Too many requests wait for the same resource already. Nothing was done.",
+            Refused::StoreFailed => {
+                "The service cannot make sure that this request is alone with its resource. Nothing was done."
+            }
+            Refused::Closed => "The service is shutting down. Nothing was done.",
+            Refused::Lost => "The request lost its exclusive access before it began. Nothing was done.",
+            Refused::OutcomeUnknown => {
+                "The request lost its exclusive access while it was at work. It may have been done, in part or wholly."
+            }
+            Refused::BadKey => "What the request would lock has a name that is empty, too long or malformed.",
+            Refused::NoKey => {
+                "The request does not say what it would lock: a header or a parameter is missing."
+            }
+            Refused::BadOptions => "The service is not set up to take this lock.",
+        }
     }
 }
 
@@ -315,14 +261,12 @@ impl OnRefusal for Problem {
     type Answer = Response<String>;
 
     fn answer(&self, request: &RefusedRequest<'_>) -> Response<String> {
-        let Row {
-            name, title, detail, ..
-        } = request.why.row();
-        let RefusedRequest { status, base, .. } = *request;
-        let kind = format_args!("{base}#variant.{name}");
-        let code = status.as_u16();
+        let RefusedRequest {
+            why, status, base, ..
+        } = *request;
+        let (title, code, detail) = (why.title(), status.as_u16(), why.detail());
         let mut response = Response::new(format!(
-            r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":"{detail}"}}"#
+            r#"{{"type":"{base}#variant.{why:?}","title":"{title}","status":{code},"detail":"{detail}"}}"#
         ));
         *response.status_mut() = status;
         let headers = response.headers_mut();
@@ -373,7 +317,7 @@ where
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
-        let refusals = Refusals::new(Refused::Busy);
+        let refusals = Refusals::default();
         let request = refusals.request(Refused::from(&self), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
@@ -398,68 +342,63 @@ fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
 
 type Answering = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
 
+fn answering(on_refusal: impl OnRefusal) -> Arc<Answering> {
+    Arc::new(move |request| on_refusal.answer(request).into_answer())
+}
+
 /// How a layer refuses.
 #[derive(Clone)]
 pub(super) struct Refusals {
     /// The layer's [`OnRefusal`], whatever its type: the layer's would otherwise name it everywhere.
-    answer: Option<Arc<Answering>>,
-    statuses: Vec<(Refused, StatusCode)>,
+    answer: Arc<Answering>,
+    /// What the layer was told to answer with instead of [`Refused::status`].
+    statuses: HashMap<Refused, StatusCode>,
     retry_after: Option<Duration>,
     /// As it stands in JSON.
     base: Cow<'static, str>,
-    busy: Refused,
     /// That the layer is set up wrongly is told once: every request of a route would tell it.
     told: Arc<AtomicBool>,
     crowd: Crowd,
 }
 
-impl Refusals {
-    /// `busy`: what finds its key locked and may not wait.
-    pub(super) fn new(busy: Refused) -> Self {
+impl Default for Refusals {
+    fn default() -> Self {
         Refusals {
-            answer: None,
-            statuses: Vec::new(),
+            answer: answering(Problem),
+            statuses: HashMap::new(),
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
-            busy,
             told: Arc::default(),
             crowd: Crowd::default(),
         }
     }
+}
 
+impl Refusals {
     pub(super) fn set_answer(&mut self, answer: impl OnRefusal) {
-        self.answer = Some(Arc::new(move |request| answer.answer(request).into_answer()));
+        self.answer = answering(answer);
     }
 
     pub(super) fn set_status(&mut self, why: Refused, status: StatusCode) {
-        self.statuses.retain(|(of, _)| *of != why);
-        self.statuses.push((why, status));
+        self.statuses.insert(why, status);
     }
 
     pub(super) fn set_retry_after(&mut self, after: Duration) {
-        let whole = after
-            .as_secs()
-            .saturating_add(u64::from(after.subsec_nanos() > 0));
-        self.retry_after = Some(Duration::from_secs(whole.clamp(1, 86_400)));
+        let seconds = after.as_secs_f64().ceil() as u64;
+        self.retry_after = Some(Duration::from_secs(seconds.clamp(1, 86_400)));
     }
 
     pub(super) fn set_base(&mut self, base: Cow<'static, str>) {
         self.base = in_json(base);
     }
 
-    pub(super) fn busy(&self) -> Refused {
-        self.busy
-    }
-
     fn request<'a>(&'a self, why: Refused, parts: Option<&'a Parts>) -> RefusedRequest<'a> {
-        let Row { status, retry, .. } = why.row();
-        let chosen = self.statuses.iter().find(|(of, _)| *of == why);
         // Not all at once: who was refused together would come back together.
         let jittered = || Duration::from_secs(fastrand::u64(1..=3));
         RefusedRequest {
             why,
-            status: chosen.map_or(status, |(_, chosen)| *chosen),
-            retry_after: retry.then(|| self.retry_after.unwrap_or_else(jittered)),
+            status: self.statuses.get(&why).copied().unwrap_or(why.status()),
+            retry_after: why.can_retry().then(|| self.retry_after.unwrap_or_else(jittered)),
             base: &self.base,
             parts,
         }
@@ -473,14 +412,11 @@ impl Refusals {
         parts: Option<&Parts>,
     ) -> Response<RefusalBody> {
         let request = self.request(why, parts);
-        let Answer(mut response) = match &self.answer {
-            Some(answer) => answer(&request),
-            None => Problem.answer(&request).into_answer(),
-        };
+        let Answer(mut response) = (self.answer)(&request);
         let is_news = why == Refused::BadOptions && !self.told.swap(true, Ordering::Relaxed);
         let route = parts.and_then(route);
         let told = observe::Refusal {
-            why: why.row().name,
+            why: &format!("{why:?}"),
             label: why.label(),
             status: response.status().as_u16(),
             route,

@@ -1,7 +1,8 @@
 //! Finds the key, takes the lock, lets the request in.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
+use std::ops::ControlFlow::{Break, Continue};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,11 +14,11 @@ use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
-use crate::middleware::future::{Admission, Entered, ResponseFuture};
+use crate::middleware::future::{Admission, Boxed, Entered, ResponseFuture, Told};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
-use crate::middleware::observer::{Observed, Observer};
+use crate::middleware::observer::Observer;
 use crate::middleware::refusal::{Answer, Refused, route};
 use crate::middleware::watched::Watched;
 use crate::observe;
@@ -79,15 +80,16 @@ where
         // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
         let inner = self.inner.clone();
         let settings = self.layer.settings.clone();
-        if request.method() == Method::OPTIONS && !settings.include_options {
-            return ResponseFuture::unlocked(inner, request, settings);
-        }
-        let (parts, body) = request.into_parts();
         let layer = self.layer.clone();
-        if settings.observe {
-            return ResponseFuture::locked(Box::pin(observe(layer, parts)), inner, body, settings);
-        }
-        ResponseFuture::locked(Box::pin(enter(layer, parts)), inner, body, settings)
+        let (parts, body) = request.into_parts();
+        let door: Boxed<Entered> = if parts.method == Method::OPTIONS && !settings.include_options {
+            Box::pin(ready(Continue((parts, Admission::default()))))
+        } else if settings.observe {
+            Box::pin(observe(layer, parts))
+        } else {
+            Box::pin(enter(layer, parts))
+        };
+        ResponseFuture::new(door, inner, body, settings)
     }
 }
 
@@ -99,15 +101,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
     async move {
         let choice = layer.key.key(&mut parts).await.into_lock_key().0;
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
-            Entered::Refused(layer.settings.refusals.refuse(why, error, Some(parts)))
+            Break(layer.settings.refusals.refuse(why, error, Some(parts)))
         };
         let key = match choice {
             Choice::Lock(key) => key,
             Choice::Nothing => {
                 leases::insert(&mut parts, None);
-                return Entered::In(parts, Admission::default());
+                return Continue((parts, Admission::default()));
             }
-            Choice::Answer(Answer(response)) => return Entered::Refused(response),
+            Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
         // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
@@ -130,12 +132,13 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Ok(guard) => {
                 leases::insert(&mut parts, Some(&guard.lease()));
                 let waited = since.map_or(Duration::ZERO, |since| layer.locks.now().since(since));
+                let fence = Some(guard.fence());
                 let admission = Admission {
                     guard: Some(Watched::new(guard)),
-                    waited,
+                    told: Told { waited, fence },
                     observer: None,
                 };
-                Entered::In(parts, admission)
+                Continue((parts, admission))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
@@ -146,12 +149,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
 async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
     let observer = match choice {
-        // Real layers with one key share its lease.
-        Choice::Lock(key) if Observed::has(&parts, &key) => None,
-        Choice::Lock(key) => {
-            Observed::insert(&mut parts, &key);
-            Observer::spawn(&layer.locks, &key, &parts)
-        }
+        Choice::Lock(key) => Observer::spawn(&layer.locks, key, &mut parts),
         Choice::Nothing => None,
         Choice::Answer(_) | Choice::Refuse(_) => {
             observe::observed("refused", route(&parts));
@@ -162,7 +160,7 @@ async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> En
         observer,
         ..Admission::default()
     };
-    Entered::In(parts, admission)
+    Continue((parts, admission))
 }
 
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {

@@ -11,35 +11,36 @@ use tokio::time::sleep;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime};
-use crate::scheduler::doubts::Doubts;
-use crate::scheduler::gate::Gate;
+use crate::scheduler::gate::{Gate, remember};
 use crate::scheduler::policy::TickOutcome;
 
 /// The pause between two questions.
-const AGAIN: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(2);
 
-/// The task that asks is at work. Another may take its place when it is dropped.
-struct Asking<'a>(&'a Gate);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.doubts) = Doubts::default();
-    }
-}
+/// How many ticks in doubt are told of one by one at most. One more stands for all before it.
+const MAX_DOUBTS: usize = 128;
 
 impl Gate {
-    /// Tells what became of a tick that was not run here, once the store says so. Returns at once if another pursuit
-    /// asks already, which tells of this tick, too.
+    /// Tells what became of a tick that was not run here, once the store says so. Returns at once if another pursuit asks
+    /// already, which tells of this tick, too.
     pub(super) async fn account_for(&self, tick: TickTime) -> TickOutcome {
-        if !lock(&self.doubts).add(tick) {
-            return TickOutcome::Missed;
+        remember(&self.doubts, tick, MAX_DOUBTS + 1);
+        let mut outcome = TickOutcome::Missed;
+        // A tick that is added while a task asks is left to that task, which looks again when it has ended.
+        while !lock(&self.doubts).is_empty() {
+            let Ok(_asks) = self.audit.try_lock() else { break };
+            outcome = self.resolve_doubts().await;
         }
-        let asking = Asking(self);
-        let (mut own, mut asked) = (TickOutcome::Missed, 0);
+        outcome
+    }
+
+    /// Asks the store until nothing is in doubt. Returns the latest outcome.
+    async fn resolve_doubts(&self) -> TickOutcome {
+        let (mut latest, mut asked) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
         loop {
             news.heard();
-            let in_doubt = lock(&self.doubts).ticks.clone();
+            let mut in_doubt = lock(&self.doubts).clone();
             let report = tokio::select! {
                 biased;
                 why = self.ended() => return self.tell_of(in_doubt, |_| Some(why)).unwrap_or(why),
@@ -47,21 +48,17 @@ impl Gate {
             };
             if let Some(report) = report {
                 asked += 1;
-                let outcome = |tick| outcome(&report, tick, asked > 1);
-                self.tell_of_more(&report, in_doubt.first().copied());
-                own = self.tell_of(in_doubt, outcome).unwrap_or(own);
-                let mut doubts = lock(&self.doubts);
-                if doubts.ticks.is_empty() {
-                    // In one step with the look: a tick that comes now finds that no task asks.
-                    doubts.is_asked = false;
-                    std::mem::forget(asking);
-                    return own;
+                self.tell_of_the_oldest(&report, &mut in_doubt);
+                let told = self.tell_of(in_doubt, |tick| outcome(&report, tick, asked > 1));
+                latest = told.unwrap_or(latest);
+                if lock(&self.doubts).is_empty() {
+                    return latest;
                 }
             }
             tokio::select! {
                 biased;
                 _ = self.ended() => {}
-                () = async { sleep(AGAIN).await; news.come().await } => {}
+                () = async { sleep(PAUSE).await; news.come().await } => {}
             }
         }
     }
@@ -75,7 +72,7 @@ impl Gate {
         let mut first = None;
         for tick in ticks {
             if let Some(outcome) = outcome(tick) {
-                lock(&self.doubts).ticks.remove(&tick);
+                lock(&self.doubts).remove(&tick);
                 observe::tick(self.label(), &self.name, tick, outcome.word(), None);
                 first = first.or(Some(outcome));
             }
@@ -83,13 +80,20 @@ impl Gate {
         first
     }
 
-    /// There were too many to tell of each.
-    fn tell_of_more(&self, report: &JobReport, oldest: Option<TickTime>) {
-        let is_cut = std::mem::take(&mut lock(&self.doubts).is_cut);
-        let oldest = oldest.filter(|oldest| is_cut && report.was_granted(*oldest) == Some(false));
-        if let Some(oldest) = oldest {
+    /// The oldest of too many stands for those before it: they are told of together, up to the next.
+    fn tell_of_the_oldest(&self, report: &JobReport, in_doubt: &mut BTreeSet<TickTime>) {
+        if in_doubt.len() <= MAX_DOUBTS {
+            return;
+        }
+        if let Some(oldest) = in_doubt.pop_first() {
+            lock(&self.doubts).remove(&oldest);
+        }
+        let next = in_doubt
+            .first()
+            .filter(|next| report.was_granted(**next) == Some(false));
+        if let Some(next) = next {
             let before = report.after.or(report.mark).unwrap_or_default();
-            observe::ticks_passed_over(self.label(), &self.name, before, oldest);
+            observe::ticks_passed_over(self.label(), &self.name, before, *next);
         }
     }
 }
@@ -107,6 +111,8 @@ fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOut
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::locks::Locks;
+    use crate::scheduler::policy::Settings;
 
     fn report(mark: u64, after: u64) -> JobReport {
         let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
@@ -135,5 +141,20 @@ mod tests {
         }
         assert_eq!(outcome(&report(9, 3), TickTime(12), true), Some(Missed));
         assert_eq!(outcome(&report(0, 0), TickTime(12), true), Some(Missed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ticks_in_doubt_are_bounded_and_one_task_asks() {
+        let locks = Locks::memory();
+        let (gate, _life) = Gate::new(locks.handle().clone(), "job".into(), Settings::default()).unwrap();
+        let asks = gate.audit.try_lock().unwrap();
+        for ms in 1..1_000 {
+            assert_eq!(gate.account_for(TickTime(ms)).await, TickOutcome::Missed);
+        }
+        assert_eq!(lock(&gate.doubts).len(), MAX_DOUBTS + 1);
+        assert_eq!(lock(&gate.doubts).last(), Some(&TickTime(999)));
+        drop(asks);
+        gate.account_for(TickTime(1_000)).await;
+        assert!(lock(&gate.doubts).is_empty());
     }
 }

@@ -4,45 +4,14 @@
 //! comes next is for the nodes to say, which know the schedule: each walks from the latest tick that the store knows of to the
 //! newest that it saw come, and stands by for what others run on the way.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use crate::observe;
 use crate::protocol::message::{TickTime, Turn};
 use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::work::Work;
-
-/// What this node has seen come, and whether it walks towards it.
-#[derive(Debug, Default)]
-pub(super) struct Walk {
-    /// In milliseconds.
-    newest: AtomicU64,
-    is_under_way: AtomicBool,
-}
-
-impl Walk {
-    fn begin(&self) -> Option<Walking<'_>> {
-        let was = self.is_under_way.swap(true, Ordering::SeqCst);
-        // Only then: what is made and dropped at once would end the walk that is under way.
-        (!was).then(|| Walking(self))
-    }
-
-    fn newest(&self) -> TickTime {
-        TickTime(self.newest.load(Ordering::SeqCst))
-    }
-}
-
-/// A walk that ends when this is dropped.
-struct Walking<'a>(&'a Walk);
-
-impl Drop for Walking<'_> {
-    fn drop(&mut self) {
-        self.0.is_under_way.store(false, Ordering::SeqCst);
-    }
-}
 
 /// The ticks after `after` and up to `to` of which one is to be run next: the oldest that is young enough, and not one of too
 /// many. And whether older ones are passed over.
@@ -56,13 +25,9 @@ fn next(
         Some(Misfire::RunAll { within, at_most }) => (within, at_most),
         _ => (Duration::MAX, 1),
     };
-    let age = |tick: TickTime| {
-        let age = now.duration_since(UNIX_EPOCH + Duration::from_millis(tick.0));
-        age.unwrap_or_default()
-    };
     let (mut first, mut count) = (to, 1);
     while let Some(before) = before(schedule, first).filter(|before| *before > after) {
-        if count >= at_most || age(before) > within {
+        if count >= at_most || age(before, now) > within {
             return (first, true);
         }
         (first, count) = (before, count + 1);
@@ -71,8 +36,8 @@ fn next(
 }
 
 fn before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
-    let moment = UNIX_EPOCH + Duration::from_millis(tick.0.checked_sub(1_000)?);
-    schedule.latest(moment).ok()
+    let earlier = TickTime(tick.0.checked_sub(1_000)?);
+    schedule.latest(time(earlier)).ok()
 }
 
 /// Nothing is run here any more.
@@ -83,28 +48,19 @@ fn is_end(outcome: TickOutcome) -> bool {
     )
 }
 
-/// What a job's ticks are run with.
-pub(super) struct Runner<'a, F> {
-    pub(super) gate: &'a Gate,
-    pub(super) walk: &'a Walk,
-    /// Nothing, until the job has fired here: then what comes next is not known, and what somebody began is run all the same.
-    pub(super) schedule: &'a OnceLock<Schedule>,
-    pub(super) work: &'a F,
-}
-
-impl<W: Work> Runner<'_, W> {
+impl Gate {
     /// Sees to it that every tick up to this one is run, unless that is being done here already. Says what became of the
     /// last.
-    pub(super) async fn run_all(&self, mark: TickTime, is_catch_up: bool) -> TickOutcome {
-        self.walk.newest.fetch_max(mark.0, Ordering::SeqCst);
+    pub(super) async fn run_all(&self, mark: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
+        self.note_newest(mark);
         let (mut reached, mut outcome) = (TickTime(0), TickOutcome::Elsewhere);
         // Whoever came while this node walked left its tick to the walk, which looks again when it has ended.
-        while self.walk.newest() > reached {
-            let Some(_walking) = self.walk.begin() else {
+        while *self.newest.borrow() > reached {
+            let Ok(_walking) = self.walk.try_lock() else {
                 return outcome;
             };
-            reached = self.walk.newest();
-            outcome = self.walk_to(reached, is_catch_up).await;
+            reached = *self.newest.borrow();
+            outcome = self.walk_to(reached, is_catch_up, work).await;
             if is_end(outcome) {
                 return outcome;
             }
@@ -113,19 +69,18 @@ impl<W: Work> Runner<'_, W> {
     }
 
     /// What became of the last tick, or why nothing is run here any more.
-    async fn walk_to(&self, to: TickTime, is_catch_up: bool) -> TickOutcome {
-        let gate = self.gate;
+    async fn walk_to(&self, to: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
         let (mut tick, mut named) = (to, None);
         let first = self.schedule.get().and_then(|schedule| before(schedule, to));
         let mut after = first.unwrap_or(TickTime(0));
         loop {
             let how = How::new(Turn::After(after), is_catch_up || tick < to);
-            match gate.pursue(tick, how, self.work).await {
+            match self.pursue(tick, how, work).await {
                 Ok(outcome) if is_end(outcome) || tick >= to => return outcome,
                 Ok(_) => after = tick,
                 Err(behind) => {
                     if named.replace(behind) == Some(behind)
-                        && let Some(why) = gate.pause_behind(behind.latest).await
+                        && let Some(why) = self.pause_behind(behind.latest).await
                     {
                         return why;
                     }
@@ -141,9 +96,9 @@ impl<W: Work> Runner<'_, W> {
                 return TickOutcome::Elsewhere;
             };
             let passes;
-            (tick, passes) = next(schedule, gate.settings.misfire, gate.date(), (after, to));
+            (tick, passes) = next(schedule, self.settings.misfire, self.date(), (after, to));
             if passes {
-                observe::ticks_passed_over(gate.label(), gate.name(), after, tick);
+                observe::ticks_passed_over(self.label(), &self.name, after, tick);
             }
         }
     }
@@ -151,16 +106,38 @@ impl<W: Work> Runner<'_, W> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::future::{Future, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
 
-    #[test]
-    fn whoever_comes_during_a_walk_does_not_end_it() {
-        let walk = Walk::default();
-        let walking = walk.begin();
-        assert!(walking.is_some());
-        assert!(walk.begin().is_none() && walk.begin().is_none());
-        drop(walking);
-        assert!(walk.begin().is_some());
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::locks::Locks;
+    use crate::scheduler::policy::Settings;
+    use crate::scheduler::tick::Tick;
+
+    #[tokio::test]
+    async fn a_tick_that_comes_during_a_walk_does_not_end_it() {
+        let locks = Locks::memory();
+        let settings = Settings {
+            misfire: all(Duration::MAX, 9),
+            ..Settings::default()
+        };
+        let (gate, _life) = Gate::new(locks.handle().clone(), "job".into(), settings).unwrap();
+        let is_done = CancellationToken::new();
+        let done = is_done.clone();
+        let work = move |_: Tick| done.clone().cancelled_owned();
+        let mark = TickTime(1_000);
+        let mut walk = pin!(gate.run_all(mark, false, &work));
+        assert!(poll_fn(|cx| Poll::Ready(walk.as_mut().poll(cx).is_pending())).await);
+        for _ in 0..2 {
+            assert_eq!(gate.run_all(mark, false, &work).await, TickOutcome::Elsewhere);
+            assert!(gate.walk.try_lock().is_err());
+        }
+        is_done.cancel();
+        assert_eq!(walk.await, TickOutcome::Done);
+        assert!(gate.walk.try_lock().is_ok());
     }
 
     fn all(within: Duration, at_most: u32) -> Option<Misfire> {

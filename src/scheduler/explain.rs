@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
-use chrono::{DateTime, Days, NaiveDate, NaiveDateTime, NaiveTime, Offset, TimeZone, Timelike, Utc};
+use chrono::{DateTime, NaiveDate, NaiveDateTime, NaiveTime, Offset, TimeZone, Timelike, Utc};
 use chrono_tz::Tz;
 use croner::Cron;
 
@@ -17,7 +17,7 @@ use crate::scheduler::schedule::parsed;
 use crate::scheduler::zone::IntoZone;
 
 /// So far ahead it is looked.
-const DAYS: u64 = 731;
+const DAYS: usize = 731;
 
 /// No zone is further from UTC, in hours.
 const AROUND: i64 = 15;
@@ -96,9 +96,8 @@ pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, Job
 /// What is wrong with the expression.
 pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
     let (cron, from) = (parsed(expression)?, DateTime::<Utc>::from(now));
-    let next = std::iter::successors(Some(from), |at| cron.find_next_occurrence(at, false).ok());
-    let last = next.take(FREQUENT + 2).last();
-    if last.is_some_and(|at| at < from + chrono::Duration::days(1)) {
+    let day = ticks(&cron, from, from + chrono::Duration::days(1));
+    if day.take(FREQUENT + 1).count() > FREQUENT {
         return Ok(Vec::new());
     }
     Ok(odd_days(&cron, zone, from))
@@ -106,38 +105,30 @@ pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Res
 
 fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
     let first = from.with_timezone(&zone).date_naive();
-    let dates = (0..DAYS).filter_map(|n| first.checked_add_days(Days::new(n)));
-    dates
-        .filter(|date| has_change(*date, zone))
-        .flat_map(|date| of_day(cron, zone, date))
+    let days = first.iter_days().take(DAYS);
+    days.map(|date| date.and_time(NaiveTime::MIN))
+        .filter(|start| has_change(*start, zone))
+        .flat_map(|start| of_day(cron, zone, start))
         .collect()
 }
 
-/// The clocks change on that local date: it does not last a day, or is none.
-fn has_change(date: NaiveDate, zone: Tz) -> bool {
-    let midnight = |date: NaiveDate| date.and_time(NaiveTime::MIN);
-    let Some(next) = date.succ_opt() else { return false };
+/// The clocks change on the local date that begins then: it does not last a day, or is none.
+fn has_change(start: NaiveDateTime, zone: Tz) -> bool {
     // By what the zone's clocks show around both midnights, whichever of them it shows.
-    let offset = |at: NaiveDateTime| zone.offset_from_utc_datetime(&at).fix();
-    let around = chrono::Duration::hours(AROUND);
-    offset(midnight(date) - around) != offset(midnight(next) + around)
+    let offset = |hours| {
+        let at = start + chrono::Duration::hours(hours);
+        zone.offset_from_utc_datetime(&at).fix()
+    };
+    offset(-AROUND) != offset(24 + AROUND)
 }
 
-fn of_day(cron: &Cron, zone: Tz, date: NaiveDate) -> Vec<OddDay> {
-    let (start, end) = (
-        date.and_time(NaiveTime::MIN),
-        date.checked_add_days(Days::new(1))
-            .map(|next| next.and_time(NaiveTime::MIN)),
-    );
-    let Some(end) = end else { return Vec::new() };
+fn of_day(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
+    let end = start + chrono::Duration::days(1);
     // What the expression says, by clocks that do not change.
     let said = ticks(cron, start.and_utc(), end.and_utc());
-    let said: Vec<NaiveDateTime> = said.into_iter().map(|tick| tick.naive_utc()).collect();
+    let said: Vec<NaiveDateTime> = said.map(|tick| tick.naive_utc()).collect();
     // And what comes, a little beyond the date, as what is shifted may come on the next.
-    let instant = |local: NaiveDateTime| {
-        let shown = zone.from_local_datetime(&local).earliest();
-        shown.or_else(|| zone.from_local_datetime(&shifted(zone, local)?).earliest())
-    };
+    let instant = |local| shown(zone, local).or_else(|| after_gap(zone, local));
     let beyond = end + chrono::Duration::hours(2);
     let (Some(from), Some(until)) = (instant(start), instant(beyond)) else {
         return Vec::new();
@@ -151,15 +142,17 @@ fn of_day(cron: &Cron, zone: Tz, date: NaiveDate) -> Vec<OddDay> {
         let oddity = match come.get(&local) {
             Some(1) => continue,
             Some(_) => Oddity::Twice,
-            None => match shifted(zone, local).filter(|to| come.contains_key(to) && !said.contains(to)) {
-                Some(to) => Oddity::Shifted { to: to.time() },
-                None => Oddity::NotAtAll,
+            None => match after_gap(zone, local).map(|to| to.naive_local()) {
+                Some(to) if come.contains_key(&to) && !said.contains(&to) => {
+                    Oddity::Shifted { to: to.time() }
+                }
+                _ => Oddity::NotAtAll,
             },
         };
         match found.iter_mut().find(|day| day.oddity == oddity) {
             Some(day) => day.count += 1,
             None => found.push(OddDay {
-                date,
+                date: start.date(),
                 oddity,
                 first: local.time(),
                 count: 1,
@@ -169,30 +162,26 @@ fn of_day(cron: &Cron, zone: Tz, date: NaiveDate) -> Vec<OddDay> {
     found
 }
 
-/// What the clocks show first after a time that they do not show.
-fn shifted(zone: Tz, local: NaiveDateTime) -> Option<NaiveDateTime> {
-    let mut later = local;
-    // No gap is longer than a day, and each ends at a full minute.
-    for _ in 0..=24 * 60 {
-        later += chrono::Duration::seconds(60 - i64::from(later.second()));
-        if zone.from_local_datetime(&later).earliest().is_some() {
-            return Some(later);
-        }
-    }
-    None
+/// When the clocks of the zone first show that time; `None` in a gap.
+fn shown(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
+    zone.from_local_datetime(&local).earliest()
 }
 
-fn ticks<T: TimeZone>(cron: &Cron, from: DateTime<T>, until: DateTime<T>) -> Vec<DateTime<T>> {
-    let mut found = Vec::new();
-    let mut next = cron.find_next_occurrence(&from, true);
-    while let Ok(tick) = next {
-        if tick >= until {
-            break;
-        }
-        next = cron.find_next_occurrence(&tick, false);
-        found.push(tick);
-    }
-    found
+/// When the clocks show a full minute again after a time in a gap.
+fn after_gap(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
+    let minute = local.with_second(0)?;
+    // No gap is longer than a day, and each ends at a full minute.
+    (1..=24 * 60 + 1).find_map(|later| shown(zone, minute + chrono::Duration::minutes(later)))
+}
+
+fn ticks<T: TimeZone>(
+    cron: &Cron,
+    from: DateTime<T>,
+    until: DateTime<T>,
+) -> impl Iterator<Item = DateTime<T>> {
+    let first = cron.find_next_occurrence(&from, true).ok();
+    let all = std::iter::successors(first, |tick| cron.find_next_occurrence(tick, false).ok());
+    all.take_while(move |tick| *tick < until)
 }
 
 #[cfg(test)]

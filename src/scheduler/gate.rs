@@ -1,12 +1,12 @@
 //! Pursues each tick: asks the store for it, and has the job run if the store grants it. Knows leases and ticks, and no
 //! cron crate.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant as Since, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -21,9 +21,8 @@ use crate::primitives::tick::{acquire_tick, ask_about_job};
 use crate::protocol::message::{JobReport, Question, TickTime, Turn};
 use crate::protocol::step::TickRefusal;
 use crate::protocol::time::Instant;
-use crate::scheduler::doubts::Doubts;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::work::Work;
 
 /// The pauses between attempts while the store is away.
@@ -35,22 +34,22 @@ const SKEW: Duration = Duration::from_secs(1);
 /// So many ticks in a row are skipped before that is told as an alarm.
 const ALARM: u32 = 3;
 
-/// Not run here in time. The store is asked whether another node ran it.
-const MISSED: Run = Run::Not(TickOutcome::Missed);
-
 /// One job of this node.
 pub(crate) struct Gate {
     pub(super) handle: Handle,
     pub(super) name: Key,
     pub(super) settings: Settings,
     pub(super) jobs: Arc<Jobs>,
-    newest: watch::Sender<TickTime>,
+    /// The newest tick that this node has seen come.
+    pub(super) newest: watch::Sender<TickTime>,
     /// The ticks that are claimed, awaited or run right now.
     pursued: watch::Sender<HashSet<TickTime>>,
     /// Cancelled when the job's scheduler knows it no more.
     life: CancellationToken,
-    /// Of the service and the expression; 0 until that is known.
-    fingerprint: AtomicU64,
+    /// When it is due; not known until it has fired here, unless the schedule came with the job.
+    pub(super) schedule: OnceLock<Schedule>,
+    /// Held while this node goes from tick to tick, where none is passed over.
+    pub(super) walk: AsyncMutex<()>,
     /// In a row.
     skips: AtomicU32,
     /// What the store's clock showed when it was last heard of, in milliseconds since the Unix epoch, and when that was.
@@ -61,7 +60,9 @@ pub(crate) struct Gate {
     /// The runs that are in a step right now, by their fence: of which tick, since when, and whether that was told.
     pub(super) steps: Mutex<HashMap<u64, Step>>,
     /// Ticks of which it is not known whether another node ran them.
-    pub(super) doubts: Mutex<Doubts>,
+    pub(super) doubts: Mutex<BTreeSet<TickTime>>,
+    /// Held by the task that asks the store about them.
+    pub(super) audit: AsyncMutex<()>,
 }
 
 /// How a tick is pursued.
@@ -72,8 +73,6 @@ pub(crate) struct How {
     pub(crate) is_catch_up: bool,
     /// Since when it has been due here, if this node saw it come: what counts until the store's clock is known.
     pub(crate) since: Option<Since>,
-    /// This node has not begun it yet.
-    pub(crate) is_first: bool,
 }
 
 impl How {
@@ -82,7 +81,6 @@ impl How {
             turn,
             is_catch_up,
             since: (!is_catch_up).then(Since::now),
-            is_first: true,
         }
     }
 }
@@ -92,16 +90,6 @@ impl How {
 pub(crate) struct Behind {
     pub(crate) latest: TickTime,
     pub(crate) is_open: bool,
-}
-
-/// Why a tick is not run now.
-enum Refused {
-    /// And never here.
-    Over(TickOutcome),
-    /// Its time comes after this.
-    Early(Duration),
-    /// The store cannot be asked, or somebody else's record is in the way.
-    Away,
 }
 
 /// A run between two awaits.
@@ -166,19 +154,17 @@ impl Gate {
             newest: watch::Sender::new(TickTime(0)),
             pursued: watch::Sender::default(),
             life: life.token.clone(),
-            fingerprint: AtomicU64::new(0),
+            schedule: OnceLock::new(),
+            walk: AsyncMutex::default(),
             skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
             away: Mutex::default(),
             steps: Mutex::default(),
             doubts: Mutex::default(),
+            audit: AsyncMutex::default(),
         };
         gate.handle.node().has_jobs();
         Some((gate, life))
-    }
-
-    pub(crate) fn name(&self) -> &Key {
-        &self.name
     }
 
     pub(crate) fn label(&self) -> &Label {
@@ -207,17 +193,18 @@ impl Gate {
         self.jobs.closing.is_cancelled() || self.life.is_cancelled()
     }
 
-    /// From now on it is known what the job's name stands for.
-    pub(crate) fn is_scheduled(&self, schedule: &Schedule) {
-        let fingerprint = schedule.fingerprint(&self.handle.options().service);
-        self.fingerprint.store(fingerprint, Ordering::Relaxed);
+    /// What the job's name stands for: the service and the expression. 0 until that is known.
+    fn fingerprint(&self) -> u64 {
+        let service = &self.handle.options().service;
+        let schedule = self.schedule.get();
+        schedule.map_or(0, |schedule| schedule.fingerprint(service))
     }
 
     /// What the store knows of the job, as far as it can be asked. Whatever should not be so is told.
     pub(crate) async fn asked(&self) -> Option<JobReport> {
         let question = Question::Open {
             within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
-            fingerprint: self.fingerprint.load(Ordering::Relaxed),
+            fingerprint: self.fingerprint(),
             over: self.over(),
         };
         let before = self.now();
@@ -239,9 +226,9 @@ impl Gate {
         }
         let mut over = lock(&self.jobs.over);
         let known = over.get(&self.name).copied();
-        if let Some(tick) = known.filter(|tick| tick.0 > report.now_ms) {
+        if known.is_some_and(|tick| tick.0 > report.now_ms) {
             // By a clock that was wrong. Ticks up to it may come again.
-            over.retain(|of, latest| *of != self.name || *latest != tick);
+            over.remove(&self.name);
         }
         drop(over);
         if let Some(tick) = known.filter(|_| report.lost) {
@@ -258,21 +245,16 @@ impl Gate {
     /// It is too late to begin this tick. By the store's clock as it is known here, so that it makes no difference whose clock
     /// is off, and by how much.
     pub(super) fn is_too_old(&self, mark: TickTime, since: Option<Since>) -> bool {
-        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
         let age = match (self.store_date(), since) {
             (None, Some(since)) => since.elapsed(),
-            (date, _) => date
-                .unwrap_or_else(|| self.now())
-                .duration_since(due)
-                .unwrap_or_default(),
+            (date, _) => age(mark, date.unwrap_or_else(|| self.now())),
         };
         self.settings.oldest().is_some_and(|oldest| age > oldest)
     }
 
     /// It was due when the store was away.
     pub(super) fn was_kept_waiting(&self, mark: TickTime) -> bool {
-        let due = UNIX_EPOCH + Duration::from_millis(mark.0);
-        lock(&self.away).is_some_and(|away| due <= away)
+        lock(&self.away).is_some_and(|away| time(mark) <= away)
     }
 
     /// What the store's clock shows, or this node's if that is not known yet.
@@ -342,140 +324,125 @@ impl Gate {
         work: &impl Work,
     ) -> Result<TickOutcome, Behind> {
         let _pursuit = self.jobs.pursuits.token();
-        let outcome = match self.run_tick(mark, how, work).await? {
-            Run::Over(outcome, ran) => {
-                observe::tick(self.label(), &self.name, mark, outcome.word(), Some(ran));
+        let Run { outcome, ran } = self.run_tick(mark, how, work).await?;
+        let outcome = match outcome {
+            // Not run here in time: another node may have run it.
+            TickOutcome::Missed if ran.is_none() => self.account_for(mark).await,
+            // That was told where it happened, which may be before there is a tick.
+            TickOutcome::Refused => outcome,
+            _ => {
+                observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
                 outcome
             }
-            Run::Not(TickOutcome::Missed) => self.account_for(mark).await,
-            Run::Not(outcome) => {
-                // A refusal was told where it happened, which may be before there is a tick.
-                if outcome != TickOutcome::Refused {
-                    observe::tick(self.label(), &self.name, mark, outcome.word(), None);
-                }
-                outcome
-            }
-            Run::Lost => TickOutcome::Elsewhere,
         };
         self.count_skips(outcome);
         Ok(outcome)
     }
 
     async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<Run, Behind> {
-        self.newest
-            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
+        self.note_newest(mark);
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
-        let runs_all = self.settings.runs_all();
+        let (runs_all, mut is_first) = (self.settings.runs_all(), true);
         loop {
             // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
             // whoever is after it here already will do.
             let Some(pursued) = self.take_up(mark) else {
                 if !runs_all {
-                    return Ok(Run::Not(TickOutcome::Elsewhere));
+                    return Ok(Run::not_here(TickOutcome::Elsewhere));
                 }
                 // What comes next is not to be had before this one has ended, and asking for it again and again ends nothing.
                 tokio::select! {
                     biased;
-                    why = self.ended() => return Ok(Run::Not(why)),
+                    why = self.ended() => return Ok(Run::not_here(why)),
                     () = sleep(RETRY.1) => continue,
                 }
             };
             // Where none is passed over the store is told that it is over, by a run.
-            if !runs_all && how.is_first && self.is_too_old(mark, how.since) {
-                return Ok(MISSED);
+            if !runs_all && is_first && self.is_too_old(mark, how.since) {
+                return Ok(Run::not_here(TickOutcome::Missed));
             }
             let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, (mark, how.turn));
             let entered = tokio::select! {
                 biased;
-                why = self.ended() => return Ok(Run::Not(why)),
+                why = self.ended() => return Ok(Run::not_here(why)),
                 entered = entering => entered,
             };
             // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
             // too, and no reason to let go of this one.
             let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
-            let refused = match entered {
+            let wait = match entered {
                 Ok(Ok(guard)) => match self.run(guard, mark, how, work).await {
-                    Run::Lost => None,
-                    over => return Ok(over),
+                    None => None,
+                    Some(run) => return Ok(run),
                 },
                 // Won and not taken up in time: nothing was begun.
                 Err(Error::Lost { .. }) => None,
-                Ok(Err(refusal)) => Some(self.refused(mark, refusal)?),
-                Err(error) => Some(self.failed(mark, how, &error)),
-            };
-            let wait = match refused {
-                None => {
-                    how.is_first = false;
-                    continue;
-                }
-                Some(Refused::Over(outcome)) => return Ok(Run::Not(outcome)),
-                Some(Refused::Early(left)) => {
+                Ok(Err(TickRefusal::Early(left))) => {
                     how.since = how.since.map(|since| since + left);
-                    left
+                    Some(self.pause_early(mark, left))
                 }
-                Some(Refused::Away) => {
-                    how.is_catch_up = true;
-                    self.pause_away(&mut pause)
-                }
+                Ok(Err(TickRefusal::Behind { latest, is_open })) => return Err(Behind { latest, is_open }),
+                Ok(Err(TickRefusal::Skipped)) => return Ok(self.refused(mark, TickOutcome::Skipped)),
+                Ok(Err(TickRefusal::Over)) => return Ok(self.refused(mark, TickOutcome::Elsewhere)),
+                Err(error) => match self.failed(mark, how, &error) {
+                    Some(outcome) => return Ok(Run::not_here(outcome)),
+                    None => Some(self.pause_away(&mut how, &mut pause)),
+                },
+            };
+            let Some(wait) = wait else {
+                is_first = false;
+                continue;
             };
             drop(pursued);
             tokio::select! {
                 biased;
-                why = self.ended() => return Ok(Run::Not(why)),
-                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => return Ok(MISSED),
+                why = self.ended() => return Ok(Run::not_here(why)),
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => {
+                    return Ok(Run::not_here(TickOutcome::Missed));
+                }
                 () = sleep(wait) => {}
             }
         }
     }
 
     /// The store is away, from now on at the latest. Returns how long until it is asked again, and doubles the next pause.
-    fn pause_away(&self, pause: &mut Duration) -> Duration {
+    fn pause_away(&self, how: &mut How, pause: &mut Duration) -> Duration {
+        how.is_catch_up = true;
         *lock(&self.away) = Some(self.date());
         *pause = (2 * *pause).min(RETRY.1);
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
 
-    /// The store does not let this tick run now.
-    ///
-    /// # Errors
-    /// Which tick must run first.
-    fn refused(&self, mark: TickTime, refusal: TickRefusal) -> Result<Refused, Behind> {
-        match refusal {
-            TickRefusal::Over => {
-                self.note_over(mark);
-                Ok(Refused::Over(TickOutcome::Elsewhere))
-            }
-            TickRefusal::Skipped => {
-                self.note_over(mark);
-                Ok(Refused::Over(TickOutcome::Skipped))
-            }
-            TickRefusal::Behind { latest, is_open } => Err(Behind { latest, is_open }),
-            // The store's clock decides when it is time.
-            TickRefusal::Early(left) => {
-                let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-                self.note_store_clock(mark.0.saturating_sub(left_ms));
-                observe::tick_early(self.label(), &self.name, mark, left);
-                Ok(Refused::Early(left))
-            }
-        }
+    /// The store's clock decides when it is time. Returns how long until then.
+    fn pause_early(&self, mark: TickTime, left: Duration) -> Duration {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        self.note_store_clock(mark.0.saturating_sub(left_ms));
+        observe::tick_early(self.label(), &self.name, mark, left);
+        left
     }
 
-    /// The store did not decide about this tick.
-    fn failed(&self, mark: TickTime, how: How, error: &Error) -> Refused {
+    /// The store says that the tick is over, without a run here.
+    fn refused(&self, mark: TickTime, outcome: TickOutcome) -> Run {
+        self.note_over(mark);
+        Run::not_here(outcome)
+    }
+
+    /// The store did not decide about this tick. Returns what becomes of it, or `None` if the store is asked again.
+    fn failed(&self, mark: TickTime, how: How, error: &Error) -> Option<TickOutcome> {
         match error {
             // A foreign record, as after a reset while the job ran.
-            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => Refused::Away,
-            Error::Busy { .. } => Refused::Over(TickOutcome::Skipped),
-            Error::Closed { .. } => Refused::Over(TickOutcome::Drained),
+            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => None,
+            Error::Busy { .. } => Some(TickOutcome::Skipped),
+            Error::Closed { .. } => Some(TickOutcome::Drained),
             Error::Key { .. } | Error::Options(_) => {
                 observe::job_refused(self.label(), &self.name, error);
-                Refused::Over(TickOutcome::Refused)
+                Some(TickOutcome::Refused)
             }
             // Fail closed: nothing runs until the store is back, and then only the newest tick.
             _ => {
                 observe::tick_waits(self.label(), &self.name, mark, error);
-                Refused::Away
+                None
             }
         }
     }
@@ -495,9 +462,23 @@ impl Gate {
         }
     }
 
+    pub(super) fn note_newest(&self, mark: TickTime) {
+        self.newest
+            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
+    }
+
     fn take_up(&self, mark: TickTime) -> Option<Pursued<'_>> {
         let is_new = self.pursued.send_if_modified(|pursued| pursued.insert(mark));
         is_new.then(|| Pursued(self, mark))
+    }
+}
+
+/// Adds a tick to those that are remembered: the newest, and so many at most.
+pub(super) fn remember(ticks: &Mutex<BTreeSet<TickTime>>, tick: TickTime, at_most: usize) {
+    let mut ticks = lock(ticks);
+    ticks.insert(tick);
+    if ticks.len() > at_most {
+        ticks.pop_first();
     }
 }
 
@@ -524,7 +505,6 @@ mod tests {
         turn: Turn::Skip,
         is_catch_up: false,
         since: None,
-        is_first: true,
     };
 
     fn gate(locks: &Locks) -> (Arc<Gate>, Life) {

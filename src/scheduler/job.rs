@@ -6,7 +6,7 @@
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::observe;
 use crate::protocol::message::TickTime;
+use crate::scheduler::error::JobError;
 use crate::scheduler::gate::{Gate, Life};
 use crate::scheduler::lookout::Job;
 use crate::scheduler::schedule::Schedule;
@@ -67,29 +68,29 @@ async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
         // The engine fires it at other moments, if it knows no more than an offset of its zone.
         Ok(mark) if !job.is_due(mark) => {}
         Ok(mark) => {
-            if !job.was_looked_at() {
+            if !job.is_looked_at.swap(true, Ordering::Relaxed) {
                 let (job, scheduler) = (job.clone(), scheduler.clone());
                 tokio::spawn(async move {
                     if let Some(strange) = foreign(&scheduler).await {
-                        observe::storage_shared(job.gate.label(), job.gate.name(), strange);
+                        observe::storage_shared(job.gate.label(), &job.gate.name, strange);
                     }
                 });
             }
             job.pursue(mark, false).await;
         }
-        Err(why) => observe::job_refused(job.gate.label(), job.gate.name(), &why),
+        Err(why) => observe::job_refused(job.gate.label(), &job.gate.name, &why),
     }
 }
 
 /// The tick that fired just now.
 async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<TickTime, String> {
-    if job.schedule().is_none() {
-        job.set_schedule(expression(id, scheduler).await?);
+    if job.gate.schedule.get().is_none() {
+        let _ = job.gate.schedule.set(expression(id, scheduler).await?);
     }
-    if !job.has_engine() {
-        job.set_engine(ended_flag(scheduler).await);
+    if job.engine.get().is_none() {
+        let _ = job.engine.set(ended_flag(scheduler).await);
     }
-    let schedule = job.schedule().ok_or("it has no schedule")?;
+    let schedule = job.gate.schedule.get().ok_or("it has no schedule")?;
     schedule.latest(job.gate.now())
 }
 
@@ -127,10 +128,7 @@ fn readable(text: Option<String>, offset_seconds: i32) -> Result<Schedule, Strin
 }
 
 /// Why a job cannot be leased, before it is added.
-pub(crate) fn unfit(job: &mut CronJob, is_known: impl FnOnce(Uuid) -> bool) -> Result<(), String> {
-    if is_known(job.guid()) {
-        return Ok(());
-    }
+pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
     let data = job
         .job_data()
         .map_err(|error| format!("its data cannot be read: {error}"))?;
@@ -139,16 +137,13 @@ pub(crate) fn unfit(job: &mut CronJob, is_known: impl FnOnce(Uuid) -> bool) -> R
 }
 
 /// Adds a job, unless the scheduler's storage is shared with other processes.
-pub(crate) async fn add(
-    scheduler: &JobScheduler,
-    job: CronJob,
-) -> Result<Result<Uuid, Uuid>, JobSchedulerError> {
-    let id = scheduler.add(job).await?;
-    let Some(strange) = foreign(scheduler).await else {
-        return Ok(Ok(id));
+pub(crate) async fn add(scheduler: &JobScheduler, job: CronJob) -> Result<Uuid, JobError> {
+    let id = scheduler.add(job).await.map_err(JobError::Scheduler)?;
+    let Some(foreign) = foreign(scheduler).await else {
+        return Ok(id);
     };
-    scheduler.remove(&id).await?;
-    Ok(Err(strange))
+    scheduler.remove(&id).await.map_err(JobError::Scheduler)?;
+    Err(JobError::SharedStorage { foreign })
 }
 
 /// How often, and after which pause, it is looked whether a job has code: while it is added, it is there without.

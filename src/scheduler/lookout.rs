@@ -14,9 +14,10 @@ use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::runtime::Handle as Runtime;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "testing")]
@@ -24,10 +25,9 @@ use crate::driver::jobs::Fire;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime, Turn};
-use crate::scheduler::catch_up::{Runner, Walk};
-use crate::scheduler::gate::{Gate, How};
+use crate::scheduler::gate::{Gate, How, remember};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
-use crate::scheduler::schedule::Schedule;
+use crate::scheduler::schedule::{Schedule, age};
 use crate::scheduler::work::Work;
 
 /// How soon after a job was made the store is asked for the first time: later than the job could be found unfit.
@@ -45,54 +45,35 @@ const REMEMBERED: usize = 128;
 pub(crate) struct Job<F> {
     pub(crate) gate: Gate,
     work: F,
-    schedule: OnceLock<Schedule>,
     /// The schedule came with the job, and the engine may know another.
     has_own_schedule: bool,
     made: Instant,
-    engine: OnceLock<Arc<AtomicBool>>,
-    looks_out: AtomicBool,
-    looked_at: AtomicBool,
+    /// What the engine sets when it ends that fires the job.
+    pub(super) engine: OnceLock<Arc<AtomicBool>>,
+    /// Held by the task that looks for open ticks.
+    looks_out: Arc<AsyncMutex<()>>,
+    /// Its engine's storage was looked at, or is now.
+    pub(super) is_looked_at: AtomicBool,
     /// The ticks that this node has pursued.
     seen: Mutex<BTreeSet<TickTime>>,
-    walk: Walk,
 }
 
 impl<F> Job<F> {
     pub(crate) fn new(gate: Gate, schedule: Option<Schedule>, work: F) -> Arc<Job<F>> {
-        let job = Job {
+        let has_own_schedule = schedule.is_some();
+        if let Some(schedule) = schedule {
+            let _ = gate.schedule.set(schedule);
+        }
+        Arc::new(Job {
             gate,
             work,
-            schedule: OnceLock::new(),
-            has_own_schedule: schedule.is_some(),
+            has_own_schedule,
             made: Instant::now(),
             engine: OnceLock::new(),
-            looks_out: AtomicBool::new(false),
-            looked_at: AtomicBool::new(false),
+            looks_out: Arc::default(),
+            is_looked_at: AtomicBool::new(false),
             seen: Mutex::default(),
-            walk: Walk::default(),
-        };
-        if let Some(schedule) = schedule {
-            job.set_schedule(schedule);
-        }
-        Arc::new(job)
-    }
-
-    pub(crate) fn schedule(&self) -> Option<&Schedule> {
-        self.schedule.get()
-    }
-
-    pub(crate) fn set_schedule(&self, schedule: Schedule) {
-        self.gate.is_scheduled(&schedule);
-        let _ = self.schedule.set(schedule);
-    }
-
-    /// An engine fires it, until that flag is set.
-    pub(crate) fn set_engine(&self, ended: Arc<AtomicBool>) {
-        let _ = self.engine.set(ended);
-    }
-
-    pub(crate) fn has_engine(&self) -> bool {
-        self.engine.get().is_some()
+        })
     }
 
     /// Whether the engine has ended that fired it, or else to which this node's jobs were attached last. `None` while none is
@@ -106,41 +87,28 @@ impl<F> Job<F> {
     /// When its schedule came with it, the engine's firing says nothing: a tick may have been pursued long ago, or come
     /// before the job was made.
     pub(crate) fn is_due(&self, mark: TickTime) -> bool {
-        let age = self.gate.now().duration_since(time(mark)).unwrap_or_default();
+        let age = age(mark, self.gate.now());
         !self.has_own_schedule || age <= self.made.elapsed() + ENGINE && !lock(&self.seen).contains(&mark)
-    }
-
-    /// Its engine's storage was looked at, or is now.
-    pub(crate) fn was_looked_at(&self) -> bool {
-        self.looked_at.swap(true, Ordering::Relaxed)
-    }
-
-    fn notice(&self, mark: TickTime) {
-        let mut seen = lock(&self.seen);
-        seen.insert(mark);
-        if seen.len() > REMEMBERED {
-            seen.pop_first();
-        }
     }
 
     /// What this node should run and nobody is after: a tick that somebody began and nobody has finished, or the newest that
     /// nobody began, if such are made up for.
     fn left_over(&self, report: &JobReport) -> Option<(TickTime, bool)> {
-        let settings = &self.gate.settings;
         let open = report.open.filter(|open| !self.gate.pursues(*open));
-        let missed = self.missed(report);
+        let open = open.map(|open| (open, false));
+        let missed = self.missed(report).map(|missed| (missed, true));
         // Where all are run one after the other, the newest is where that leads, whatever comes before it.
-        if open.is_none() || settings.runs_all() && missed.is_some() {
-            missed.map(|missed| (missed, true))
+        if self.gate.settings.runs_all() {
+            missed.or(open)
         } else {
-            open.map(|open| (open, false))
+            open.or(missed)
         }
     }
 
     /// The newest tick that came and that nobody began, if it is made up for.
     fn missed(&self, report: &JobReport) -> Option<TickTime> {
         let misfire = self.gate.settings.misfire?;
-        let (schedule, known) = (self.schedule()?, report.mark?);
+        let (schedule, known) = (self.gate.schedule.get()?, report.mark?);
         // By then any engine would have fired it.
         let past = self.gate.now().checked_sub(ENGINE)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
@@ -160,16 +128,15 @@ impl<F> Job<F> {
     /// until there may be one.
     fn overdue(&self, since: Instant) -> Result<(TickTime, Duration), Duration> {
         // Nobody may have added it to a scheduler, or to the one that takes the place of another.
-        let (Some(schedule), Some(false)) = (self.schedule(), self.engine_has_ended()) else {
+        let (Some(schedule), Some(false)) = (self.gate.schedule.get(), self.engine_has_ended()) else {
             return Err(ENGINE);
         };
         let now = self.gate.now();
         let past = now.checked_sub(ENGINE).unwrap_or(UNIX_EPOCH);
-        let next = || schedule.until_next(past).unwrap_or(NAP);
         let due = schedule.latest(past).map_err(|_| NAP)?;
-        let age = now.duration_since(time(due)).unwrap_or_default();
+        let age = age(due, now);
         if age > since.elapsed() || lock(&self.seen).contains(&due) {
-            return Err(next());
+            return Err(schedule.until_next(past).unwrap_or(NAP));
         }
         // What came since is newer, and the engine would have fired that alone.
         let newest = schedule.latest(now).map_err(|_| NAP)?;
@@ -177,32 +144,11 @@ impl<F> Job<F> {
     }
 }
 
-/// A lookout that goes on.
-struct Looking<F>(Weak<Job<F>>);
-
-impl<F> Drop for Looking<F> {
-    fn drop(&mut self) {
-        if let Some(job) = self.0.upgrade() {
-            job.looks_out.store(false, Ordering::Relaxed);
-        }
-    }
-}
-
-fn time(mark: TickTime) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(mark.0)
-}
-
 impl<F: Work> Job<F> {
     pub(crate) async fn pursue(self: &Arc<Self>, mark: TickTime, is_catch_up: bool) -> TickOutcome {
-        self.notice(mark);
+        remember(&self.seen, mark, REMEMBERED);
         if self.gate.settings.runs_all() {
-            let runner = Runner {
-                gate: &self.gate,
-                walk: &self.walk,
-                schedule: &self.schedule,
-                work: &self.work,
-            };
-            return runner.run_all(mark, is_catch_up).await;
+            return self.gate.run_all(mark, is_catch_up, &self.work).await;
         }
         let turn = match self.gate.settings.overlap {
             Overlap::Skip => Turn::Skip,
@@ -218,20 +164,20 @@ impl<F: Work> Job<F> {
     #[cfg(feature = "testing")]
     pub(crate) fn register(self: &Arc<Self>) {
         let job: Arc<dyn Fire> = self.clone();
-        let (name, job) = (self.gate.name().clone(), Arc::downgrade(&job));
+        let (name, job) = (self.gate.name.clone(), Arc::downgrade(&job));
         lock(&self.gate.jobs.fired.0).insert(name, job);
     }
 
     /// Once, and as soon as there is a runtime to look out on: that of whoever makes the job, or fires it first.
     pub(crate) fn look_out(self: &Arc<Self>) {
         if let Ok(runtime) = Runtime::try_current()
-            && !self.looks_out.swap(true, Ordering::Relaxed)
+            && let Ok(looking) = self.looks_out.clone().try_lock_owned()
         {
-            // Made here: a runtime may end before it polls what it was given.
-            let looking = Looking(Arc::downgrade(self));
-            let clock = self.gate.clock();
-            runtime.spawn(clock.task(Job::look(looking)));
-            runtime.spawn(clock.task(Job::watch(Arc::downgrade(self))));
+            let (clock, this) = (self.gate.clock(), Arc::downgrade(self));
+            // The guard goes with the task: a runtime may end before it polls what it was given.
+            let first = FIRST + self.until_next_look(FIRST);
+            runtime.spawn(clock.task(Job::look(this.clone(), looking, first)));
+            runtime.spawn(clock.task(Job::watch(this)));
         }
     }
 
@@ -243,13 +189,11 @@ impl<F: Work> Job<F> {
     }
 
     /// Asks for open ticks. Ends with the job's closure, of which this keeps nothing while it sleeps.
-    async fn look(looking: Looking<F>) {
+    async fn look(this: Weak<Self>, _looking: OwnedMutexGuard<()>, mut pause: Duration) {
         // With a runtime that is no more it ends, too: on the next it begins again.
-        let this = &looking.0;
         let Some(mut news) = this.upgrade().map(|job| job.gate.clock().news()) else {
             return;
         };
-        let mut pause = FIRST + this.upgrade().map_or(FIRST, |job| job.until_next_look(FIRST));
         loop {
             sleep(pause).await;
             news.heard();
@@ -288,7 +232,7 @@ impl<F: Work> Job<F> {
                 Ok((mark, age)) => {
                     // No scheduler fires while its process stands still.
                     if !job.gate.handle.node().was_paused(age, ENGINE) {
-                        observe::engine_missed(job.gate.label(), job.gate.name(), mark);
+                        observe::engine_missed(job.gate.label(), &job.gate.name, mark);
                     }
                     job.clone().start(mark, false);
                     ENGINE

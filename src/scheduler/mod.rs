@@ -199,7 +199,6 @@ pub use crate::scheduler::zone::IntoZone;
 
 mod audit;
 mod catch_up;
-mod doubts;
 mod error;
 mod explain;
 mod gate;
@@ -264,14 +263,11 @@ impl Locks {
     /// # Errors
     /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
     pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
-        let is_known = |id| self.handle().jobs().has_schedule(id);
-        job::unfit(&mut job, is_known).map_err(|why| JobError::Unfit { name: None, why })?;
-        self.attach(scheduler).await;
-        match job::add(scheduler, job).await {
-            Ok(Ok(id)) => Ok(id),
-            Ok(Err(foreign)) => Err(JobError::SharedStorage { foreign }),
-            Err(error) => Err(JobError::Scheduler(error)),
+        if !self.handle().jobs().has_schedule(job.guid()) {
+            job::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
         }
+        self.attach(scheduler).await;
+        job::add(scheduler, job).await
     }
 
     /// Brings a job back whose mark lies ahead of the store's clock, because that was wrong once: from now on its ticks are

@@ -159,7 +159,8 @@ impl Settings {
 }
 
 /// What became of a tick on this node. Users see its word, in events and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum TickOutcome {
     /// Run here, to its end.
     Done,
@@ -189,19 +190,7 @@ pub(crate) enum TickOutcome {
 
 impl TickOutcome {
     pub(crate) fn word(self) -> &'static str {
-        match self {
-            TickOutcome::Done => "done",
-            TickOutcome::Failed => "failed",
-            TickOutcome::Panicked => "panicked",
-            TickOutcome::TimedOut => "timed_out",
-            TickOutcome::GivenUp => "given_up",
-            TickOutcome::Elsewhere => "elsewhere",
-            TickOutcome::Skipped => "skipped",
-            TickOutcome::Missed => "missed",
-            TickOutcome::Drained => "drained",
-            TickOutcome::Removed => "removed",
-            TickOutcome::Refused => "refused",
-        }
+        self.into()
     }
 }
 
@@ -218,21 +207,18 @@ pub(crate) enum Ended {
     TimedOut,
 }
 
-impl Ended {
-    /// `None`: it panicked.
-    pub(crate) fn by_itself(output: Option<Option<String>>) -> Ended {
-        output.map_or(Ended::Panicked, Ended::Itself)
-    }
+/// What became of a tick on this node, and of its run, if it was run here.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) outcome: TickOutcome,
+    pub(crate) ran: Option<Ran>,
 }
 
-/// What became of a tick, or of one holding of it.
-#[derive(Debug)]
-pub(crate) enum Run {
-    Over(TickOutcome, Ran),
-    /// It was not run here.
-    Not(TickOutcome),
-    /// It was lost in the middle: this node stands by for whoever runs the tick now.
-    Lost,
+impl Run {
+    /// The tick was not run here.
+    pub(crate) fn not_here(outcome: TickOutcome) -> Run {
+        Run { outcome, ran: None }
+    }
 }
 
 /// What a job may return: nothing, or a result whose error is told in an event.

@@ -1,10 +1,9 @@
 //! One run of a tick: from its lease to what the store is told of its end.
 
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::primitives::guard::Guard;
 use crate::protocol::message::TickTime;
 use crate::scheduler::gate::{Gate, How, Step};
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
-use crate::scheduler::tick::{AboutTick, Tick};
+use crate::scheduler::tick::Tick;
 use crate::scheduler::work::Work;
 
 /// A run that a drain can cancel.
@@ -29,25 +28,15 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What all tries of one run have in common.
-struct Trial<'a> {
-    guard: &'a Guard,
-    mark: TickTime,
-    attempt: u32,
-    is_catch_up: bool,
-    saves: Arc<AtomicU64>,
-    tries: u32,
-}
-
 impl Gate {
-    /// Runs a tick whose lease this node has.
-    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Run {
+    /// Runs a tick whose lease this node has. `None` when the lease was lost: this node stands by for the next winner.
+    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Option<Run> {
         let (began, fence) = (Since::now(), guard.fence().get());
         let attempt = guard.held().holding().map_or(0, |holding| holding.attempt);
-        let outcome = self.outcome_of(guard, mark, how, work).await;
+        let outcome = self.outcome_of(guard, mark, how, work).await?;
         let took = began.elapsed();
-        let ran = Ran { attempt, fence, took };
-        outcome.map_or(Run::Lost, |outcome| Run::Over(outcome, ran))
+        let ran = Some(Ran { attempt, fence, took });
+        Some(Run { outcome, ran })
     }
 
     /// `None` when the lease was lost.
@@ -71,34 +60,30 @@ impl Gate {
         if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
             observe::tick_overtaken(self.label(), &self.name, overtaken);
         }
-        let trial = Trial {
-            guard: &guard,
+        let tick = Tick {
+            lease: guard.lease(),
+            term: self.settings.lease,
             mark,
             attempt,
             is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+            retry: 0,
             saves: Arc::default(),
-            tries: self.settings.retry.tries(),
+            end: RunEnd::new(guard.lost_token()),
         };
-        match self.run_and_retry(&trial, work).await {
-            // Whoever has the lease now runs the tick, whatever became of it here.
-            None => {
-                drop(guard);
-                None
-            }
-            Some(TickOutcome::Drained) => {
-                if let Err(error) = guard.release().await {
-                    observe::tick_untold(self.label(), &self.name, mark, &error);
-                }
-                Some(TickOutcome::Drained)
-            }
-            Some(outcome) => Some(self.finish(guard, mark, outcome).await),
-        }
+        // After a loss the node that has the lease now runs the tick, whatever became of it here.
+        let outcome = self.run_and_retry(&guard, tick, work).await?;
+        Some(self.finish(guard, mark, outcome).await)
     }
 
-    /// Tells the store that the tick is over.
+    /// Tells the store that the tick is over; or, when the node drains, that another node may run it.
     async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> TickOutcome {
         let lease = guard.lease();
-        match guard.finish(outcome == TickOutcome::Done).await {
+        let ended = match outcome {
+            TickOutcome::Drained => guard.release().await,
+            outcome => guard.finish(outcome == TickOutcome::Done).await,
+        };
+        match ended {
+            Ok(()) if outcome == TickOutcome::Drained => {}
             // What the job has left behind may have a guard of its own: then the store is told with that one.
             Ok(()) if lease.held.over().is_none() => {}
             Ok(()) => self.note_over(mark),
@@ -109,11 +94,11 @@ impl Gate {
     }
 
     /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
-    async fn run_and_retry(&self, trial: &Trial<'_>, work: &impl Work) -> Option<TickOutcome> {
+    async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TickOutcome> {
         let mut pauses = self.settings.retry.build();
-        for retry in 0.. {
+        loop {
             let again = pauses.next();
-            let outcome = self.try_once(trial, (retry, again), work).await?;
+            let outcome = self.try_once(guard, tick.clone(), again, work).await?;
             let failed = matches!(
                 outcome,
                 TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::TimedOut
@@ -123,23 +108,28 @@ impl Gate {
             };
             tokio::select! {
                 biased;
-                slept = trial.guard.run(sleep(pause)) => slept.ok()?,
+                slept = guard.run(sleep(pause)) => slept.ok()?,
                 () = self.jobs.cancelling.cancelled() => return Some(TickOutcome::Drained),
             }
+            tick.retry += 1;
+            tick.end = RunEnd::new(guard.lost_token());
         }
-        None
     }
 
     /// Runs the job once. `again`: the pause before the next try, if there is one.
     async fn try_once(
         &self,
-        trial: &Trial<'_>,
-        (retry, again): (u32, Option<Duration>),
+        guard: &Guard,
+        tick: Tick,
+        again: Option<Duration>,
         work: &impl Work,
     ) -> Option<TickOutcome> {
-        let (guard, mark) = (trial.guard, trial.mark);
-        // A child, so that it speaks at once when the lease is lost, also while the job keeps its own task busy.
-        let end = RunEnd::new(guard.lost_token());
+        let (mark, end) = (tick.mark, tick.end.clone());
+        let failed = FailedTry {
+            number: tick.retry + 1,
+            of: self.settings.retry.tries(),
+            again,
+        };
         // Also when this very future is dropped.
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();
@@ -149,30 +139,13 @@ impl Gate {
             // It was won in that very moment.
             end.drain();
         }
-        let tick = Tick {
-            lease: guard.lease(),
-            mark,
-            attempt: trial.attempt,
-            end: end.clone(),
-            about: Arc::new(AboutTick {
-                lease: self.settings.lease,
-                is_catch_up: trial.is_catch_up,
-                retry,
-                saves: trial.saves.clone(),
-            }),
-        };
-        observe::tick_starts(self.label(), &self.name, mark, trial.attempt);
+        observe::tick_starts(self.label(), &self.name, mark, tick.attempt);
         // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
         // error that it returns.
         let mut job = Box::pin(async { work(tick).await.failure() });
         let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
-        let failed = FailedTry {
-            number: retry + 1,
-            of: trial.tries,
-            again,
-        };
         self.outcome(mark, failed, ended, dropped.is_err())
     }
 
@@ -183,46 +156,39 @@ impl Gate {
         if panicked {
             failed("it panicked when it was cancelled");
         }
-        Some(match ended {
-            Ended::Itself(None) => TickOutcome::Done,
-            Ended::Itself(Some(text)) => {
-                failed(&text);
-                TickOutcome::Failed
-            }
-            Ended::Panicked => {
-                failed("it panicked");
-                TickOutcome::Panicked
-            }
+        let (outcome, why) = match ended {
+            Ended::Itself(None) => (TickOutcome::Done, None),
+            Ended::Itself(Some(text)) => (TickOutcome::Failed, Some(text)),
+            Ended::Panicked => (TickOutcome::Panicked, Some("it panicked".to_owned())),
             Ended::LeaseLost => return None,
-            Ended::Drained | Ended::TimedOut if panicked => TickOutcome::Panicked,
+            Ended::Drained | Ended::TimedOut if panicked => (TickOutcome::Panicked, None),
             Ended::TimedOut => {
                 let limit = self.settings.timeout.unwrap_or_default();
-                failed(&format!(
-                    "it was cancelled, as it ran for longer than its timeout of {limit:?}"
-                ));
-                TickOutcome::TimedOut
+                let why = format!("it was cancelled, as it ran for longer than its timeout of {limit:?}");
+                (TickOutcome::TimedOut, Some(why))
             }
-            Ended::Drained => TickOutcome::Drained,
-        })
+            Ended::Drained => (TickOutcome::Drained, None),
+        };
+        if let Some(why) = why {
+            failed(&why);
+        }
+        Some(outcome)
     }
 
     /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
     /// told so, and run until it ends by itself whatever happens.
-    async fn run_to_its_end<J>(
+    async fn run_to_its_end(
         &self,
         (guard, mark): (&Guard, TickTime),
         end: &RunEnd,
-        mut job: Pin<&mut J>,
-    ) -> Ended
-    where
-        J: Future<Output = Option<String>>,
-    {
+        mut job: Pin<&mut impl Future<Output = Option<String>>>,
+    ) -> Ended {
         let fence = guard.fence().get();
         let mut is_over = false;
         let mut job = pin!(poll_fn(|cx| {
             // Its end was seen with the loss of its lease, and it is waited for once more.
             if is_over {
-                return Poll::Ready(None);
+                return Poll::Ready(Ended::Panicked);
             }
             let step = Step {
                 mark,
@@ -232,22 +198,14 @@ impl Gate {
             lock(&self.steps).insert(fence, step);
             let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
             lock(&self.steps).remove(&fence);
-            is_over = !matches!(polled, Ok(Poll::Pending));
-            match polled {
-                Ok(Poll::Pending) => Poll::Pending,
-                Ok(Poll::Ready(output)) => Poll::Ready(Some(output)),
-                Err(_) => Poll::Ready(None),
-            }
+            let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(Ended::Itself));
+            is_over = polled.is_ready();
+            polled
         }));
-        let timeout = async {
-            match self.settings.timeout {
-                Some(limit) => sleep(limit).await,
-                None => pending().await,
-            }
-        };
+        let timeout = self.settings.timeout;
         let told = tokio::select! {
             biased;
-            ended = guard.run(job.as_mut()) => match ended.map(Ended::by_itself) {
+            ended = guard.run(job.as_mut()) => match ended {
                 // It heard of the drain in that very moment, and says so: its tick is not over for that.
                 Ok(Ended::Itself(Some(_))) if end.is_drained() => return Ended::Drained,
                 Ok(ended) => return ended,
@@ -258,7 +216,7 @@ impl Gate {
                 end.drain();
                 Ended::Drained
             }
-            () = timeout => {
+            () = sleep(timeout.unwrap_or_default()), if timeout.is_some() => {
                 end.token().cancel();
                 Ended::TimedOut
             }
@@ -275,12 +233,13 @@ impl Gate {
     }
 
     /// A thread cannot be cancelled: its lease is kept until it has ended, and nothing else is begun here before.
-    async fn until_its_thread_ends<J>(&self, guard: &Guard, mut job: Pin<&mut J>) -> Ended
-    where
-        J: Future<Output = Option<Option<String>>>,
-    {
+    async fn until_its_thread_ends(
+        &self,
+        guard: &Guard,
+        mut job: Pin<&mut impl Future<Output = Ended>>,
+    ) -> Ended {
         match guard.run(job.as_mut()).await {
-            Ok(ended) => Ended::by_itself(ended),
+            Ok(ended) => ended,
             Err(_) => {
                 job.await;
                 Ended::LeaseLost

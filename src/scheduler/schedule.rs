@@ -121,6 +121,16 @@ impl Schedule {
     }
 }
 
+/// The nominal time of a tick.
+pub(crate) fn time(tick: TickTime) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(tick.0)
+}
+
+/// How long ago a tick came, when a clock shows `now`. Zero if it is to come.
+pub(crate) fn age(tick: TickTime, now: SystemTime) -> Duration {
+    now.duration_since(time(tick)).unwrap_or_default()
+}
+
 /// Ten years. Who wants more wants no scheduler.
 const LONGEST_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
 

@@ -2,9 +2,6 @@
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeZone;
@@ -19,13 +16,13 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
 use crate::scheduler::error::JobError;
-use crate::scheduler::explain::{OddDay, explain_seldom};
+use crate::scheduler::explain::explain_seldom;
 use crate::scheduler::gate::{Gate, Life};
 use crate::scheduler::job::{self, JobFuture};
 use crate::scheduler::policy::{JobOutput, Misfire, OnCrash, Overlap, Retry, Settings};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
-use crate::scheduler::work::{Ran, Work, on_a_thread};
+use crate::scheduler::work::{Work, blocking};
 use crate::scheduler::zone::IntoZone;
 
 /// A job without a schedule: [`run`](LeasedJob::run) makes of it what `Job::new_async` takes.
@@ -189,21 +186,8 @@ impl LeasedJob<Unscheduled> {
         T: JobOutput + Send + 'static,
     {
         self.settings.blocks = true;
-        let (gate, Unscheduled) = self.gate()?;
-        Ok(job::closure(gate, None, blocking(work)))
+        self.run(blocking(work))
     }
-}
-
-/// Work that blocks its thread, as a future that ends with it.
-fn blocking<F, T>(
-    work: F,
-) -> impl Fn(Tick) -> Pin<Box<dyn Future<Output = Ran<T>> + Send>> + Send + Sync + 'static
-where
-    F: Fn(Tick) -> T + Send + Sync + 'static,
-    T: Send + 'static,
-{
-    let work = Arc::new(work);
-    move |tick| Box::pin(on_a_thread(work.clone(), tick))
 }
 
 impl LeasedJob<Scheduled> {
@@ -233,19 +217,12 @@ impl LeasedJob<Scheduled> {
     /// [`JobError`] when the name is taken in this process or unfit, the lease makes no sense, or the expression or the zone
     /// is none.
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
-        let jobs = self.locks.handle().jobs().clone();
-        let now = self.locks.handle().node().clock.wall();
         let (gate, Scheduled { when, zone }) = self.gate()?;
-        let name = gate.0.name().clone();
+        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let zone = zone.map_err(unfit)?;
         let (schedule, expression) = match when {
-            When::Cron(text) => {
-                let schedule = Schedule::in_zone(&text, zone).map_err(unfit)?;
-                schedule.comes_again(now).map_err(unfit)?;
-                tell_odd_days(&gate.0, &explain_seldom(&text, zone, now).map_err(unfit)?);
-                (schedule, text)
-            }
+            When::Cron(text) => (cron_schedule(&gate.0, &text, zone).map_err(unfit)?, text),
             When::Every(period) => (Schedule::every(period).map_err(unfit)?, engines(period)),
         };
         let fire = job::closure(gate, Some(schedule), work);
@@ -257,10 +234,24 @@ impl LeasedJob<Scheduled> {
     }
 }
 
-fn tell_odd_days(gate: &Gate, days: &[OddDay]) {
-    if let Some(first) = days.first() {
-        observe::job_odd_days(gate.label(), gate.name(), days.len(), first);
+/// When an expression is due in its zone. An event tells of the days on which it is not due as it reads, since clocks change.
+///
+/// # Errors
+/// What is wrong with the expression.
+fn cron_schedule<T>(gate: &Gate, text: &str, zone: T) -> Result<Schedule, String>
+where
+    T: TimeZone + Debug + Send + Sync + 'static,
+{
+    let known = (&zone as &dyn Any).downcast_ref::<Tz>().copied();
+    let schedule = Schedule::in_zone(text, zone)?;
+    schedule.comes_again(gate.now())?;
+    if let Some(zone) = known
+        && let days = explain_seldom(text, zone, gate.now())?
+        && let Some(first) = days.first()
+    {
+        observe::job_odd_days(gate.label(), &gate.name, days.len(), first);
     }
+    Ok(schedule)
 }
 
 /// How a scheduler is told to fire every so often. What it fires between two ticks is nothing.
@@ -280,35 +271,29 @@ fn engines(period: Duration) -> String {
 impl Locks {
     /// A job of that name, to be set up: its lease, its timeout. [`job`](Self::job) is short for one with defaults.
     pub fn job_builder(&self, name: impl Into<Key>) -> LeasedJob<Unscheduled> {
-        LeasedJob {
-            locks: self.clone(),
-            name: name.into(),
-            settings: Settings::default(),
-            schedule: Unscheduled,
-        }
+        self.leased_job(name.into(), Unscheduled)
     }
 
     /// A job with a cron expression, which is read in a zone of yours, whatever its offset will be: seconds first, as
     /// tokio-cron-scheduler reads it.
     pub fn cron(&self, name: impl Into<Key>, expression: impl Into<String>) -> LeasedJob<Scheduled> {
-        self.scheduled(name.into(), When::Cron(expression.into()))
+        let (when, zone) = (When::Cron(expression.into()), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { when, zone })
     }
 
     /// A job every so many whole seconds, counted from the Unix epoch, so that all nodes agree on its ticks, whenever they
     /// were started. It takes the place of `Job::new_repeated_async`, which has no such ticks and is refused.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> LeasedJob<Scheduled> {
-        self.scheduled(name.into(), When::Every(period))
+        let (when, zone) = (When::Every(period), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { when, zone })
     }
 
-    fn scheduled(&self, name: Key, when: When) -> LeasedJob<Scheduled> {
+    fn leased_job<S>(&self, name: Key, schedule: S) -> LeasedJob<S> {
         LeasedJob {
             locks: self.clone(),
             name,
             settings: Settings::default(),
-            schedule: Scheduled {
-                when,
-                zone: Ok(Tz::UTC),
-            },
+            schedule,
         }
     }
 }
@@ -385,32 +370,31 @@ pub trait Leased: Sized {
 
 impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
     fn leased_with(mut self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError> {
-        let locks = job.locks.clone();
-        let now = locks.handle().node().clock.wall();
-        let name = job.name.clone();
-        let unfit = |why| JobError::unfit(&name, why);
-        let cron = self.schedule.as_ref();
-        let cron =
-            cron.ok_or_else(|| unfit("the builder has no schedule yet: call `with_schedule` first".into()))?;
-        let text = cron.pattern.to_string();
-        let schedule = match self.timezone.clone() {
-            Some(zone) => Schedule::in_zone(&text, zone),
-            None => Schedule::parse(&text),
-        };
-        let schedule = schedule.map_err(unfit)?;
-        schedule.comes_again(now).map_err(unfit)?;
         let (gate, Unscheduled) = job.gate()?;
+        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
+        let unfit = |why| JobError::unfit(&name, why);
+        let no_schedule = || unfit("the builder has no schedule yet: call `with_schedule` first".into());
+        let text = self
+            .schedule
+            .as_ref()
+            .ok_or_else(no_schedule)?
+            .pattern
+            .to_string();
+        let schedule = match self.timezone.clone() {
+            Some(zone) => cron_schedule(&gate.0, &text, zone),
+            None => cron_schedule(&gate.0, &text, Tz::UTC),
+        }
+        .map_err(unfit)?;
         let id = Uuid::new_v4();
+        #[cfg(feature = "testing")]
         if let Some(zone) = self
             .timezone
             .as_ref()
             .and_then(|zone| (zone as &dyn Any).downcast_ref::<Tz>())
         {
-            #[cfg(feature = "testing")]
-            lock(&locks.handle().jobs().zones).insert(id, *zone);
-            tell_odd_days(&gate.0, &explain_seldom(&text, *zone, now).map_err(unfit)?);
+            lock(&jobs.zones).insert(id, *zone);
         }
-        locks.handle().jobs().knows_schedule(gate.0.name(), id);
+        jobs.knows_schedule(&name, id);
         let fire = job::closure(gate, Some(schedule), work);
         self = self.with_job_id(id.into());
         Ok(self.with_run_async(Box::new(fire)))

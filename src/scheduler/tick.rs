@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +14,7 @@ use crate::key::Key;
 use crate::primitives::guard::Lease;
 use crate::primitives::tick::{AboutRun, ask_about_run};
 use crate::protocol::message::{Checkpoint, Fence, JobReport, TickTime};
+use crate::scheduler::schedule::time;
 
 /// The largest checkpoint, in bytes.
 pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
@@ -42,23 +43,18 @@ pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
 /// ```
 #[derive(Clone)]
 pub struct Tick {
-    pub(crate) lease: Lease,
-    pub(crate) mark: TickTime,
-    pub(crate) attempt: u32,
-    pub(crate) end: RunEnd,
-    pub(crate) about: Arc<AboutTick>,
-}
-
-/// What all clones of a tick share.
-#[derive(Debug)]
-pub(crate) struct AboutTick {
+    pub(super) lease: Lease,
     /// How long its lease lasts.
-    pub(crate) lease: Duration,
-    pub(crate) is_catch_up: bool,
+    pub(super) term: Duration,
+    pub(super) mark: TickTime,
+    pub(super) attempt: u32,
+    pub(super) is_catch_up: bool,
     /// How often its work failed before, within this run.
-    pub(crate) retry: u32,
-    /// Counts what it leaves for the next run.
-    pub(crate) saves: Arc<AtomicU64>,
+    pub(super) retry: u32,
+    /// Counts what all tries of the run leave for the next run.
+    pub(super) saves: Arc<AtomicU64>,
+    /// How this try, and what works for it, is told of its end.
+    pub(super) end: RunEnd,
 }
 
 impl Tick {
@@ -70,7 +66,7 @@ impl Tick {
     /// The nominal fire time, by the job's own cron expression: the same on every node, however late it fired. Use it
     /// instead of "now" for everything that the run is about.
     pub fn nominal(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.mark.0)
+        time(self.mark)
     }
 
     /// The nominal fire time in seconds since the Unix epoch.
@@ -106,12 +102,12 @@ impl Tick {
     /// How often the job failed before within this run, where it is [retried](crate::scheduler::LeasedJob::retry): 0 the first
     /// time.
     pub fn retry(&self) -> u32 {
-        self.about.retry
+        self.retry
     }
 
     /// It makes up for a tick that could not be begun when it was due, because the store was away or no node had the job.
     pub fn is_catch_up(&self) -> bool {
-        self.about.is_catch_up
+        self.is_catch_up
     }
 
     /// The run still is the only one, as far as this process can know without asking: its lease has not ended and nobody told
@@ -164,7 +160,7 @@ impl Tick {
                 cursor.len()
             ))));
         }
-        let seq = self.about.saves.fetch_add(1, Ordering::Relaxed) + 1;
+        let seq = self.saves.fetch_add(1, Ordering::Relaxed) + 1;
         let about = AboutRun::Save(seq, Checkpoint(cursor.into()));
         self.ask(about).await.map(drop)
     }
@@ -192,12 +188,12 @@ impl Tick {
     /// Dropping the future loses nothing.
     pub async fn last_success(&self) -> Result<Option<SystemTime>, Error> {
         let report = self.ask(AboutRun::Verify).await?;
-        Ok(report.well.map(|well| UNIX_EPOCH + Duration::from_millis(well.0)))
+        Ok(report.well.map(time))
     }
 
     async fn ask(&self, about: AboutRun) -> Result<JobReport, Error> {
         self.check()?;
-        ask_about_run(&self.lease, self.about.lease, self.mark, about).await
+        ask_about_run(&self.lease, self.term, self.mark, about).await
     }
 
     /// The run still is the only one.

@@ -29,36 +29,32 @@ where
     type Run = R;
 }
 
-/// What a thread made, or `None` when it never began: the lease was lost by then, or its runtime is ending.
-#[derive(Debug)]
-pub(crate) struct Ran<T>(Option<T>);
-
-impl<T: JobOutput> JobOutput for Ran<T> {
-    fn failure(self) -> Option<String> {
-        match self.0 {
-            Some(made) => made.failure(),
-            None => Some("its thread was never begun".to_owned()),
-        }
-    }
-}
-
-/// Resolves when the thread has ended. The thread keeps the lease until then, whatever becomes of this future.
-pub(crate) async fn on_a_thread<F, T>(work: Arc<F>, tick: Tick) -> Ran<T>
+/// Work that blocks its thread, as a future that ends with it. The thread keeps the lease until then, whatever becomes of
+/// the future.
+pub(crate) fn blocking<F, T>(work: F) -> impl Work
 where
     F: Fn(Tick) -> T + Send + Sync + 'static,
-    T: Send + 'static,
+    T: JobOutput + Send + 'static,
 {
-    let Ok(guard) = tick.lease.again() else {
-        return Ran(None);
-    };
-    let thread = spawn_blocking(move || {
-        // Dropped before the thread's end is known, so that the run's own guard is the last one.
-        let _guard = guard;
-        work(tick)
-    });
-    match thread.await {
-        Ok(made) => Ran(Some(made)),
-        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-        Err(_) => Ran(None),
+    let work = Arc::new(work);
+    move |tick: Tick| {
+        let work = work.clone();
+        async move {
+            // The lease was lost by then, or the runtime is ending.
+            let never_begun = || Err("its thread was never begun".to_owned());
+            let Ok(guard) = tick.lease.again() else {
+                return never_begun();
+            };
+            let thread = spawn_blocking(move || {
+                // Dropped before the thread's end is known, so that the run's own guard is the last one.
+                let _guard = guard;
+                work(tick)
+            });
+            match thread.await {
+                Ok(output) => output.failure().map_or(Ok(()), Err),
+                Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+                Err(_) => never_begun(),
+            }
+        }
     }
 }

@@ -11,7 +11,7 @@ use http::request::Parts;
 use crate::key::Key;
 use crate::middleware::key::{Choice, IntoLockKey, KeySource, LockKey};
 #[cfg(doc)]
-use crate::middleware::keys::header::Header;
+use crate::middleware::keys::field::Header;
 use crate::middleware::keys::path::sent_path;
 use crate::middleware::keys::seldom::Seldom;
 use crate::middleware::keys::value::named;

@@ -74,23 +74,21 @@ use crate::key::Key;
 use crate::middleware::key::KeySource;
 
 pub use self::extension::{Extension, extension};
-pub use self::header::{Header, header, header_text};
+pub use self::field::{Header, QueryParam, header, header_text, query_param, query_text};
 pub use self::host::{Host, host};
 pub use self::idempotency::{IdempotencyKey, idempotency_key};
 #[cfg(feature = "axum")]
 pub use self::param::{PathParam, path_param, path_text};
 pub use self::path::{WholePath, path};
-pub use self::query::{QueryParam, query_param, query_text};
 pub use self::value::ByValue;
 
 mod extension;
-mod header;
+mod field;
 mod host;
 mod idempotency;
 #[cfg(feature = "axum")]
 mod param;
 mod path;
-mod query;
 mod seldom;
 mod value;
 

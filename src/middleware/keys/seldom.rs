@@ -22,11 +22,11 @@ impl Seldom {
     pub(super) fn is_news(&self, parts: &Parts) -> bool {
         let (now, route) = (Instant::now(), route(parts).unwrap_or_default());
         let mut told = lock(&self.0);
-        match told.get_mut(route) {
-            Some(at) if now.duration_since(*at) < PAUSE => return false,
-            Some(at) => *at = now,
-            None => drop(told.insert(route.to_owned(), now)),
+        let last = told.get(route);
+        let is_news = last.is_none_or(|last| now.duration_since(*last) >= PAUSE);
+        if is_news {
+            told.insert(route.to_owned(), now);
         }
-        true
+        is_news
     }
 }
