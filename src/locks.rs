@@ -63,7 +63,7 @@ use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
 use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::{Name, NodeId};
+use crate::protocol::message::{Name, NodeId, Question};
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
 #[cfg(feature = "tower")]
@@ -156,7 +156,7 @@ impl Locks {
 
     /// A lock on `key`. Costs nothing until it is locked.
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
-        Mutex::new(self.handle.clone(), key.into())
+        self.line(Name::lock(key.into()))
     }
 
     /// A lock on `key` that many read or one writes. Costs nothing until it is locked. Its write side is the
@@ -185,8 +185,7 @@ impl Locks {
     /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
     /// thing: they know nothing of each other.
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
-        let name = Name::semaphore(key.into());
-        Semaphore::new(Mutex::named(self.handle.clone(), name), permits)
+        Semaphore::new(self.line(Name::semaphore(key.into())), permits)
     }
 
     /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
@@ -198,7 +197,7 @@ impl Locks {
     /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
     /// A lock of the same key is another thing.
     pub fn election(&self, key: impl Into<Key>) -> Election {
-        Election::new(self.handle.clone(), key.into())
+        Election::new(self.line(Name::election(key.into())))
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two
@@ -359,6 +358,11 @@ impl Locks {
         self.handle.node().waiting()
     }
 
+    /// The line for leases of any kind.
+    fn line(&self, name: Name) -> Mutex {
+        Mutex::new(self.handle.clone(), name)
+    }
+
     fn tell_built(&self) {
         let node = self.handle.node();
         let server = &node.servers.of_any().text;
@@ -389,7 +393,7 @@ impl Transfer {
     /// # Cancel safety
     /// Dropping the future does not undo it.
     pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
-        self.lengthen(&locks.handle, lease).await
+        self.ask(&locks.handle, lease, |of| Question::Extend { of }).await
     }
 
     /// Gives it back without adopting it, from any process. A trip to the store. `Ok` says that the transfer is good for
@@ -402,7 +406,9 @@ impl Transfer {
     /// # Cancel safety
     /// Dropping the future does not undo it.
     pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
-        self.give_back(&locks.handle).await
+        let lease = locks.handle.options().lease;
+        let release = |of| Question::Release { of, repeats: false };
+        self.ask(&locks.handle, lease, release).await
     }
 }
 

@@ -1,14 +1,13 @@
 //! A number of permits on one key, across every process that uses the store.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::check_permits;
+use crate::primitives::acquire::{Lock, check_permits};
 use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::{Lock, Mutex};
+use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
 use crate::protocol::step::{Answer, CallOptions};
@@ -38,7 +37,7 @@ use crate::protocol::step::{Answer, CallOptions};
 /// assert_eq!(calls.available_permits().await?, 2);
 /// # one.release().await }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
     /// The settings of both are the same.
@@ -191,11 +190,14 @@ impl Semaphore {
     pub async fn available_permits(&self) -> Result<u32, Error> {
         let mode = self.mode(self.permits);
         check_permits(self.key(), mode)?;
-        let (handle, name) = (self.line.handle(), self.line.name());
-        let term = self.line.options(mode, false).term;
+        let Mutex {
+            handle,
+            name,
+            options,
+        } = &self.line;
         let options = CallOptions {
             mode,
-            ..call::check(handle, name, term, Question::InUse)?
+            ..call::check(handle, name, options.term, Question::InUse)?
         };
         let in_use = Call::new(handle, name, options, Answer::in_use).await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
@@ -217,14 +219,5 @@ impl Guard {
             Mode::Permits(permits) => permits.weight,
             Mode::Exclusive | Mode::Read => 1,
         }
-    }
-}
-
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore")
-            .field("line", &self.line)
-            .field("permits", &self.permits)
-            .finish()
     }
 }

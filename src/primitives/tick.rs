@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::acquire::Lock;
 use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 use crate::protocol::message::{Checkpoint, JobReport, Name, Question, TickTime, Turn};
@@ -27,9 +27,9 @@ pub(crate) async fn acquire_tick(
         turn,
         ..LockOptions::new(handle.options().times(lease))
     };
-    let mut acquire = Acquire::new(handle.clone(), Name::job(job.clone()), options);
+    let mut acquire = Lock::new(handle, &Name::job(job.clone()), options);
     acquire.enter().inspect_err(|error| acquire.note_refusal(error))?;
-    match (&mut acquire).await {
+    match acquire.answer().await {
         Ok(guard) => Ok(Ok(guard)),
         Err(AcquireError::Tick(refusal)) => Ok(Err(refusal)),
         Err(why) => Err(acquire.error(why)),

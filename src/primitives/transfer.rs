@@ -11,12 +11,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::acquire::Lock;
 use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::Lock;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions};
+use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions, Ticket};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -136,8 +135,8 @@ impl Transfer {
             wait: false,
             ..handle.options().lock()
         };
-        let adopt = Acquire::adopt(handle, &self.name, options, self.holder)?;
-        Lock::entered(adopt).await.map_err(|error| match error {
+        let adopt = Lock::adopt(handle, &self.name, options, self.holder)?;
+        adopt.await.map_err(|error| match error {
             Error::Lost {
                 cause: LostCause::Gone,
                 ..
@@ -146,32 +145,18 @@ impl Transfer {
         })
     }
 
-    /// Lets it last for `lease` from now on, if it would end before.
-    pub(crate) async fn lengthen(&self, handle: &Handle, lease: Duration) -> Result<(), Error> {
-        self.ask(handle, lease, Question::Extend { of: self.holder })
-            .await
-    }
-
-    /// Gives it back.
-    pub(crate) async fn give_back(&self, handle: &Handle) -> Result<(), Error> {
-        let lease = handle.options().lease;
-        self.ask(
-            handle,
-            lease,
-            Question::Release {
-                of: self.holder,
-                repeats: false,
-            },
-        )
-        .await
-    }
-
-    async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
+    /// Asks about the lease that was given up: to be extended to `lease`, or to be released.
+    pub(crate) async fn ask(
+        &self,
+        handle: &Handle,
+        lease: Duration,
+        question: impl FnOnce(Holder) -> Question,
+    ) -> Result<(), Error> {
         self.check_prefix(handle)?;
         let term = handle.options().times(lease);
         let options = CallOptions {
             mode: self.mode,
-            ..call::check(handle, &self.name, term, question)?
+            ..call::check(handle, &self.name, term, question(self.holder))?
         };
         if Call::new(handle, &self.name, options, Answer::owned).await? {
             Ok(())
@@ -245,14 +230,22 @@ impl Guard {
             Ok(term) => term,
             Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
         };
-        let made = self.passed(Acquire::transfer(&held, term)).await?;
+        // A lease of fixed length, which is kept for others.
+        let input = |ticket| Input::Transfer(held.ticket, ticket, term);
+        let made = self.pass(held.mode, true, input).await?;
         made.hand_out(term).map_err(TransferError::Failed)
     }
 
-    /// Waits for what the lease becomes. After a refusal the lease goes on as before, under a guard of its own.
-    pub(crate) async fn passed(&self, mut pass: Acquire) -> Result<Guard, TransferError> {
+    /// Passes the lease on to what it becomes. After a refusal the lease goes on as before, under a guard of its own.
+    pub(crate) async fn pass(
+        &self,
+        mode: Mode,
+        is_fixed: bool,
+        input: impl FnOnce(Ticket) -> Input,
+    ) -> Result<Guard, TransferError> {
         let (held, key) = (self.held(), self.key().clone());
-        match (&mut pass).await {
+        let mut pass = Lock::pass(held, mode, is_fixed, input);
+        match pass.answer().await {
             Ok(guard) => Ok(guard),
             Err(AcquireError::Kept(fence, source)) => {
                 let guard = pass.resume(held, fence);
