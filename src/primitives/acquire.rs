@@ -154,26 +154,23 @@ impl Lock {
     }
 
     /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the
-    /// way, or the keys are not of one kind and server: nothing entered.
+    /// way, or the keys are not of one server: nothing entered.
     ///
     /// # Errors
     /// Bad input.
     pub(crate) fn together(
         handle: &Handle,
-        wanted: &[(Name, LockOptions)],
+        wanted: impl Iterator<Item = (Name, LockOptions)>,
     ) -> Result<Option<Vec<Lock>>, Error> {
-        if wanted.windows(2).any(|two| two[0].0.kind != two[1].0.kind) {
-            return Ok(None);
-        }
-        let checked = wanted.iter().map(|(name, options)| {
-            let options = check(handle, name, *options)?;
-            Ok((name.clone(), options))
+        let checked = wanted.map(|(name, options)| {
+            let options = check(handle, &name, options)?;
+            Ok((name, options))
         });
         let checked: Vec<_> = checked.collect::<Result<_, Error>>()?;
         let entered = handle.node().join_together(&checked);
         let lock =
             |((name, options), entered): (&(Name, _), _)| Lock::entered(handle, name, *options, entered);
-        Ok(entered.map(|entered| wanted.iter().zip(entered).map(lock).collect()))
+        Ok(entered.map(|entered| checked.iter().zip(entered).map(lock).collect()))
     }
 
     /// Waits, but no longer than `wait`.

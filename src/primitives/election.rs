@@ -105,10 +105,8 @@ impl Election {
     /// # Panics
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.candidate(false)
-            .within(wait)
-            .await
-            .inspect(|_| self.tell_name())
+        let won = self.candidate(false).within(wait).await;
+        won.inspect(|_| self.tell_name())
     }
 
     /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
@@ -268,11 +266,12 @@ impl Election {
     }
 
     fn candidate(&self, rests: bool) -> Lock {
+        let line = &self.line;
         let options = LockOptions {
             rests,
-            ..self.line.options
+            ..line.options
         };
-        Lock::new(&self.line.handle, &self.line.name, options)
+        Lock::new(&line.handle, &line.name, options)
     }
 
     /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
@@ -290,38 +289,27 @@ impl Election {
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
-        let options = CallOptions {
-            data: Some(said(node_name.unwrap_or_default(), value)),
-            ..self.check(Question::Proclaim { of, seq })?
-        };
-        Ok(Call::new(
-            &self.line.handle,
-            &self.line.name,
-            options,
-            Answer::owned,
-        ))
+        let data = said(node_name.unwrap_or_default(), value);
+        self.ask(Question::Proclaim { of, seq }, (false, Some(data)), Answer::owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        let options = CallOptions {
-            rests,
-            ..self.check(Question::Leader { known })?
-        };
-        Ok(Call::new(
-            &self.line.handle,
-            &self.line.name,
-            options,
-            Answer::leader,
-        ))
+        self.ask(Question::Leader { known }, (rests, None), Answer::leader)
     }
 
-    fn check(&self, question: Question) -> Result<CallOptions, Error> {
-        let Mutex {
-            handle,
-            name,
-            options,
-        } = &self.line;
-        call::check(handle, name, options.term, question)
+    fn ask<T>(
+        &self,
+        question: Question,
+        (rests, data): (bool, Option<Checkpoint>),
+        read: fn(Answer) -> Option<T>,
+    ) -> Result<Call<T>, Error> {
+        let line = &self.line;
+        let options = CallOptions {
+            rests,
+            data,
+            ..call::check(&line.handle, &line.name, line.options.term, question)?
+        };
+        Ok(Call::new(&line.handle, &line.name, options, read))
     }
 }
 

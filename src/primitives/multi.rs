@@ -386,8 +386,7 @@ impl Pursuit {
             };
             (key.name.clone(), options)
         });
-        let wanted: Vec<_> = wanted.collect();
-        let Some(asked) = Lock::together(&group.handle, &wanted)? else {
+        let Some(asked) = Lock::together(&group.handle, wanted)? else {
             return Ok(false);
         };
         let before = self.guards.0.len();

@@ -190,14 +190,10 @@ impl Semaphore {
     pub async fn available_permits(&self) -> Result<u32, Error> {
         let mode = self.mode(self.permits);
         check_permits(self.key(), mode)?;
-        let Mutex {
-            handle,
-            name,
-            options,
-        } = &self.line;
+        let (handle, name) = (&self.line.handle, &self.line.name);
         let options = CallOptions {
             mode,
-            ..call::check(handle, name, options.term, Question::InUse)?
+            ..call::check(handle, name, self.line.options.term, Question::InUse)?
         };
         let in_use = Call::new(handle, name, options, Answer::in_use).await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));

@@ -383,6 +383,7 @@ impl fmt::Debug for Transfer {
 mod tests {
     use proptest::prelude::*;
 
+    use super::ParseTransferError::{Malformed, Newer};
     use super::*;
     use crate::protocol::message::{ClaimNumber, NodeId};
 
@@ -463,40 +464,23 @@ mod tests {
     fn what_a_text_says_is_possible() {
         let good = transfer(b"order:7", Mode::Exclusive, 60_000, 3).to_string();
         for (from, to, error) in [
-            ("tenure1.", "tenure2.", ParseTransferError::Newer),
-            ("tenure1.", "tenure.", ParseTransferError::Malformed),
-            (".lock.", ".job.", ParseTransferError::Malformed),
-            (".lock.", ".latch.", ParseTransferError::Malformed),
-            (".lock.", ".semaphore.", ParseTransferError::Malformed),
-            (".w.", ".p1/3.", ParseTransferError::Malformed),
-            (".60000.", ".99999999999999.", ParseTransferError::Malformed),
-            (
-                ".1795000000000000.",
-                ".9995000000000000.",
-                ParseTransferError::Malformed,
-            ),
-            ("order%3A7", "", ParseTransferError::Malformed),
+            ("tenure1.", "tenure2.", Newer),
+            ("tenure1.", "tenure.", Malformed),
+            (".lock.", ".job.", Malformed),
+            (".lock.", ".latch.", Malformed),
+            (".lock.", ".semaphore.", Malformed),
+            (".w.", ".p1/3.", Malformed),
+            (".60000.", ".99999999999999.", Malformed),
+            (".1795000000000000.", ".9995000000000000.", Malformed),
+            ("order%3A7", "", Malformed),
         ] {
             let bad = exchanged(&good, from, to);
             assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
         }
-        let permits = transfer(
-            b"k",
-            Mode::Permits(Permits {
-                weight: 2,
-                capacity: 3,
-            }),
-            9,
-            3,
-        )
-        .to_string();
+        let permits = transfer(b"k", mode_of("p2/3").unwrap(), 9, 3).to_string();
         for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
             let text = exchanged(&permits, "p2/3", bad);
-            assert_eq!(
-                text.parse::<Transfer>(),
-                Err(ParseTransferError::Malformed),
-                "{text}"
-            );
+            assert_eq!(text.parse::<Transfer>(), Err(Malformed), "{text}");
         }
     }
 
