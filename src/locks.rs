@@ -51,14 +51,10 @@ use crate::observe;
 use crate::options::Options;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
-#[cfg(feature = "tower")]
-use crate::primitives::guard::Lease;
 use crate::primitives::latch::CountDownLatch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
-#[cfg(feature = "tower")]
-use crate::primitives::scope;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
@@ -66,8 +62,6 @@ use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId, Question};
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
-#[cfg(feature = "tower")]
-use crate::protocol::time::Instant;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -318,37 +312,7 @@ impl Locks {
         self.handle.node().keys()
     }
 
-    /// [`shutdown`](Self::shutdown) was called.
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_closing(&self) -> bool {
-        self.handle.tasks().is_closed()
-    }
-
-    /// The longest key, in bytes.
-    #[cfg(feature = "tower")]
-    pub(crate) fn max_key(&self) -> usize {
-        self.handle.options().max_key
-    }
-
-    /// The lease is one of these locks.
-    #[cfg(feature = "tower")]
-    pub(crate) fn has(&self, lease: &Lease) -> bool {
-        lease.held.is_of(self.handle.node())
-    }
-
-    /// Something of these locks is held by the code that is being polled.
-    #[cfg(feature = "tower")]
-    pub(crate) fn any_here(&self) -> bool {
-        scope::any(self.handle.node())
-    }
-
-    /// By the clock that leases are judged by.
-    #[cfg(feature = "tower")]
-    pub(crate) fn now(&self) -> Instant {
-        self.handle.node().clock.now()
-    }
-
-    #[cfg(feature = "scheduler")]
+    #[cfg(any(feature = "scheduler", feature = "tower"))]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -20,7 +20,7 @@ pub(super) struct Observer {
 impl Observer {
     /// Tries the shadow of `key`, and holds it until the request is over. `None` if it is no key.
     pub(super) fn spawn(locks: &Locks, key: &Key, parts: &Parts) -> Option<Observer> {
-        let (length, longest) = (key.as_bytes().len(), locks.max_key());
+        let (length, longest) = (key.as_bytes().len(), locks.handle().options().max_key);
         if length == 0 || length > longest {
             observe::observed("refused", route(parts));
             return None;
