@@ -8,7 +8,7 @@ use crate::key::Key;
 use crate::primitives::acquire::Lock;
 use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
-use crate::protocol::message::{Checkpoint, JobReport, Name, Question, TickTime, Turn};
+use crate::protocol::message::{Checkpoint, Holder, JobReport, Name, Question, TickTime, Turn};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, LockOptions, TickRefusal};
 
 /// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
@@ -66,34 +66,21 @@ async fn ask(
     Ok(*report)
 }
 
-/// What is asked about a run by whoever makes it.
-pub(crate) enum AboutRun {
-    Verify,
-    Recall,
-    /// To be kept, and which of those that this run leaves it is.
-    Save(u64, Checkpoint),
-}
-
-/// Asks the store about the run of a tick, which must be current: by the store when it answers, and here after that.
+/// Asks the store about the run of a tick, which must be current: by the store when it answers, and here after that. What is
+/// saved travels as `data`.
 ///
 /// # Errors
 /// [`Error::Lost`] when it is not; else what keeps the store from answering.
 pub(crate) async fn ask_about_run(
     run: &Lease,
     lease: Duration,
-    tick: TickTime,
-    about: AboutRun,
+    question: impl FnOnce(Holder) -> Question,
+    (tick, data): (TickTime, Option<Checkpoint>),
 ) -> Result<JobReport, Error> {
     let held = &run.held;
-    let Some(of) = held.holding().map(|holding| holding.claim) else {
-        return Err(held.lost());
-    };
-    let (question, data) = match about {
-        AboutRun::Verify => (Question::Verify { of }, None),
-        AboutRun::Recall => (Question::Recall { of }, None),
-        AboutRun::Save(seq, data) => (Question::Save { of, seq }, Some(data)),
-    };
-    let report = ask(&held.handle, &held.name.key, lease, (question, Some(tick), data)).await?;
+    let holding = held.holding().ok_or_else(|| held.lost())?;
+    let about = (question(holding.claim), Some(tick), data);
+    let report = ask(&held.handle, &held.name.key, lease, about).await?;
     if report.owns && held.is_held() {
         return Ok(report);
     }
