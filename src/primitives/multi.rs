@@ -108,14 +108,13 @@ struct Group {
 impl Group {
     /// Others of the same `Locks` join it.
     fn add(&mut self, keys: impl IntoIterator<Item = MultiKey>) {
+        /// What is written comes before the same that is read, so that it stays.
+        fn rank(key: &MultiKey) -> (&Name, bool) {
+            (&key.name, key.mode == Mode::Read)
+        }
         self.keys.extend(keys);
-        // What is written before the same that is read: that stays.
-        let reads = |key: &MultiKey| key.mode == Mode::Read;
-        let order = |one: &MultiKey, other: &MultiKey| {
-            let by_name = one.name.cmp(&other.name);
-            by_name.then(reads(one).cmp(&reads(other)))
-        };
-        self.keys.sort_unstable_by(order);
+        self.keys
+            .sort_unstable_by(|one, other| rank(one).cmp(&rank(other)));
         self.keys.dedup_by(|later, first| later.name == first.name);
     }
 
