@@ -327,7 +327,7 @@ impl FromStr for Transfer {
             return Err(ParseTransferError::Malformed);
         }
         let parsed = || {
-            let kind = Kind::ALL.into_iter().find(|known| known.word() == kind)?;
+            let kind: Kind = kind.parse().ok()?;
             let mode = mode_of(mode)?;
             let key: Vec<u8> = percent_decode_str(key).collect();
             let lease = Duration::from_millis(lease.parse().ok()?);

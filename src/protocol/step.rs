@@ -236,7 +236,7 @@ pub struct Outgoing {
 }
 
 /// What a request is for. It decides what goes first: what comes first here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
@@ -252,13 +252,7 @@ pub enum Class {
 
 impl Class {
     /// All of them, the most urgent first.
-    pub(crate) const ALL: [Class; 5] = [
-        Class::OwnerRenewal,
-        Class::Question,
-        Class::Leave,
-        Class::WaiterRenewal,
-        Class::Claim,
-    ];
+    pub(crate) const ALL: &[Class] = <Class as strum::VariantArray>::VARIANTS;
 
     /// The class of a call.
     pub(crate) fn of_call(question: Question) -> Class {
