@@ -185,7 +185,7 @@ impl Locks {
     /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
     /// until it is used. A lock or a semaphore of the same key is another thing.
     pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
-        CountDownLatch::new(self.handle.clone(), key.into())
+        CountDownLatch::new(self.line(Name::latch(key.into())))
     }
 
     /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
@@ -322,7 +322,7 @@ impl Locks {
         self.handle.node().waiting()
     }
 
-    /// The line for leases of any kind.
+    /// The line for what `name` names.
     fn line(&self, name: Name) -> Mutex {
         Mutex::new(self.handle.clone(), name)
     }

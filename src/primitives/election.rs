@@ -12,7 +12,7 @@ use futures_core::Stream;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::Lock;
-use crate::primitives::call::{self, Call};
+use crate::primitives::call::Call;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Checkpoint, Fence, GrantNumber, Holder, LeaderReport, NodeId, Question};
@@ -290,26 +290,16 @@ impl Election {
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
-        self.ask(Question::Proclaim { of, seq }, (false, Some(data)), Answer::owned)
+        let with = |options| CallOptions {
+            data: Some(data),
+            ..options
+        };
+        self.line.ask(Question::Proclaim { of, seq }, with, Answer::owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        self.ask(Question::Leader { known }, (rests, None), Answer::leader)
-    }
-
-    fn ask<T>(
-        &self,
-        question: Question,
-        (rests, data): (bool, Option<Checkpoint>),
-        read: fn(Answer) -> Option<T>,
-    ) -> Result<Call<T>, Error> {
-        let line = &self.line;
-        let options = CallOptions {
-            rests,
-            data,
-            ..call::check(&line.handle, &line.name, line.options.term, question)?
-        };
-        Ok(Call::new(&line.handle, &line.name, options, read))
+        let with = |options| CallOptions { rests, ..options };
+        self.line.ask(Question::Leader { known }, with, Answer::leader)
     }
 }
 

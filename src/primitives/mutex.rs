@@ -9,11 +9,12 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Lock, unless_busy};
 use crate::primitives::blocking::block_on;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;
-use crate::protocol::message::{Mode, Name};
-use crate::protocol::step::LockOptions;
+use crate::protocol::message::{Mode, Name, Question};
+use crate::protocol::step::{Answer, CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -37,7 +38,7 @@ pub struct Mutex {
 }
 
 impl Mutex {
-    /// The line for leases of any kind.
+    /// The line for what `name` names, of any kind.
     pub(crate) fn new(handle: Handle, name: Name) -> Self {
         let options = handle.options().lock();
         Mutex {
@@ -253,6 +254,21 @@ impl Mutex {
             ..self.options
         };
         Lock::new(&self.handle, &self.name, options)
+    }
+
+    /// Asks about what the line is for. `read` takes the value out of an answer of the kind that the question has.
+    ///
+    /// # Errors
+    /// Bad input, and a forked process.
+    pub(crate) fn ask<T>(
+        &self,
+        question: Question,
+        with: impl FnOnce(CallOptions) -> CallOptions,
+        read: fn(Answer) -> Option<T>,
+    ) -> Result<Call<T>, Error> {
+        let (handle, name) = (&self.handle, &self.name);
+        let options = call::check(handle, name, self.options.term, question)?;
+        Ok(Call::new(handle, name, with(options), read))
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Lock, check_permits};
-use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
@@ -190,12 +189,8 @@ impl Semaphore {
     pub async fn available_permits(&self) -> Result<u32, Error> {
         let mode = self.mode(self.permits);
         check_permits(self.key(), mode)?;
-        let (handle, name) = (&self.line.handle, &self.line.name);
-        let options = CallOptions {
-            mode,
-            ..call::check(handle, name, self.line.options.term, Question::InUse)?
-        };
-        let in_use = Call::new(handle, name, options, Answer::in_use).await?;
+        let with = |options| CallOptions { mode, ..options };
+        let in_use = self.line.ask(Question::InUse, with, Answer::in_use)?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))
     }

@@ -6,8 +6,8 @@ use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::Lock;
-use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Checkpoint, Holder, JobReport, Name, Question, TickTime, Turn};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, LockOptions, TickRefusal};
 
@@ -55,15 +55,13 @@ async fn ask(
     lease: Duration,
     (question, tick, data): (Question, Option<TickTime>, Option<Checkpoint>),
 ) -> Result<JobReport, Error> {
-    let name = Name::job(job.clone());
-    let term = handle.options().times(lease);
-    let options = CallOptions {
+    let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
+    let with = |options| CallOptions {
         mark: tick,
         data,
-        ..call::check(handle, &name, term, question)?
+        ..options
     };
-    let report = Call::new(handle, &name, options, Answer::report).await?;
-    Ok(*report)
+    Ok(*line.ask(question, with, Answer::report)?.await?)
 }
 
 /// Asks the store about the run of a tick, which must be current: by the store when it answers, and here after that. What is

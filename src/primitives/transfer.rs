@@ -12,8 +12,8 @@ use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::Lock;
-use crate::primitives::call::{self, Call};
 use crate::primitives::guard::Guard;
+use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions, Ticket};
 
@@ -153,12 +153,12 @@ impl Transfer {
         question: impl FnOnce(Holder) -> Question,
     ) -> Result<(), Error> {
         self.check_prefix(handle)?;
-        let term = handle.options().times(lease);
-        let options = CallOptions {
+        let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
+        let with = |options| CallOptions {
             mode: self.mode,
-            ..call::check(handle, &self.name, term, question(self.holder))?
+            ..options
         };
-        if Call::new(handle, &self.name, options, Answer::owned).await? {
+        if line.ask(question(self.holder), with, Answer::owned)?.await? {
             Ok(())
         } else {
             Err(self.gone())
