@@ -102,12 +102,9 @@ impl Lock {
 
     /// Returns the future of a caller that entered.
     fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: Entered) -> Self {
-        Lock {
-            handle: handle.clone(),
-            name: name.clone(),
-            options,
-            entry: Some(Entry::new(entered)),
-        }
+        let mut lock = Lock::new(handle, name, options);
+        lock.entry = Some(Entry::new(entered));
+        lock
     }
 
     /// Enters a caller, if it has not entered: from now on it has its place.

@@ -16,7 +16,7 @@ use crate::primitives::call::Call;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Checkpoint, Fence, GrantNumber, Holder, LeaderReport, NodeId, Question};
-use crate::protocol::step::{Answer, CallOptions, LockOptions};
+use crate::protocol::step::{Answer, LockOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -290,16 +290,15 @@ impl Election {
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
-        let with = |options| CallOptions {
-            data: Some(data),
-            ..options
-        };
-        self.line.ask(Question::Proclaim { of, seq }, with, Answer::owned)
+        let question = Question::Proclaim { of, seq };
+        self.line
+            .ask(question, |options| options.data = Some(data), Answer::owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        let with = |options| CallOptions { rests, ..options };
-        self.line.ask(Question::Leader { known }, with, Answer::leader)
+        let question = Question::Leader { known };
+        self.line
+            .ask(question, |options| options.rests = rests, Answer::leader)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::primitives::call::Call;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
 use crate::protocol::message::{Called, Checkpoint, LatchReport, Question};
-use crate::protocol::step::{Answer, CallOptions};
+use crate::protocol::step::Answer;
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -224,8 +224,8 @@ impl CountDownLatch {
     }
 
     fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
-        let with = |options| CallOptions { data, ..options };
-        self.line.ask(question, with, Answer::latch)
+        self.line
+            .ask(question, |options| options.data = data, Answer::latch)
     }
 
     fn unset(&self) -> Error {

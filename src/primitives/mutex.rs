@@ -256,19 +256,21 @@ impl Mutex {
         Lock::new(&self.handle, &self.name, options)
     }
 
-    /// Asks about what the line is for. `read` takes the value out of an answer of the kind that the question has.
+    /// Asks about what the line is for. `set` adds what the question needs, and `read` takes the value out of an answer of the
+    /// kind that the question has.
     ///
     /// # Errors
     /// Bad input, and a forked process.
     pub(crate) fn ask<T>(
         &self,
         question: Question,
-        with: impl FnOnce(CallOptions) -> CallOptions,
+        set: impl FnOnce(&mut CallOptions),
         read: fn(Answer) -> Option<T>,
     ) -> Result<Call<T>, Error> {
         let (handle, name) = (&self.handle, &self.name);
-        let options = call::check(handle, name, self.options.term, question)?;
-        Ok(Call::new(handle, name, with(options), read))
+        let mut options = call::check(handle, name, self.options.term, question)?;
+        set(&mut options);
+        Ok(Call::new(handle, name, options, read))
     }
 }
 

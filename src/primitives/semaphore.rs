@@ -9,7 +9,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
-use crate::protocol::step::{Answer, CallOptions};
+use crate::protocol::step::Answer;
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
@@ -189,8 +189,10 @@ impl Semaphore {
     pub async fn available_permits(&self) -> Result<u32, Error> {
         let mode = self.mode(self.permits);
         check_permits(self.key(), mode)?;
-        let with = |options| CallOptions { mode, ..options };
-        let in_use = self.line.ask(Question::InUse, with, Answer::in_use)?.await?;
+        let in_use = self
+            .line
+            .ask(Question::InUse, |options| options.mode = mode, Answer::in_use);
+        let in_use = in_use?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))
     }

@@ -46,22 +46,9 @@ pub(crate) async fn ask_about_job(
     lease: Duration,
     question: Question,
 ) -> Result<JobReport, Error> {
-    ask(handle, job, lease, (question, None, None)).await
-}
-
-async fn ask(
-    handle: &Handle,
-    job: &Key,
-    lease: Duration,
-    (question, tick, data): (Question, Option<TickTime>, Option<Checkpoint>),
-) -> Result<JobReport, Error> {
     let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let with = |options| CallOptions {
-        mark: tick,
-        data,
-        ..options
-    };
-    Ok(*line.ask(question, with, Answer::report)?.await?)
+    let report = line.ask(question, |_| {}, Answer::report)?.await?;
+    Ok(*report)
 }
 
 /// Asks the store about the run of a tick, which must be current: by the store when it answers, and here after that. What is
@@ -77,10 +64,11 @@ pub(crate) async fn ask_about_run(
 ) -> Result<JobReport, Error> {
     let held = &run.held;
     let holding = held.holding().ok_or_else(|| held.lost())?;
-    let about = (question(holding.claim), Some(tick), data);
-    let report = ask(&held.handle, &held.name.key, lease, about).await?;
+    let line = Mutex::new(held.handle.clone(), held.name.clone()).lease(lease);
+    let set = |options: &mut CallOptions| (options.mark, options.data) = (Some(tick), data);
+    let report = line.ask(question(holding.claim), set, Answer::report)?.await?;
     if report.owns && held.is_held() {
-        return Ok(report);
+        return Ok(*report);
     }
     Err(held.gone())
 }

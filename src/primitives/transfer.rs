@@ -15,7 +15,7 @@ use crate::primitives::acquire::Lock;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, Answer, Input, LockOptions, Ticket};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -154,15 +154,9 @@ impl Transfer {
     ) -> Result<(), Error> {
         self.check_prefix(handle)?;
         let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
-        let with = |options| CallOptions {
-            mode: self.mode,
-            ..options
-        };
-        if line.ask(question(self.holder), with, Answer::owned)?.await? {
-            Ok(())
-        } else {
-            Err(self.gone())
-        }
+        let question = question(self.holder);
+        let asked = line.ask(question, |options| options.mode = self.mode, Answer::owned);
+        if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn check_prefix(&self, handle: &Handle) -> Result<(), Error> {
