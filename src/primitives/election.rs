@@ -290,15 +290,13 @@ impl Election {
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
-        let question = Question::Proclaim { of, seq };
-        self.line
-            .ask(question, |options| options.data = Some(data), Answer::owned)
+        let (line, question) = (&self.line, Question::Proclaim { of, seq });
+        line.ask(question, |options| options.data = Some(data), Answer::owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        let question = Question::Leader { known };
-        self.line
-            .ask(question, |options| options.rests = rests, Answer::leader)
+        let (line, question) = (&self.line, Question::Leader { known });
+        line.ask(question, |options| options.rests = rests, Answer::leader)
     }
 }
 

@@ -224,8 +224,8 @@ impl CountDownLatch {
     }
 
     fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
-        self.line
-            .ask(question, |options| options.data = data, Answer::latch)
+        let line = &self.line;
+        line.ask(question, |options| options.data = data, Answer::latch)
     }
 
     fn unset(&self) -> Error {

@@ -187,12 +187,10 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let mode = self.mode(self.permits);
+        let (line, mode) = (&self.line, self.mode(self.permits));
         check_permits(self.key(), mode)?;
-        let in_use = self
-            .line
-            .ask(Question::InUse, |options| options.mode = mode, Answer::in_use);
-        let in_use = in_use?.await?;
+        let asked = line.ask(Question::InUse, |options| options.mode = mode, Answer::in_use);
+        let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))
     }
