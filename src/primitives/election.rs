@@ -291,12 +291,12 @@ impl Election {
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
         let (line, question) = (&self.line, Question::Proclaim { of, seq });
-        line.ask(question, |options| options.data = Some(data), Answer::owned)
+        line.ask(question, |call| call.data = Some(data), Answer::try_as_owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
         let (line, question) = (&self.line, Question::Leader { known });
-        line.ask(question, |options| options.rests = rests, Answer::leader)
+        line.ask(question, |call| call.rests = rests, Answer::try_as_leader)
     }
 }
 

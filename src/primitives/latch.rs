@@ -225,7 +225,7 @@ impl CountDownLatch {
 
     fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
         let line = &self.line;
-        line.ask(question, |options| options.data = data, Answer::latch)
+        line.ask(question, |call| call.data = data, Answer::try_as_latch)
     }
 
     fn unset(&self) -> Error {

@@ -189,7 +189,7 @@ impl Semaphore {
     pub async fn available_permits(&self) -> Result<u32, Error> {
         let (line, mode) = (&self.line, self.mode(self.permits));
         check_permits(self.key(), mode)?;
-        let asked = line.ask(Question::InUse, |options| options.mode = mode, Answer::in_use);
+        let asked = line.ask(Question::InUse, |call| call.mode = mode, Answer::try_as_in_use);
         let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))

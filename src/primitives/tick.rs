@@ -47,7 +47,7 @@ pub(crate) async fn ask_about_job(
     question: Question,
 ) -> Result<JobReport, Error> {
     let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let report = line.ask(question, |_| {}, Answer::report)?.await?;
+    let report = line.ask(question, |_| {}, Answer::try_as_report)?.await?;
     Ok(*report)
 }
 
@@ -65,8 +65,9 @@ pub(crate) async fn ask_about_run(
     let held = &run.held;
     let holding = held.holding().ok_or_else(|| held.lost())?;
     let line = Mutex::new(held.handle.clone(), held.name.clone()).lease(lease);
-    let set = |options: &mut CallOptions| (options.mark, options.data) = (Some(tick), data);
-    let report = line.ask(question(holding.claim), set, Answer::report)?.await?;
+    let set = |call: &mut CallOptions| (call.mark, call.data) = (Some(tick), data);
+    let asked = line.ask(question(holding.claim), set, Answer::try_as_report);
+    let report = asked?.await?;
     if report.owns && held.is_held() {
         return Ok(*report);
     }

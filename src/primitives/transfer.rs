@@ -155,7 +155,7 @@ impl Transfer {
         self.check_prefix(handle)?;
         let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
         let question = question(self.holder);
-        let asked = line.ask(question, |options| options.mode = self.mode, Answer::owned);
+        let asked = line.ask(question, |call| call.mode = self.mode, Answer::try_as_owned);
         if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 
