@@ -300,11 +300,8 @@ impl Locks {
 
     /// What the builder called this node, or its id.
     pub fn node_name(&self) -> String {
-        self.handle
-            .options()
-            .node_name
-            .clone()
-            .unwrap_or_else(|| self.node().to_string())
+        let given = &self.handle.options().node_name;
+        given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
     /// How many keys have any state in this process: held, waited for, or being given back.

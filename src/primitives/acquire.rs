@@ -295,21 +295,20 @@ impl Lock {
 
     #[cold]
     fn note_denial(&self, why: &AcquireError) {
+        let (label, name) = (self.label(), &self.name);
         match why {
             AcquireError::Busy if self.options.goes_on => return,
-            AcquireError::Kept(_, source) => {
-                return observe::denied_by_store(self.label(), &self.name, source);
-            }
-            AcquireError::Store(source) => observe::denied_by_store(self.label(), &self.name, source),
-            AcquireError::Tick(_) => {}
+            AcquireError::Kept(_, source) => return observe::denied_by_store(label, name, source),
+            AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
+            AcquireError::Store(source) => observe::denied_by_store(label, name, source),
             AcquireError::Busy
             | AcquireError::QueueFull { .. }
             | AcquireError::NodeFull
             | AcquireError::Closed
-            | AcquireError::Lost(_) => observe::denied(self.label(), &self.name, why),
+            | AcquireError::Lost(_) => observe::denied(label, name, why),
         }
-        let error = (!matches!(why, AcquireError::Tick(_))).then(|| self.error(why.clone()));
-        observe::answered(&self.name, || self.waited(), Err(error.as_ref()));
+        let error = self.error(why.clone());
+        observe::answered(name, || self.waited(), Err(Some(&error)));
     }
 
     /// The error that a caller is told.
