@@ -254,44 +254,45 @@ impl fmt::Debug for KeptGuard {
 }
 
 /// What ended a handle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum ClosedCause {
     /// `shutdown` was called.
+    #[strum(to_string = "this `Locks` was shut down")]
     Shutdown,
     /// The process was forked; a child must build its own `Locks`.
+    #[strum(to_string = "the process was forked, build a `Locks` of its own in the child")]
     Forked,
 }
 
-impl fmt::Display for ClosedCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ClosedCause::Shutdown => "this `Locks` was shut down",
-            ClosedCause::Forked => "the process was forked, build a `Locks` of its own in the child",
-        })
-    }
-}
-
 /// How we know that a lease is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
 #[non_exhaustive]
 pub enum LostCause {
     /// Its deadline passed without a renewal: the store was out of reach or this process stood still.
+    #[strum(to_string = "its deadline passed: the store was out of reach, or this process stood still")]
     Deadline,
     /// The store says that it is no longer ours: it was deleted, overwritten, or forgotten.
+    #[strum(to_string = "the store says it is no longer ours")]
     Gone,
     /// A lease of fixed length came to its end.
+    #[strum(to_string = "its fixed length came to an end")]
     Ended,
     /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was renewed no more.
+    #[strum(to_string = "it was held for longer than its `max_hold`")]
     Overdue,
     /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
+    #[strum(to_string = "this process gave it up in shutdown")]
     Shutdown,
     /// It was granted and not taken up in time: the future that waits for it was not polled before the lease ended, or for a
     /// whole lease. There was never a guard.
+    #[strum(to_string = "it was not taken up in time: the future that waits for it was not polled")]
     Unfetched,
     /// It was released before.
+    #[strum(to_string = "it was released")]
     Released,
     /// This process is a fork of the one that holds it.
+    #[strum(to_string = "it is held by the process that this one was forked from")]
     Forked,
 }
 
@@ -303,25 +304,6 @@ impl LostCause {
         } else {
             LostCause::Unfetched
         }
-    }
-}
-
-impl fmt::Display for LostCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            LostCause::Deadline => {
-                "its deadline passed: the store was out of reach, or this process stood still"
-            }
-            LostCause::Gone => "the store says it is no longer ours",
-            LostCause::Ended => "its fixed length came to an end",
-            LostCause::Overdue => "it was held for longer than its `max_hold`",
-            LostCause::Shutdown => "this process gave it up in shutdown",
-            LostCause::Unfetched => {
-                "it was not taken up in time: the future that waits for it was not polled"
-            }
-            LostCause::Released => "it was released",
-            LostCause::Forked => "it is held by the process that this one was forked from",
-        })
     }
 }
 
@@ -354,32 +336,48 @@ pub enum StoreErrorKind {
 }
 
 /// Why a store refused a request. Nothing was executed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum StoreRefusal {
     /// The key holds something that is not a lock, a job, a latch, an election or a semaphore, as the case may be.
+    #[strum(
+        to_string = "the key holds a value that is not a lock, a job, a latch, an election or a semaphore: use another key or prefix"
+    )]
     WrongType,
     /// `OOM`: the server is at its memory limit.
+    #[strum(to_string = "out of memory (OOM): raise maxmemory or free some")]
     OutOfMemory,
     /// `READONLY`: a replica, or a master that was demoted.
+    #[strum(to_string = "the server is read-only (READONLY): connect to the master")]
     ReadOnly,
     /// `LOADING`: the server is reading its data.
+    #[strum(to_string = "the server is loading its data (LOADING): try again when it is done")]
     Loading,
     /// `BUSY`: a script blocks the server.
+    #[strum(to_string = "a script blocks the server (BUSY): SCRIPT KILL may help")]
     Busy,
     /// `MISCONF`: the server cannot persist and refuses writes.
+    #[strum(to_string = "the server cannot persist and refuses writes (MISCONF): mend its disk")]
     Misconfigured,
     /// `NOREPLICAS`: too few replicas.
+    #[strum(to_string = "too few replicas (NOREPLICAS): mend replication")]
     NoReplicas,
     /// `NOAUTH`: a password is needed.
+    #[strum(to_string = "a password is needed (NOAUTH): put user and password into the URL")]
     NoAuth,
     /// `WRONGPASS`: the user or password is wrong.
+    #[strum(to_string = "wrong user or password (WRONGPASS): mend the URL")]
     WrongPassword,
     /// `NOPERM`: the user may not do this.
+    #[strum(
+        to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and what writes of your own need"
+    )]
     NoPermission,
     /// The server is too old or cannot do what is asked.
+    #[strum(to_string = "the server cannot do this: Redis 6.2 or newer is needed")]
     Unsupported,
     /// Anything else, in the server's words.
+    #[strum(to_string = "{0}")]
     Other(String),
 }
 
@@ -391,31 +389,6 @@ impl StoreRefusal {
             self,
             Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly
         )
-    }
-}
-
-impl fmt::Display for StoreRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StoreRefusal::WrongType => {
-                "the key holds a value that is not a lock, a job, a latch, an election or a semaphore: use another key or prefix"
-            }
-            StoreRefusal::OutOfMemory => "out of memory (OOM): raise maxmemory or free some",
-            StoreRefusal::ReadOnly => "the server is read-only (READONLY): connect to the master",
-            StoreRefusal::Loading => "the server is loading its data (LOADING): try again when it is done",
-            StoreRefusal::Busy => "a script blocks the server (BUSY): SCRIPT KILL may help",
-            StoreRefusal::Misconfigured => {
-                "the server cannot persist and refuses writes (MISCONF): mend its disk"
-            }
-            StoreRefusal::NoReplicas => "too few replicas (NOREPLICAS): mend replication",
-            StoreRefusal::NoAuth => "a password is needed (NOAUTH): put user and password into the URL",
-            StoreRefusal::WrongPassword => "wrong user or password (WRONGPASS): mend the URL",
-            StoreRefusal::NoPermission => {
-                "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and what writes of your own need"
-            }
-            StoreRefusal::Unsupported => "the server cannot do this: Redis 6.2 or newer is needed",
-            StoreRefusal::Other(text) => text,
-        })
     }
 }
 

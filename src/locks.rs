@@ -51,23 +51,17 @@ use crate::observe;
 use crate::options::Options;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
-#[cfg(feature = "tower")]
-use crate::primitives::guard::Lease;
 use crate::primitives::latch::CountDownLatch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
-#[cfg(feature = "tower")]
-use crate::primitives::scope;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 #[cfg(feature = "scheduler")]
 use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::{Name, NodeId};
+use crate::protocol::message::{Name, NodeId, Question};
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
-#[cfg(feature = "tower")]
-use crate::protocol::time::Instant;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -156,7 +150,7 @@ impl Locks {
 
     /// A lock on `key`. Costs nothing until it is locked.
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
-        Mutex::new(self.handle.clone(), key.into())
+        self.line(Name::lock(key.into()))
     }
 
     /// A lock on `key` that many read or one writes. Costs nothing until it is locked. Its write side is the
@@ -185,20 +179,19 @@ impl Locks {
     /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
     /// thing: they know nothing of each other.
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
-        let name = Name::semaphore(key.into());
-        Semaphore::new(Mutex::named(self.handle.clone(), name), permits)
+        Semaphore::new(self.line(Name::semaphore(key.into())), permits)
     }
 
     /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
     /// until it is used. A lock or a semaphore of the same key is another thing.
     pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
-        CountDownLatch::new(self.handle.clone(), key.into())
+        CountDownLatch::new(self.line(Name::latch(key.into())))
     }
 
     /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
     /// A lock of the same key is another thing.
     pub fn election(&self, key: impl Into<Key>) -> Election {
-        Election::new(self.handle.clone(), key.into())
+        Election::new(self.line(Name::election(key.into())))
     }
 
     /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two
@@ -307,11 +300,8 @@ impl Locks {
 
     /// What the builder called this node, or its id.
     pub fn node_name(&self) -> String {
-        self.handle
-            .options()
-            .node_name
-            .clone()
-            .unwrap_or_else(|| self.node().to_string())
+        let given = &self.handle.options().node_name;
+        given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
     /// How many keys have any state in this process: held, waited for, or being given back.
@@ -319,37 +309,7 @@ impl Locks {
         self.handle.node().keys()
     }
 
-    /// [`shutdown`](Self::shutdown) was called.
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_closing(&self) -> bool {
-        self.handle.tasks().is_closed()
-    }
-
-    /// The longest key, in bytes.
-    #[cfg(feature = "tower")]
-    pub(crate) fn max_key(&self) -> usize {
-        self.handle.options().max_key
-    }
-
-    /// The lease is one of these locks.
-    #[cfg(feature = "tower")]
-    pub(crate) fn has(&self, lease: &Lease) -> bool {
-        lease.held.is_of(self.handle.node())
-    }
-
-    /// Something of these locks is held by the code that is being polled.
-    #[cfg(feature = "tower")]
-    pub(crate) fn any_here(&self) -> bool {
-        scope::any(self.handle.node())
-    }
-
-    /// By the clock that leases are judged by.
-    #[cfg(feature = "tower")]
-    pub(crate) fn now(&self) -> Instant {
-        self.handle.node().clock.now()
-    }
-
-    #[cfg(feature = "scheduler")]
+    #[cfg(any(feature = "scheduler", feature = "tower"))]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -357,6 +317,11 @@ impl Locks {
     /// How many callers wait in this process.
     pub fn waiting(&self) -> usize {
         self.handle.node().waiting()
+    }
+
+    /// The line for what `name` names.
+    fn line(&self, name: Name) -> Mutex {
+        Mutex::new(self.handle.clone(), name)
     }
 
     fn tell_built(&self) {
@@ -389,7 +354,7 @@ impl Transfer {
     /// # Cancel safety
     /// Dropping the future does not undo it.
     pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
-        self.lengthen(&locks.handle, lease).await
+        self.ask(&locks.handle, lease, |of| Question::Extend { of }).await
     }
 
     /// Gives it back without adopting it, from any process. A trip to the store. `Ok` says that the transfer is good for
@@ -402,7 +367,9 @@ impl Transfer {
     /// # Cancel safety
     /// Dropping the future does not undo it.
     pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
-        self.give_back(&locks.handle).await
+        let lease = locks.handle.options().lease;
+        let release = |of| Question::Release { of, repeats: false };
+        self.ask(&locks.handle, lease, release).await
     }
 }
 

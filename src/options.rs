@@ -169,39 +169,35 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_bounds() {
-        let check = |options: Options| options.check().map_err(|error| error.to_string());
         let timeout = |request_timeout| Options {
             request_timeout,
             ..Options::default()
         };
-        for bad in [
-            Duration::ZERO,
-            LONGEST_TIMEOUT + Duration::from_nanos(1),
-            Duration::MAX,
-        ] {
-            let error = check(timeout(bad)).unwrap_err();
-            assert!(error.contains("100 ms to one day"), "{error}");
-        }
-        check(timeout(LONGEST_TIMEOUT)).unwrap();
         let lease = |ms, short_leases| Options {
             lease: Duration::from_millis(ms),
             short_leases,
             ..Options::default()
         };
-        for (bad, named) in [(lease(399, false), "400ms"), (lease(49, true), "50ms")] {
-            let error = check(bad).unwrap_err();
-            assert!(error.contains(named), "{error}");
-        }
         let gap = |poll_gap| Options {
             poll_gap,
             ..Options::default()
         };
-        for bad in [Duration::from_micros(999), LONGEST_GAP + Duration::from_nanos(1)] {
-            let error = check(gap(bad)).unwrap_err();
-            assert!(error.contains("1 ms to 1 min"), "{error}");
+        let least = Duration::from_nanos(1);
+        for (bad, bounds) in [
+            (timeout(Duration::ZERO), "100 ms to one day"),
+            (timeout(LONGEST_TIMEOUT + least), "100 ms to one day"),
+            (timeout(Duration::MAX), "100 ms to one day"),
+            (lease(399, false), "400ms"),
+            (lease(49, true), "50ms"),
+            (gap(Duration::from_micros(999)), "1 ms to 1 min"),
+            (gap(LONGEST_GAP + least), "1 ms to 1 min"),
+        ] {
+            let error = bad.check().unwrap_err().to_string();
+            assert!(error.contains(bounds), "{error}");
         }
-        check(gap(Duration::from_millis(100))).unwrap();
-        check(lease(400, false)).unwrap();
-        check(lease(50, true)).unwrap();
+        timeout(LONGEST_TIMEOUT).check().unwrap();
+        gap(Duration::from_millis(100)).check().unwrap();
+        lease(400, false).check().unwrap();
+        lease(50, true).check().unwrap();
     }
 }

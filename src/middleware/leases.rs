@@ -7,6 +7,7 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::primitives::guard::Lease;
 use crate::primitives::mutex::Mutex;
+use crate::primitives::scope;
 
 /// All leases that a request holds, the outermost first.
 ///
@@ -77,7 +78,8 @@ pub(super) fn held(parts: &Parts, mutex: &Mutex) -> Option<Lease> {
 /// The request is inside of another layer that took one of these locks for it.
 pub(super) fn has_any(parts: &Parts, locks: &Locks) -> bool {
     let leases = Leases::of(&parts.extensions);
-    leases.iter().any(|lease| locks.has(lease)) || locks.any_here()
+    let node = locks.handle().node();
+    leases.iter().any(|lease| lease.held.is_of(node)) || scope::any(node)
 }
 
 /// Gives the request what the layer took for it. What layers outside took stays in the list, but is not shown as this

@@ -26,7 +26,7 @@ impl Observer {
             return None;
         }
         observed.0.push(key.clone());
-        let (length, longest) = (key.as_bytes().len(), locks.max_key());
+        let (length, longest) = (key.as_bytes().len(), locks.handle().options().max_key);
         if length == 0 || length > longest {
             observe::observed("refused", route(parts));
             return None;

@@ -114,14 +114,16 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         };
         // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
         // meanwhile begins nothing; else it would wait for ever.
-        let is_closing = |parts: &Parts| layer.locks.is_closing() && !leases::has_any(parts, &layer.locks);
+        let handle = layer.locks.handle();
+        let is_closing = |parts: &Parts| handle.tasks().is_closed() && !leases::has_any(parts, &layer.locks);
         if is_closing(&parts) {
             return refuse(Refused::Closed, None, &parts);
         }
         let mutex = layer.settings.mutex(layer.locks.mutex(key));
         // What the request holds already it does not wait for.
         let held = leases::held(&parts, &mutex);
-        let since = layer.settings.headers.server_timing.then(|| layer.locks.now());
+        let clock = &handle.node().clock;
+        let since = layer.settings.headers.server_timing.then(|| clock.now());
         let entered = match held {
             Some(lease) => lease.again().map_err(|error| (Refused::Lost, Some(error))),
             None => layer.settings.enter(&mutex).await,
@@ -131,7 +133,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
                 leases::insert(&mut parts, Some(&guard.lease()));
-                let waited = since.map_or(Duration::ZERO, |since| layer.locks.now().since(since));
+                let waited = since.map_or(Duration::ZERO, |since| clock.now().since(since));
                 let fence = Some(guard.fence());
                 let admission = Admission {
                     guard: Some(Watched::new(guard)),

@@ -1,6 +1,9 @@
 //! The way from wanting to holding: one future for everything that can be acquired.
+//!
+//! Dropping the future gives up the place in the line, or the lease if it was granted meanwhile.
 
-use std::future::Future;
+use std::fmt;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -9,7 +12,7 @@ use std::time::Duration;
 use tokio::task::coop;
 
 use crate::driver::handle::Handle;
-use crate::driver::node::Node;
+use crate::driver::node::Entered;
 use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
 use crate::error::{ClosedCause, Error, LostCause, OptionsError, StoreError, StoreErrorKind};
@@ -18,14 +21,14 @@ use crate::observe::{self, Label};
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
+use crate::primitives::within::within;
 use crate::protocol::message::{Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
-/// Resolves to a guard. Dropping it gives up the place in the line, or the lease if it was granted meanwhile.
-#[derive(Debug)]
+/// The future of [`Mutex::lock`](crate::Mutex::lock).
 #[must_use = "futures do nothing until they are awaited"]
-pub(crate) struct Acquire {
+pub struct Lock {
     handle: Handle,
     name: Name,
     options: LockOptions,
@@ -33,10 +36,6 @@ pub(crate) struct Acquire {
     entry: Option<Entry>,
 }
 
-/// A caller that entered: its ticket, where it hears of what is decided, and since when.
-type Entered = (Ticket, Arc<Waiter>, Instant);
-
-#[derive(Debug)]
 struct Entry {
     ticket: Ticket,
     waiter: Arc<Waiter>,
@@ -91,14 +90,21 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     })
 }
 
-impl Acquire {
-    pub(crate) fn new(handle: Handle, name: Name, options: LockOptions) -> Self {
-        Acquire {
-            handle,
-            name,
+impl Lock {
+    pub(crate) fn new(handle: &Handle, name: &Name, options: LockOptions) -> Self {
+        Lock {
+            handle: handle.clone(),
+            name: name.clone(),
             options,
             entry: None,
         }
+    }
+
+    /// Returns the future of a caller that entered.
+    fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: Entered) -> Self {
+        let mut lock = Lock::new(handle, name, options);
+        lock.entry = Some(Entry::new(entered));
+        lock
     }
 
     /// Enters a caller, if it has not entered: from now on it has its place.
@@ -116,28 +122,16 @@ impl Acquire {
         Ok(())
     }
 
-    /// A writer's way to a reader: what is held is given back, and no other caller writes in between.
-    pub(crate) fn downgrade(held: &Held) -> Self {
+    /// Returns what a holding becomes in one step: no other caller has the lease in between.
+    pub(crate) fn pass(held: &Held, mode: Mode, is_fixed: bool, input: impl FnOnce(Ticket) -> Input) -> Self {
         let options = LockOptions {
-            mode: Mode::Read,
-            fixed: held.is_fixed(),
-            // The lengths are those of what is held.
+            mode,
+            fixed: is_fixed,
+            // The lengths are those of what is held, or this process does not hold it for that long.
             ..LockOptions::new(LeaseTimes::default())
         };
-        let input = |ticket| Input::Downgrade(held.ticket, ticket);
-        Acquire::entered(&held.handle, &held.name, options, input)
-    }
-
-    /// A holder's way to a lease that is handed out: what is held is given up, and no other caller has it in between.
-    pub(crate) fn transfer(held: &Held, term: LeaseTimes) -> Self {
-        let options = LockOptions {
-            mode: held.mode,
-            fixed: true,
-            // The lease is kept for others: this process does not hold it for that long.
-            ..LockOptions::new(LeaseTimes::default())
-        };
-        let input = |ticket| Input::Transfer(held.ticket, ticket, term);
-        Acquire::entered(&held.handle, &held.name, options, input)
+        let entered = held.handle.node().enter(&held.name, options.term, input);
+        Lock::entered(&held.handle, &held.name, options, entered)
     }
 
     /// A caller's way to the lease of the owner that a transfer names.
@@ -152,65 +146,54 @@ impl Acquire {
     ) -> Result<Self, Error> {
         let options = check(handle, name, options)?;
         let input = |ticket| Input::Adopt(ticket, options, from);
-        Ok(Acquire::entered(handle, name, options, input))
-    }
-
-    fn entered(
-        handle: &Handle,
-        name: &Name,
-        options: LockOptions,
-        input: impl FnOnce(Ticket) -> Input,
-    ) -> Self {
-        let mut acquire = Acquire::new(handle.clone(), name.clone(), options);
-        acquire.entry = Some(Entry::new(handle.node().enter(name, options.term, input)));
-        acquire
+        let entered = handle.node().enter(name, options.term, input);
+        Ok(Lock::entered(handle, name, options, entered))
     }
 
     /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the
-    /// way, or the keys are not of one kind and server: nothing entered.
+    /// way, or the keys are not of one server: nothing entered.
     ///
     /// # Errors
     /// Bad input.
     pub(crate) fn together(
         handle: &Handle,
-        wanted: &[(Name, LockOptions)],
-    ) -> Result<Option<Vec<Acquire>>, Error> {
-        if wanted.windows(2).any(|two| two[0].0.kind != two[1].0.kind) {
-            return Ok(None);
-        }
-        let checked = wanted.iter().map(|(name, options)| {
-            let options = check(handle, name, *options)?;
-            Ok((name.clone(), options))
+        wanted: impl Iterator<Item = (Name, LockOptions)>,
+    ) -> Result<Option<Vec<Lock>>, Error> {
+        let checked = wanted.map(|(name, options)| {
+            let options = check(handle, &name, options)?;
+            Ok((name, options))
         });
         let checked: Vec<_> = checked.collect::<Result<_, Error>>()?;
-        let Some(entered) = handle.node().join_together(&checked) else {
-            return Ok(None);
-        };
-        let all = wanted.iter().zip(entered).map(|((name, options), entered)| {
-            let mut acquire = Acquire::new(handle.clone(), name.clone(), *options);
-            acquire.entry = Some(Entry::new(entered));
-            acquire
-        });
-        Ok(Some(all.collect()))
+        let entered = handle.node().join_together(&checked);
+        let lock =
+            |((name, options), entered): (&(Name, _), _)| Lock::entered(handle, name, *options, entered);
+        Ok(entered.map(|entered| checked.iter().zip(entered).map(lock).collect()))
     }
 
-    /// Where it waits.
-    pub(crate) fn node(&self) -> &Arc<Node> {
-        self.handle.node()
-    }
-
-    /// What is acquired.
-    pub(crate) fn key(&self) -> &Key {
-        &self.name.key
+    /// Waits, but no longer than `wait`.
+    pub(crate) async fn within(mut self, wait: Duration) -> Result<Guard, Error> {
+        let node = self.handle.node().clone();
+        let answer = within([&node], wait, &mut self).await;
+        answer.unwrap_or_else(|| Err(self.gave_up(wait)))
     }
 
     /// What to tell a caller who gives up now: that somebody has it is said only if it is known.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
-        let key = self.key().clone();
-        let Some(entry) = &self.entry else {
-            return Error::Busy { key, waited };
-        };
-        gave_up(&self.handle, &self.name, entry.since, waited)
+        match &self.entry {
+            Some(entry) => gave_up(&self.handle, &self.name, entry.since, waited),
+            None => Error::Busy {
+                key: self.name.key.clone(),
+                waited,
+            },
+        }
+    }
+
+    /// Waits for the answer of a caller that entered.
+    ///
+    /// # Errors
+    /// The denial, which [`error`](Self::error) turns into what its caller is told.
+    pub(crate) async fn answer(&mut self) -> Result<Guard, AcquireError> {
+        poll_fn(|cx| self.poll_answer(cx)).await
     }
 
     fn label(&self) -> &Label {
@@ -219,21 +202,45 @@ impl Acquire {
 
     /// How long the caller has waited, by the clock that its lease is judged by. Zero if it was answered at once.
     fn waited(&self) -> Duration {
-        let since = self
-            .entry
-            .as_ref()
-            .filter(|entry| entry.waits)
-            .map(|entry| entry.since);
-        since.map_or(Duration::ZERO, |since| {
-            self.handle.node().clock.now().since(since)
-        })
+        let clock = &self.handle.node().clock;
+        let waiting = self.entry.as_ref().filter(|entry| entry.waits);
+        waiting.map_or(Duration::ZERO, |entry| clock.now().since(entry.since))
+    }
+
+    /// Polls the answer of a caller that entered.
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Guard, AcquireError>> {
+        let entry = self.entry.as_mut().filter(|entry| !entry.is_answered);
+        let entry = entry.expect("polled before it entered, or after it was ready");
+        // Its parent began it: what it waits at may be locked for ever.
+        if entry.waits && self.handle.node().is_forked() {
+            ready!(coop::poll_proceed(cx)).made_progress();
+            let forked = AcquireError::Lost(LostCause::Forked);
+            self.note_refusal(&self.error(forked.clone()));
+            return Poll::Ready(Err(forked));
+        }
+        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
+        let budget = coop::poll_proceed(cx);
+        entry.waits |= budget.is_pending();
+        let budget = ready!(budget);
+        let polled = entry.waiter.poll_decision(cx);
+        entry.waits |= polled.is_pending();
+        let decision = ready!(polled);
+        budget.made_progress();
+        entry.is_answered = true;
+        self.handle.node().answered();
+        Poll::Ready(self.decided(decision))
     }
 
     /// Told on the caller's own thread, in its span.
     fn decided(&self, decision: Result<Fence, AcquireError>) -> Result<Guard, AcquireError> {
         let entry = self.entry.as_ref().expect("it entered");
         let answer = match decision {
-            Ok(fence) => self.take_up(entry).map(|()| self.guard(entry, fence)),
+            Ok(fence) => self.take_up(entry).map(|()| {
+                // First the guard: a subscriber that panics does not keep the lock.
+                let guard = self.guard(entry, (self.options.mode, self.options.fixed), fence);
+                observe::granted(self.label(), &self.name, fence);
+                guard
+            }),
             Err(AcquireError::Kept(fence, source)) => {
                 let taken = self.take_up(entry);
                 taken.and(Err(AcquireError::Kept(fence, source)))
@@ -260,18 +267,15 @@ impl Acquire {
         taken.map_err(AcquireError::Lost)
     }
 
-    fn guard(&self, entry: &Entry, fence: Fence) -> Guard {
-        // First the guard: a subscriber that panics does not keep the lock.
-        let held = Held::new(
+    /// Makes the first guard of a holding.
+    fn guard(&self, entry: &Entry, (mode, fixed): (Mode, bool), fence: Fence) -> Guard {
+        Guard::new(Held::new(
             self.handle.clone(),
-            (self.name.clone(), self.options.mode, self.options.fixed),
+            (self.name.clone(), mode, fixed),
             entry.ticket,
             entry.waiter.clone(),
             fence,
-        );
-        let guard = Guard::new(held);
-        observe::granted(self.label(), &self.name, fence);
-        guard
+        ))
     }
 
     /// Returns a guard of what is held as before, after [`AcquireError::Kept`].
@@ -280,7 +284,7 @@ impl Acquire {
             .entry
             .as_ref()
             .expect("an answer tells that the lease is kept");
-        Guard::new(before.resumed(entry.ticket, entry.waiter.clone(), fence))
+        self.guard(entry, (before.mode, before.fixed), fence)
     }
 
     /// Counts a caller that could not enter, or that a fork must not serve.
@@ -291,21 +295,20 @@ impl Acquire {
 
     #[cold]
     fn note_denial(&self, why: &AcquireError) {
+        let (label, name) = (self.label(), &self.name);
         match why {
             AcquireError::Busy if self.options.goes_on => return,
-            AcquireError::Kept(_, source) => {
-                return observe::denied_by_store(self.label(), &self.name, source);
-            }
-            AcquireError::Store(source) => observe::denied_by_store(self.label(), &self.name, source),
-            AcquireError::Tick(_) => {}
+            AcquireError::Kept(_, source) => return observe::denied_by_store(label, name, source),
+            AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
+            AcquireError::Store(source) => observe::denied_by_store(label, name, source),
             AcquireError::Busy
             | AcquireError::QueueFull { .. }
             | AcquireError::NodeFull
             | AcquireError::Closed
-            | AcquireError::Lost(_) => observe::denied(self.label(), &self.name, why),
+            | AcquireError::Lost(_) => observe::denied(label, name, why),
         }
-        let error = (!matches!(why, AcquireError::Tick(_))).then(|| self.error(why.clone()));
-        observe::answered(&self.name, || self.waited(), Err(error.as_ref()));
+        let error = self.error(why.clone());
+        observe::answered(name, || self.waited(), Err(Some(&error)));
     }
 
     /// The error that a caller is told.
@@ -330,16 +333,28 @@ pub(crate) fn error(
             limit: handle.options().waiters_per_node,
         },
         AcquireError::Store(source) => Error::Store { key, source },
-        AcquireError::Lost(LostCause::Forked) => Error::Closed {
-            key,
-            why: ClosedCause::Forked,
-        },
-        AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
-            key,
-            why: ClosedCause::Shutdown,
-        },
-        AcquireError::Lost(cause) => Error::Lost { key, cause },
+        AcquireError::Closed => lost(key, LostCause::Shutdown),
+        AcquireError::Lost(cause) => lost(key, cause),
         AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
+    }
+}
+
+/// The error of a caller whose lease was lost before it had a guard. A node that is closed or forked is told as that.
+pub(crate) fn lost(key: Key, cause: LostCause) -> Error {
+    let why = match cause {
+        LostCause::Forked => ClosedCause::Forked,
+        LostCause::Shutdown => ClosedCause::Shutdown,
+        cause => return Error::Lost { key, cause },
+    };
+    Error::Closed { key, why }
+}
+
+/// Returns `None` for a busy key, which is no error for a caller that does not wait.
+pub(crate) fn unless_busy<G>(answer: Result<G, Error>) -> Result<Option<G>, Error> {
+    match answer {
+        Ok(guard) => Ok(Some(guard)),
+        Err(Error::Busy { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -390,35 +405,30 @@ pub(crate) fn check_permits(key: &Key, mode: Mode) -> Result<(), Error> {
     })))
 }
 
-impl Future for Acquire {
-    type Output = Result<Guard, AcquireError>;
+impl Future for Lock {
+    type Output = Result<Guard, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let entry = this.entry.as_mut().filter(|entry| !entry.is_answered);
-        let entry = entry.expect("polled before it entered, or after it was ready");
-        // Its parent began it: what it waits at may be locked for ever.
-        if entry.waits && this.handle.node().is_forked() {
+        if let Err(error) = self.enter() {
+            // Without budget it is refused by its next poll, as nothing has changed.
             ready!(coop::poll_proceed(cx)).made_progress();
-            let forked = AcquireError::Lost(LostCause::Forked);
-            this.note_refusal(&this.error(forked.clone()));
-            return Poll::Ready(Err(forked));
+            self.note_refusal(&error);
+            return Poll::Ready(Err(error));
         }
-        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
-        let budget = coop::poll_proceed(cx);
-        entry.waits |= budget.is_pending();
-        let budget = ready!(budget);
-        let polled = entry.waiter.poll_decision(cx);
-        entry.waits |= polled.is_pending();
-        let decision = ready!(polled);
-        budget.made_progress();
-        entry.is_answered = true;
-        this.handle.node().answered();
-        Poll::Ready(this.decided(decision))
+        let polled = self.poll_answer(cx);
+        polled.map_err(|why| self.error(why))
     }
 }
 
-impl Drop for Acquire {
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.name.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lock {
     fn drop(&mut self) {
         let node = self.handle.node();
         if let Some(entry) = self.entry.as_ref().filter(|entry| !entry.is_answered)

@@ -4,21 +4,19 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::driver::handle::Handle;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::call::{self, Call};
+use crate::primitives::acquire::Lock;
+use crate::primitives::call::Call;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::mutex::Lock;
-use crate::protocol::message::{
-    Checkpoint, Fence, GrantNumber, Holder, LeaderReport, Name, NodeId, Question,
-};
-use crate::protocol::step::{Answer, CallOptions, LockOptions};
+use crate::primitives::mutex::Mutex;
+use crate::protocol::message::{Checkpoint, Fence, GrantNumber, Holder, LeaderReport, NodeId, Question};
+use crate::protocol::step::{Answer, LockOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -51,32 +49,25 @@ const LONGEST_VALUE: usize = 64 * 1024;
 #[derive(Clone)]
 #[must_use = "an election does nothing until somebody stands, asks or observes"]
 pub struct Election {
-    handle: Handle,
-    name: Name,
-    options: LockOptions,
+    /// Candidates wait in it, each with a place of its own.
+    line: Mutex,
     /// The work of a leader that lost goes on to its end.
     told: bool,
 }
 
 impl Election {
-    pub(crate) fn new(handle: Handle, key: Key) -> Self {
-        let options = LockOptions {
-            // A place of its own: another leader of this process has a fence of its own, which all are told.
-            solo: true,
-            ..handle.options().lock()
-        };
+    pub(crate) fn new(line: Mutex) -> Self {
         Election {
-            handle,
-            name: Name::election(key),
-            options,
+            // Another leader of this process has a fence of its own, which all are told.
+            line: line.fair(),
             told: false,
         }
     }
 
     /// Leads by leases of this length, and looks each third of it, instead of the length that these locks have.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.term = self.handle.options().times(lease);
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        let line = self.line.lease(lease);
+        Election { line, ..self }
     }
 
     /// The work of [`lead`](Self::lead) is not dropped when it leads no more: it is told, by
@@ -88,7 +79,7 @@ impl Election {
 
     /// What it is called.
     pub fn key(&self) -> &Key {
-        &self.name.key
+        self.line.key()
     }
 
     /// Waits until this process leads. It leads as long as the guard lives and is held; to [release](Guard::release) it is to
@@ -114,7 +105,8 @@ impl Election {
     /// # Panics
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.won(self.candidate(false).within(wait).await?)
+        let won = self.candidate(false).within(wait).await;
+        won.inspect(|_| self.tell_name())
     }
 
     /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
@@ -222,8 +214,8 @@ impl Election {
             key: self.key().clone(),
             cause: LostCause::Gone,
         };
-        self.handle.not_forked(self.key())?;
-        let of = self.handle.node().held_alone(&self.name).ok_or_else(lost)?;
+        self.line.handle.not_forked(self.key())?;
+        let of = self.claim().ok_or_else(lost)?;
         if self.proclaims(of, Some(value))?.await? {
             Ok(())
         } else {
@@ -261,54 +253,50 @@ impl Election {
 
     /// This node leads at this moment, by this or another handle. No trip to the store, and `false` before anybody else can lead.
     pub fn is_leader(&self) -> bool {
-        self.handle.node().held_alone(&self.name).is_some()
+        self.claim().is_some()
+    }
+
+    /// Returns the claim by which this node leads.
+    fn claim(&self) -> Option<Holder> {
+        self.line.handle.node().held_alone(&self.line.name)
     }
 
     async fn stand(&self, rests: bool) -> Result<Guard, Error> {
-        self.won(self.candidate(rests).await?)
+        self.candidate(rests).await.inspect(|_| self.tell_name())
     }
 
     fn candidate(&self, rests: bool) -> Lock {
+        let line = &self.line;
         let options = LockOptions {
             rests,
-            ..self.options
+            ..line.options
         };
-        Lock::new(&self.handle, &self.name, options)
+        Lock::new(&line.handle, &line.name, options)
     }
 
     /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
-    fn won(&self, guard: Guard) -> Result<Guard, Error> {
-        if let Some(of) = self.handle.node().held_alone(&self.name)
-            && self.handle.options().node_name.is_some()
+    fn tell_name(&self) {
+        if let Some(of) = self.claim()
+            && self.line.handle.options().node_name.is_some()
             && let Ok(proclaims) = self.proclaims(of, None)
         {
             proclaims.detach();
         }
-        Ok(guard)
     }
 
     fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Call<bool>, Error> {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
-        let name = self.handle.options().node_name.as_deref().unwrap_or_default();
-        let options = CallOptions {
-            data: Some(said(name, value)),
-            ..self.check(Question::Proclaim { of, seq })?
-        };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::owned))
+        let node_name = self.line.handle.options().node_name.as_deref();
+        let data = said(node_name.unwrap_or_default(), value);
+        let (line, question) = (&self.line, Question::Proclaim { of, seq });
+        line.ask(question, |call| call.data = Some(data), Answer::try_as_owned)
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        let options = CallOptions {
-            rests,
-            ..self.check(Question::Leader { known })?
-        };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::leader))
-    }
-
-    fn check(&self, question: Question) -> Result<CallOptions, Error> {
-        call::check(&self.handle, &self.name, self.options.term, question)
+        let (line, question) = (&self.line, Question::Leader { known });
+        line.ask(question, |call| call.rests = rests, Answer::try_as_leader)
     }
 }
 
@@ -334,7 +322,7 @@ impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Election")
             .field("key", self.key())
-            .field("lease", &self.options.lease())
+            .field("lease", &self.line.options.lease())
             .field("told_of_loss", &self.told)
             .finish_non_exhaustive()
     }
@@ -409,18 +397,8 @@ impl Observer {
     }
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>, Error>> {
-        let asking = self.asking.take();
-        let asking = asking.map_or_else(|| self.election.asks(self.known, self.failed), Ok);
-        let report = match asking {
-            Ok(mut asking) => match Pin::new(&mut asking).poll(cx) {
-                Poll::Ready(report) => report,
-                Poll::Pending => {
-                    self.asking = Some(asking);
-                    return Poll::Pending;
-                }
-            },
-            Err(refused) => Err(refused),
-        };
+        let report = ready!(self.poll_report(cx));
+        self.asking = None;
         self.failed = report.is_err();
         self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {
@@ -428,6 +406,14 @@ impl Observer {
             self.known = Some(version);
             report.map(Leader::new)
         }))
+    }
+
+    fn poll_report(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<LeaderReport>, Error>> {
+        let asking = match &mut self.asking {
+            Some(asking) => asking,
+            none => none.insert(self.election.asks(self.known, self.failed)?),
+        };
+        Pin::new(asking).poll(cx)
     }
 }
 

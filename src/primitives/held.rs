@@ -21,7 +21,7 @@ pub(crate) struct Held {
     pub(crate) name: Name,
     pub(crate) mode: Mode,
     /// It is never renewed: that it ends is no trouble.
-    fixed: bool,
+    pub(crate) fixed: bool,
     pub(crate) ticket: Ticket,
     pub(crate) waiter: Arc<Waiter>,
     pub(crate) fence: Fence,
@@ -53,16 +53,6 @@ impl Held {
             guards: AtomicUsize::new(1),
             finished: OnceLock::new(),
         }
-    }
-
-    /// The same holding under another ticket: what it was to become was refused.
-    pub(crate) fn resumed(&self, ticket: Ticket, waiter: Arc<Waiter>, fence: Fence) -> Self {
-        let what = (self.name.clone(), self.mode, self.fixed);
-        Held::new(self.handle.clone(), what, ticket, waiter, fence)
-    }
-
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.fixed
     }
 
     /// Returns what the key machine knows of it, until a step ends it.

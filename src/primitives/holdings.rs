@@ -5,7 +5,6 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -20,17 +19,6 @@ pub(crate) trait Holdings: Clone {
 
     /// Returns the token that is cancelled when the first of them is over.
     fn end_token(&self) -> CancellationToken;
-}
-
-/// Each of them is held at this moment.
-pub(crate) fn are_held(all: &impl Holdings) -> bool {
-    all.all().iter().all(|held| held.is_held())
-}
-
-/// Returns how long each of them is still held without a renewal; zero if one is over.
-pub(crate) fn remaining(all: &impl Holdings) -> Duration {
-    let left = all.all().iter().map(|held| held.remaining());
-    left.min().unwrap_or_default()
 }
 
 /// Returns why the first that is not held was lost.

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::call::{self, Call};
+use crate::primitives::call::Call;
+use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
-use crate::protocol::message::{Called, Checkpoint, LatchReport, Name, Question};
-use crate::protocol::step::{Answer, CallOptions};
+use crate::protocol::message::{Called, Checkpoint, LatchReport, Question};
+use crate::protocol::step::Answer;
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -50,18 +50,14 @@ const LIFE: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct CountDownLatch {
-    handle: Handle,
-    name: Name,
+    /// The line of its calls. A latch has no owner.
+    line: Mutex,
     life: Duration,
 }
 
 impl CountDownLatch {
-    pub(crate) fn new(handle: Handle, key: Key) -> Self {
-        CountDownLatch {
-            handle,
-            name: Name::latch(key),
-            life: LIFE,
-        }
+    pub(crate) fn new(line: Mutex) -> Self {
+        CountDownLatch { line, life: LIFE }
     }
 
     /// How long it lives when it is set by this handle, 1 s to 30 days, instead of a day. Then nothing is left of it, whether it
@@ -73,7 +69,7 @@ impl CountDownLatch {
 
     /// What it is called.
     pub fn key(&self) -> &Key {
-        &self.name.key
+        self.line.key()
     }
 
     /// Sets it to `count`, 1 to 10,000, if it is not set. A latch is set once per name and [life](Self::life): while it is set,
@@ -132,7 +128,7 @@ impl CountDownLatch {
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).
     pub async fn count_down_once(&self, id: impl AsRef<[u8]>) -> Result<u32, Error> {
-        let (id, limit) = (id.as_ref(), self.handle.options().max_key);
+        let (id, limit) = (id.as_ref(), self.line.handle.options().max_key);
         if id.is_empty() || id.len() > limit {
             let length = id.len();
             return Err(self.refuse(format_args!(
@@ -207,7 +203,7 @@ impl CountDownLatch {
             return Ok(self.count().await? == 0);
         }
         let mut waits = self.waits()?;
-        match within([self.handle.node()], wait, &mut waits).await {
+        match within([self.line.handle.node()], wait, &mut waits).await {
             Some(answer) => self.left(answer?).map(|_| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
@@ -228,10 +224,8 @@ impl CountDownLatch {
     }
 
     fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
-        let term = self.handle.options().lock().term;
-        let options = call::check(&self.handle, &self.name, term, question)?;
-        let options = CallOptions { data, ..options };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::latch))
+        let line = &self.line;
+        line.ask(question, |call| call.data = data, Answer::try_as_latch)
     }
 
     fn unset(&self) -> Error {

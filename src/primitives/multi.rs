@@ -8,14 +8,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
-use crate::error::{ClosedCause, Error, LostCause, OptionsError};
+use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::Options;
-use crate::primitives::acquire::{self, Acquire};
+use crate::primitives::acquire::{self, Lock, unless_busy};
 use crate::primitives::blocking::block_on;
 use crate::primitives::guard::Guards;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
-use crate::primitives::mutex::Lock;
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
@@ -109,14 +108,13 @@ struct Group {
 impl Group {
     /// Others of the same `Locks` join it.
     fn add(&mut self, keys: impl IntoIterator<Item = MultiKey>) {
+        /// What is written comes before the same that is read, so that it stays.
+        fn rank(key: &MultiKey) -> (&Name, bool) {
+            (&key.name, key.mode == Mode::Read)
+        }
         self.keys.extend(keys);
-        // What is written before the same that is read: that stays.
-        let reads = |key: &MultiKey| key.mode == Mode::Read;
-        let order = |one: &MultiKey, other: &MultiKey| {
-            let by_name = one.name.cmp(&other.name);
-            by_name.then(reads(one).cmp(&reads(other)))
-        };
-        self.keys.sort_unstable_by(order);
+        self.keys
+            .sort_unstable_by(|one, other| rank(one).cmp(&rank(other)));
         self.keys.dedup_by(|later, first| later.name == first.name);
     }
 
@@ -196,8 +194,11 @@ impl Multi {
 
     /// What it locks, in the order in which it is locked.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        let keys = self.groups.iter().flat_map(|group| &group.keys);
-        keys.map(MultiKey::key)
+        self.multi_keys().map(MultiKey::key)
+    }
+
+    fn multi_keys(&self) -> impl Iterator<Item = &MultiKey> {
+        self.groups.iter().flat_map(|group| &group.keys)
     }
 
     /// Waits until it holds all of them.
@@ -211,10 +212,7 @@ impl Multi {
     /// Dropping the future at any point gives up the place in the line, and what was granted meanwhile, in the background.
     pub fn lock(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
         let mut pursuit = Pursuit::new(self, true);
-        async move {
-            pursuit.run().await?;
-            Ok(pursuit.guard())
-        }
+        async move { pursuit.run().await }
     }
 
     /// Takes all of them if each is free, or read where it is read, and nobody waits for it; `None` if not.
@@ -225,12 +223,7 @@ impl Multi {
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>, Error> {
-        let mut pursuit = Pursuit::new(self, false);
-        match pursuit.run().await {
-            Ok(()) => Ok(Some(pursuit.guard())),
-            Err(Error::Busy { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless_busy(Pursuit::new(self, false).run().await)
     }
 
     /// Waits until it holds all of them, but no longer than `wait`.
@@ -246,19 +239,12 @@ impl Multi {
     /// Where it has to wait, outside of a tokio runtime with time enabled.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<MultiGuard, Error> {
         let mut pursuit = Pursuit::new(self, !wait.is_zero());
-        let ended = {
-            let run = pin!(pursuit.run());
-            let nodes = self.groups.iter().map(|group| group.handle.node());
-            if wait.is_zero() {
-                Some(run.await)
-            } else {
-                within(nodes, wait, run).await
-            }
-        };
-        match ended {
-            Some(result) => result.map(|()| pursuit.guard()),
-            None => Err(pursuit.gave_up(wait)),
+        if wait.is_zero() {
+            return pursuit.run().await;
         }
+        let nodes = self.groups.iter().map(|group| group.handle.node());
+        let answer = within(nodes, wait, pin!(pursuit.run())).await;
+        answer.unwrap_or_else(|| Err(pursuit.gave_up(wait)))
     }
 
     /// As [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds all of them.
@@ -329,14 +315,7 @@ impl Multi {
 impl fmt::Debug for Multi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Multi")
-            .field(
-                "keys",
-                &self
-                    .groups
-                    .iter()
-                    .flat_map(|group| &group.keys)
-                    .collect::<Vec<_>>(),
-            )
+            .field("keys", &self.multi_keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
@@ -360,7 +339,7 @@ impl Pursuit {
         }
     }
 
-    async fn run(&mut self) -> Result<(), Error> {
+    async fn run(&mut self) -> Result<MultiGuard, Error> {
         self.check()?;
         for group in std::mem::take(&mut self.groups) {
             let before = self.guards.0.len();
@@ -371,17 +350,13 @@ impl Pursuit {
             self.guards.0[before..].sort_by(|one, other| one.key().cmp(other.key()));
         }
         // One may have been lost while others were waited for.
-        let lost = self.guards.0.iter().find(|guard| !guard.is_held());
-        lost.map_or(Ok(()), |guard| match guard.held().lost() {
-            Error::Lost {
-                key,
-                cause: LostCause::Shutdown,
-            } => {
-                let why = ClosedCause::Shutdown;
-                Err(Error::Closed { key, why })
-            }
-            lost => Err(lost),
-        })
+        match self.guards.0.iter().find(|guard| !guard.is_held()) {
+            None => Ok(MultiGuard::new(std::mem::take(&mut self.guards))),
+            Some(guard) => Err(match guard.held().lost() {
+                Error::Lost { key, cause } => acquire::lost(key, cause),
+                closed => closed,
+            }),
+        }
     }
 
     /// Bad input is told before anything is asked.
@@ -410,12 +385,11 @@ impl Pursuit {
             };
             (key.name.clone(), options)
         });
-        let wanted: Vec<_> = wanted.collect();
-        let Some(asked) = Acquire::together(&group.handle, &wanted)? else {
+        let Some(asked) = Lock::together(&group.handle, wanted)? else {
             return Ok(false);
         };
         let before = self.guards.0.len();
-        self.asked = asked.into_iter().map(Lock::entered).collect();
+        self.asked = asked;
         match self.answers().await {
             Ok(()) => Ok(true),
             // Where an answer was lost some may have been granted on a second try.
@@ -441,22 +415,19 @@ impl Pursuit {
         let Pursuit { asked, guards, .. } = self;
         let mut refused: Option<Error> = None;
         poll_fn(|cx| {
-            asked.retain_mut(|lock| match Pin::new(lock).poll(cx) {
-                Poll::Pending => true,
-                Poll::Ready(Ok(guard)) => {
-                    guards.0.push(guard);
-                    false
-                }
-                Poll::Ready(Err(error)) => {
-                    // That one is busy says least.
-                    if refused
-                        .as_ref()
-                        .is_none_or(|before| before.is_busy() && !error.is_busy())
-                    {
-                        refused = Some(error);
+            asked.retain_mut(|lock| {
+                match Pin::new(lock).poll(cx) {
+                    Poll::Pending => return true,
+                    Poll::Ready(Ok(guard)) => guards.0.push(guard),
+                    Poll::Ready(Err(error)) => {
+                        // That a key is busy says least.
+                        let says_more = |before: &Error| before.is_busy() && !error.is_busy();
+                        if refused.as_ref().is_none_or(says_more) {
+                            refused = Some(error);
+                        }
                     }
-                    false
                 }
+                false
             });
             if asked.is_empty() {
                 Poll::Ready(())
@@ -466,10 +437,6 @@ impl Pursuit {
         })
         .await;
         refused.map_or(Ok(()), Err)
-    }
-
-    fn guard(self) -> MultiGuard {
-        MultiGuard::new(self.guards)
     }
 
     /// What to tell a caller who gives up now, while something is asked for.

@@ -52,12 +52,13 @@ impl MultiLease {
 
     /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`](crate::Lease::is_held).
     pub fn is_held(&self) -> bool {
-        holdings::are_held(self)
+        self.held.iter().all(|held| held.is_held())
     }
 
     /// How long all of them would still be held if no renewal came through; zero when one of them is held no more.
     pub fn remaining(&self) -> Duration {
-        holdings::remaining(self)
+        let left = self.held.iter().map(|held| held.remaining());
+        left.min().unwrap_or_default()
     }
 
     /// Waits until one of them is held no more: lost, or released.

@@ -2,23 +2,19 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
-
-use tokio::task::coop;
 
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::acquire::{Lock, unless_busy};
 use crate::primitives::blocking::block_on;
+use crate::primitives::call::{self, Call};
 use crate::primitives::guard::{Guard, Lease};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;
-use crate::primitives::within::within;
-use crate::protocol::message::{Mode, Name};
-use crate::protocol::step::LockOptions;
+use crate::protocol::message::{Mode, Name, Question};
+use crate::protocol::step::{Answer, CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -36,18 +32,14 @@ use crate::protocol::step::LockOptions;
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
-    handle: Handle,
-    name: Name,
-    options: LockOptions,
+    pub(crate) handle: Handle,
+    pub(crate) name: Name,
+    pub(crate) options: LockOptions,
 }
 
 impl Mutex {
-    pub(crate) fn new(handle: Handle, key: Key) -> Self {
-        Mutex::named(handle, Name::lock(key))
-    }
-
-    /// The line for a lease of any kind.
-    pub(crate) fn named(handle: Handle, name: Name) -> Self {
+    /// The line for what `name` names, of any kind.
+    pub(crate) fn new(handle: Handle, name: Name) -> Self {
         let options = handle.options().lock();
         Mutex {
             handle,
@@ -245,11 +237,7 @@ impl Mutex {
     }
 
     pub(crate) async fn try_enter(&self, mode: Mode) -> Result<Option<Guard>, Error> {
-        match self.enter(mode, false).await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(Error::Busy { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless_busy(self.enter(mode, false).await)
     }
 
     pub(crate) async fn enter_timeout(&self, mode: Mode, wait: Duration) -> Result<Guard, Error> {
@@ -260,74 +248,29 @@ impl Mutex {
     }
 
     pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {
-        Lock::new(&self.handle, &self.name, self.options(mode, wait))
-    }
-
-    pub(crate) fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    pub(crate) fn name(&self) -> &Name {
-        &self.name
-    }
-
-    pub(crate) fn options(&self, mode: Mode, wait: bool) -> LockOptions {
-        LockOptions {
+        let options = LockOptions {
             mode,
             wait,
             ..self.options
-        }
-    }
-}
-
-/// The future of [`Mutex::lock`].
-#[must_use = "futures do nothing until they are awaited"]
-pub struct Lock(Acquire);
-
-impl Lock {
-    pub(crate) fn new(handle: &Handle, name: &Name, options: LockOptions) -> Self {
-        Lock(Acquire::new(handle.clone(), name.clone(), options))
+        };
+        Lock::new(&self.handle, &self.name, options)
     }
 
-    /// Waits for a caller that entered already.
-    pub(crate) fn entered(acquire: Acquire) -> Self {
-        Lock(acquire)
-    }
-
-    /// Waits, but no longer than `wait`.
-    pub(crate) async fn within(mut self, wait: Duration) -> Result<Guard, Error> {
-        let node = self.0.node().clone();
-        let answer = within([&node], wait, &mut self).await;
-        answer.unwrap_or_else(|| Err(self.gave_up(wait)))
-    }
-
-    /// The error for a caller that gives up now.
-    pub(crate) fn gave_up(&self, waited: Duration) -> Error {
-        self.0.gave_up(waited)
-    }
-}
-
-impl Future for Lock {
-    type Output = Result<Guard, Error>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let acquire = &mut self.0;
-        if let Err(error) = acquire.enter() {
-            // Without budget it is refused by its next poll, as nothing has changed.
-            ready!(coop::poll_proceed(cx)).made_progress();
-            acquire.note_refusal(&error);
-            return Poll::Ready(Err(error));
-        }
-        let polled = Pin::new(&mut *acquire).poll(cx);
-        polled.map_err(|why| acquire.error(why))
-    }
-}
-
-impl fmt::Debug for Lock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock")
-            .field("key", self.0.key())
-            .finish_non_exhaustive()
+    /// Asks about what the line is for. `set` adds what the question needs, and `read` takes the value out of an answer of the
+    /// kind that the question has.
+    ///
+    /// # Errors
+    /// Bad input, and a forked process.
+    pub(crate) fn ask<T>(
+        &self,
+        question: Question,
+        set: impl FnOnce(&mut CallOptions),
+        read: fn(Answer) -> Option<T>,
+    ) -> Result<Call<T>, Error> {
+        let (handle, name) = (&self.handle, &self.name);
+        let mut options = call::check(handle, name, self.options.term, question)?;
+        set(&mut options);
+        Ok(Call::new(handle, name, options, read))
     }
 }
 

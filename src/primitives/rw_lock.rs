@@ -1,15 +1,15 @@
 //! A lock on one key that many read or one writes, across every process that uses the store.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::Acquire;
+use crate::primitives::acquire::Lock;
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::{Lock, Mutex};
+use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::TransferError;
 use crate::protocol::message::{Kind, Mode};
+use crate::protocol::step::Input;
 
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
 /// [`Locks::rw_lock`](crate::Locks::rw_lock); cheap to make and to clone.
@@ -39,7 +39,7 @@ use crate::protocol::message::{Kind, Mode};
 /// assert!(prices.try_read().await?.is_some());
 /// # reader.release().await }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "a read-write lock does nothing until it is locked"]
 pub struct RwLock(Mutex);
 
@@ -181,12 +181,10 @@ impl Guard {
             ));
             return Err(TransferError::Refused(self, Error::Options(error)));
         }
-        self.passed(Acquire::downgrade(self.held())).await
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RwLock").field(&self.0).finish()
+        let held = self.held().clone();
+        self.pass(Mode::Read, held.fixed, |ticket| {
+            Input::Downgrade(held.ticket, ticket)
+        })
+        .await
     }
 }

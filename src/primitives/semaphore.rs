@@ -1,17 +1,15 @@
 //! A number of permits on one key, across every process that uses the store.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::check_permits;
-use crate::primitives::call::{self, Call};
+use crate::primitives::acquire::{Lock, check_permits};
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::{Lock, Mutex};
+use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Mode, Permits, Question};
-use crate::protocol::step::{Answer, CallOptions};
+use crate::protocol::step::Answer;
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
@@ -38,7 +36,7 @@ use crate::protocol::step::{Answer, CallOptions};
 /// assert_eq!(calls.available_permits().await?, 2);
 /// # one.release().await }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
     /// The settings of both are the same.
@@ -189,15 +187,10 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let mode = self.mode(self.permits);
+        let (line, mode) = (&self.line, self.mode(self.permits));
         check_permits(self.key(), mode)?;
-        let (handle, name) = (self.line.handle(), self.line.name());
-        let term = self.line.options(mode, false).term;
-        let options = CallOptions {
-            mode,
-            ..call::check(handle, name, term, Question::InUse)?
-        };
-        let in_use = Call::new(handle, name, options, Answer::in_use).await?;
+        let asked = line.ask(Question::InUse, |call| call.mode = mode, Answer::try_as_in_use);
+        let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))
     }
@@ -217,14 +210,5 @@ impl Guard {
             Mode::Permits(permits) => permits.weight,
             Mode::Exclusive | Mode::Read => 1,
         }
-    }
-}
-
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore")
-            .field("line", &self.line)
-            .field("permits", &self.permits)
-            .finish()
     }
 }

@@ -11,12 +11,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::Acquire;
-use crate::primitives::call::{self, Call};
+use crate::primitives::acquire::Lock;
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::Lock;
+use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, LockOptions};
+use crate::protocol::step::{AcquireError, Answer, Input, LockOptions, Ticket};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -136,8 +135,8 @@ impl Transfer {
             wait: false,
             ..handle.options().lock()
         };
-        let adopt = Acquire::adopt(handle, &self.name, options, self.holder)?;
-        Lock::entered(adopt).await.map_err(|error| match error {
+        let adopt = Lock::adopt(handle, &self.name, options, self.holder)?;
+        adopt.await.map_err(|error| match error {
             Error::Lost {
                 cause: LostCause::Gone,
                 ..
@@ -146,38 +145,18 @@ impl Transfer {
         })
     }
 
-    /// Lets it last for `lease` from now on, if it would end before.
-    pub(crate) async fn lengthen(&self, handle: &Handle, lease: Duration) -> Result<(), Error> {
-        self.ask(handle, lease, Question::Extend { of: self.holder })
-            .await
-    }
-
-    /// Gives it back.
-    pub(crate) async fn give_back(&self, handle: &Handle) -> Result<(), Error> {
-        let lease = handle.options().lease;
-        self.ask(
-            handle,
-            lease,
-            Question::Release {
-                of: self.holder,
-                repeats: false,
-            },
-        )
-        .await
-    }
-
-    async fn ask(&self, handle: &Handle, lease: Duration, question: Question) -> Result<(), Error> {
+    /// Asks about the lease that was given up: to be extended to `lease`, or to be released.
+    pub(crate) async fn ask(
+        &self,
+        handle: &Handle,
+        lease: Duration,
+        question: impl FnOnce(Holder) -> Question,
+    ) -> Result<(), Error> {
         self.check_prefix(handle)?;
-        let term = handle.options().times(lease);
-        let options = CallOptions {
-            mode: self.mode,
-            ..call::check(handle, &self.name, term, question)?
-        };
-        if Call::new(handle, &self.name, options, Answer::owned).await? {
-            Ok(())
-        } else {
-            Err(self.gone())
-        }
+        let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
+        let question = question(self.holder);
+        let asked = line.ask(question, |call| call.mode = self.mode, Answer::try_as_owned);
+        if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn check_prefix(&self, handle: &Handle) -> Result<(), Error> {
@@ -245,14 +224,22 @@ impl Guard {
             Ok(term) => term,
             Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
         };
-        let made = self.passed(Acquire::transfer(&held, term)).await?;
+        // A lease of fixed length, which is kept for others.
+        let input = |ticket| Input::Transfer(held.ticket, ticket, term);
+        let made = self.pass(held.mode, true, input).await?;
         made.hand_out(term).map_err(TransferError::Failed)
     }
 
-    /// Waits for what the lease becomes. After a refusal the lease goes on as before, under a guard of its own.
-    pub(crate) async fn passed(&self, mut pass: Acquire) -> Result<Guard, TransferError> {
+    /// Passes the lease on to what it becomes. After a refusal the lease goes on as before, under a guard of its own.
+    pub(crate) async fn pass(
+        &self,
+        mode: Mode,
+        is_fixed: bool,
+        input: impl FnOnce(Ticket) -> Input,
+    ) -> Result<Guard, TransferError> {
         let (held, key) = (self.held(), self.key().clone());
-        match (&mut pass).await {
+        let mut pass = Lock::pass(held, mode, is_fixed, input);
+        match pass.answer().await {
             Ok(guard) => Ok(guard),
             Err(AcquireError::Kept(fence, source)) => {
                 let guard = pass.resume(held, fence);
@@ -334,7 +321,7 @@ impl FromStr for Transfer {
             return Err(ParseTransferError::Malformed);
         }
         let parsed = || {
-            let kind = Kind::ALL.into_iter().find(|known| known.word() == kind)?;
+            let kind: Kind = kind.parse().ok()?;
             let mode = mode_of(mode)?;
             let key: Vec<u8> = percent_decode_str(key).collect();
             let lease = Duration::from_millis(lease.parse().ok()?);
@@ -390,6 +377,7 @@ impl fmt::Debug for Transfer {
 mod tests {
     use proptest::prelude::*;
 
+    use super::ParseTransferError::{Malformed, Newer};
     use super::*;
     use crate::protocol::message::{ClaimNumber, NodeId};
 
@@ -470,40 +458,23 @@ mod tests {
     fn what_a_text_says_is_possible() {
         let good = transfer(b"order:7", Mode::Exclusive, 60_000, 3).to_string();
         for (from, to, error) in [
-            ("tenure1.", "tenure2.", ParseTransferError::Newer),
-            ("tenure1.", "tenure.", ParseTransferError::Malformed),
-            (".lock.", ".job.", ParseTransferError::Malformed),
-            (".lock.", ".latch.", ParseTransferError::Malformed),
-            (".lock.", ".semaphore.", ParseTransferError::Malformed),
-            (".w.", ".p1/3.", ParseTransferError::Malformed),
-            (".60000.", ".99999999999999.", ParseTransferError::Malformed),
-            (
-                ".1795000000000000.",
-                ".9995000000000000.",
-                ParseTransferError::Malformed,
-            ),
-            ("order%3A7", "", ParseTransferError::Malformed),
+            ("tenure1.", "tenure2.", Newer),
+            ("tenure1.", "tenure.", Malformed),
+            (".lock.", ".job.", Malformed),
+            (".lock.", ".latch.", Malformed),
+            (".lock.", ".semaphore.", Malformed),
+            (".w.", ".p1/3.", Malformed),
+            (".60000.", ".99999999999999.", Malformed),
+            (".1795000000000000.", ".9995000000000000.", Malformed),
+            ("order%3A7", "", Malformed),
         ] {
             let bad = exchanged(&good, from, to);
             assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
         }
-        let permits = transfer(
-            b"k",
-            Mode::Permits(Permits {
-                weight: 2,
-                capacity: 3,
-            }),
-            9,
-            3,
-        )
-        .to_string();
+        let permits = transfer(b"k", mode_of("p2/3").unwrap(), 9, 3).to_string();
         for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
             let text = exchanged(&permits, "p2/3", bad);
-            assert_eq!(
-                text.parse::<Transfer>(),
-                Err(ParseTransferError::Malformed),
-                "{text}"
-            );
+            assert_eq!(text.parse::<Transfer>(), Err(Malformed), "{text}");
         }
     }
 

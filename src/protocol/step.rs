@@ -236,7 +236,7 @@ pub struct Outgoing {
 }
 
 /// What a request is for. It decides what goes first: what comes first here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
@@ -252,13 +252,7 @@ pub enum Class {
 
 impl Class {
     /// All of them, the most urgent first.
-    pub(crate) const ALL: [Class; 5] = [
-        Class::OwnerRenewal,
-        Class::Question,
-        Class::Leave,
-        Class::WaiterRenewal,
-        Class::Claim,
-    ];
+    pub(crate) const ALL: &[Class] = <Class as strum::VariantArray>::VARIANTS;
 
     /// The class of a call.
     pub(crate) fn of_call(question: Question) -> Class {
@@ -306,7 +300,7 @@ pub enum AcquireError {
 }
 
 /// The answer to a call.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, strum::EnumTryAs)]
 pub enum Answer {
     /// What the store knows of a job.
     Report(Box<JobReport>),
@@ -338,32 +332,6 @@ impl Answer {
             // No store gives another one to a call, unless it is late.
             _ => None,
         }
-    }
-
-    #[cfg(feature = "scheduler")]
-    pub(crate) fn report(self) -> Option<Box<JobReport>> {
-        let Answer::Report(report) = self else { return None };
-        Some(report)
-    }
-
-    pub(crate) fn in_use(self) -> Option<Option<u64>> {
-        let Answer::InUse(permits) = self else { return None };
-        Some(permits)
-    }
-
-    pub(crate) fn owned(self) -> Option<bool> {
-        let Answer::Owned(owned) = self else { return None };
-        Some(owned)
-    }
-
-    pub(crate) fn latch(self) -> Option<LatchReport> {
-        let Answer::Latch(report) = self else { return None };
-        Some(report)
-    }
-
-    pub(crate) fn leader(self) -> Option<Option<LeaderReport>> {
-        let Answer::Leader(report) = self else { return None };
-        Some(report)
     }
 }
 

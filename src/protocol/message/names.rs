@@ -4,13 +4,17 @@ use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
+use strum::{EnumString, IntoStaticStr, VariantArray};
 use uuid::Uuid;
 
 use crate::key::Key;
 
 /// What sort of thing a key names. State in a store is per kind and key, so that a lock and a later
 /// primitive of the same name never meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Kind {
     /// An exclusive lock.
@@ -27,23 +31,11 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [
-        Kind::Lock,
-        Kind::Job,
-        Kind::Semaphore,
-        Kind::Latch,
-        Kind::Election,
-    ];
+    pub const ALL: &[Kind] = Kind::VARIANTS;
 
-    /// The word that stands for the kind on the wire.
+    /// The word that stands for the kind on the wire: its name in lower case, so a variant must not be renamed.
     pub fn word(self) -> &'static str {
-        match self {
-            Kind::Lock => "lock",
-            Kind::Job => "job",
-            Kind::Semaphore => "semaphore",
-            Kind::Latch => "latch",
-            Kind::Election => "election",
-        }
+        self.into()
     }
 }
 

@@ -450,9 +450,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     if word()? != "1" {
         return None;
     }
-    let (first, kind_of) = (word()?, |text: &str| {
-        Kind::ALL.into_iter().find(|kind| kind.word() == text)
-    });
+    let (first, kind_of) = (word()?, |text: &str| text.parse::<Kind>().ok());
     let is_news = first == "changed";
     let kind = kind_of(if is_news { word()? } else { first })?;
     if is_news || kind == Kind::Latch {
