@@ -1,32 +1,29 @@
 //! Removes what is known of a job that is no more.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use redis::Script;
+use redis::{Cmd, Value};
 
 use crate::error::StoreError;
 use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::Name;
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
+use crate::store::redis::script::FORGET;
 
-const TEXT: &str = include_str!("lua/forget.lua");
-
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
-
-/// On a connection of its own, which checks the server as any other does: whoever is no master would forget nothing.
+/// Removes it on a connection of its own, which checks the server as every connection does: a replica must not answer.
 pub(super) async fn job(store: Arc<Config>, name: Name) -> Result<Forgotten, StoreError> {
     let link = RedisLink::open(store.clone()).await?;
     let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     store.names.push_record(&name, &mut record);
-    store.names.push_queue(&record, &mut queue);
+    store.names.push_queue(&name, &mut queue);
     store.names.push_memory(&name, &mut memory);
-    let mut call = SCRIPT.prepare_invoke();
-    call.key(record).key(queue).key(memory);
-    let answer = link.ask(&call).await?;
-    Ok(match answer {
-        redis::Value::Int(0) => Forgotten::Unknown,
-        redis::Value::Int(_) => Forgotten::Done,
+    let mut call = Cmd::new();
+    call.arg("EVALSHA").arg(&*FORGET.sha).arg(3);
+    call.arg(record).arg(queue).arg(memory);
+    Ok(match link.ask(&FORGET, call).await? {
+        Value::Int(0) => Forgotten::Unknown,
+        Value::Int(_) => Forgotten::Done,
         _ => Forgotten::InUse,
     })
 }

@@ -97,12 +97,10 @@ impl RedisStore {
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = open(info.clone().set_tcp_settings(tcp))?;
-        let prefix = b"lock:";
         Ok(RedisStore {
             inner: Arc::new(Config {
                 client,
-                names: Names::new(prefix),
-                prefix: prefix[..].into(),
+                names: Names::new(b"lock:"),
                 probe: true,
                 timeout: Duration::from_secs(2),
                 called: config::called(None),
@@ -126,9 +124,7 @@ impl RedisStore {
                 prefix.escape_ascii()
             )));
         }
-        let inner = self.edit();
-        inner.names = Names::new(prefix);
-        inner.prefix = prefix.into();
+        self.edit().names = Names::new(prefix);
         Ok(self)
     }
 
@@ -180,7 +176,10 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
             .field("server", &format_args!("{}", self.inner.address()))
-            .field("prefix", &format_args!("{}", self.inner.prefix.escape_ascii()))
+            .field(
+                "prefix",
+                &format_args!("{}", self.inner.names.prefix.escape_ascii()),
+            )
             .finish_non_exhaustive()
     }
 }
