@@ -128,13 +128,15 @@ fn needs_no(what: &str) -> StoreError {
 
 impl AtOnce for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
-        let mut pushes = Vec::new();
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let mut shared = self.lock();
         // Only ticks are judged by it.
         if batch.kind() == Some(Kind::Job) {
             shared.ledger.set_date(date_ms());
         }
-        let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);
+        let reply = shared
+            .ledger
+            .apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
         for push in pushes {
             // A sink takes a note of it and no more.
             if let Some(sink) = shared.inboxes.get(&push.node()) {

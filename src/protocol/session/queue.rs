@@ -40,6 +40,15 @@ pub(crate) struct Queue {
     last: usize,
 }
 
+/// What a batch may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// So many requests at most.
+    pub(crate) most: usize,
+    /// What is of jobs and less urgent than this waits for more, unless it fills a batch.
+    pub(crate) gathers: Option<Class>,
+}
+
 /// The requests of one class.
 #[derive(Debug, Default)]
 struct Line {
@@ -86,7 +95,7 @@ impl Queue {
     }
 
     /// The next group, if it goes before everything else that there is.
-    fn next_group(&mut self, most: usize, gathers: Option<Class>) -> Option<Vec<Outgoing>> {
+    fn next_group(&mut self, limits: Limits) -> Option<Vec<Outgoing>> {
         let group = self.groups.front()?;
         let leaves = |outgoing: &Outgoing| {
             let name = &outgoing.request.name;
@@ -97,7 +106,7 @@ impl Queue {
             .iter()
             .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
         // What waits for more is no reason to send nothing.
-        let has_others = self.len > self.grouped && self.most_urgent(most, gathers).is_some();
+        let has_others = self.len > self.grouped && self.most_urgent(limits).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
         let group = self.was_group.then(|| self.groups.pop_front())??;
         self.len -= group.len();
@@ -105,9 +114,9 @@ impl Queue {
         Some(group)
     }
 
-    /// Something may go. `gathers`: what is of jobs and less urgent than this waits for more, unless it fills a batch.
-    pub(crate) fn is_ready(&self, most: usize, gathers: Option<Class>) -> bool {
-        !self.groups.is_empty() || self.most_urgent(most, gathers).is_some()
+    /// Returns whether something may go.
+    pub(crate) fn is_ready(&self, limits: Limits) -> bool {
+        !self.groups.is_empty() || self.most_urgent(limits).is_some()
     }
 
     /// Something is of jobs.
@@ -115,22 +124,22 @@ impl Queue {
         self.filled[Kind::Job as usize] != 0
     }
 
-    /// The next batch, of at most `most` requests, into empty `requests`. Each is shown to `note` before. Answers how they
-    /// stand to each other.
+    /// The next batch into empty `requests`. Each is shown to `note` before. Answers how they stand to each other.
     #[inline]
     pub(crate) fn take(
         &mut self,
-        most: usize,
-        gathers: Option<Class>,
+        limits: Limits,
         requests: &mut Vec<Request>,
         mut note: impl FnMut(&Outgoing),
     ) -> Rule {
-        if let Some(group) = self.next_group(most, gathers) {
+        if !self.groups.is_empty()
+            && let Some(group) = self.next_group(limits)
+        {
             group.iter().for_each(note);
             requests.extend(group.into_iter().map(|outgoing| outgoing.request));
             return Rule::All;
         }
-        let Some(kind) = self.most_urgent(most, gathers) else {
+        let Some(kind) = self.most_urgent(limits) else {
             return Rule::Each;
         };
         self.last = kind;
@@ -139,7 +148,7 @@ impl Queue {
         while filled != 0 {
             let class = filled.trailing_zeros();
             let line = &mut self.kinds[kind][class as usize];
-            line.take(most, requests, &mut names, &mut note);
+            line.take(limits.most, requests, &mut names, &mut note);
             if line.first.is_empty() {
                 self.filled[kind] &= !(1 << class);
             }
@@ -172,21 +181,15 @@ impl Queue {
         lines.flat_map(Line::into_requests).chain(groups).collect()
     }
 
-    fn most_urgent(&self, most: usize, gathers: Option<Class>) -> Option<usize> {
+    fn most_urgent(&self, limits: Limits) -> Option<usize> {
         // After each batch of a store that answers at once.
         if self.len == self.grouped {
             return None;
         }
         let is_held = |kind: usize, class: usize| {
-            let is_full = || {
-                self.kinds[kind]
-                    .iter()
-                    .map(|line| line.first.len())
-                    .sum::<usize>()
-                    >= most
-            };
-            let waits = gathers.is_some_and(|urgent| class > urgent as usize);
-            waits && kind == Kind::Job as usize && !is_full()
+            let waits = limits.gathers.is_some_and(|urgent| class > urgent as usize);
+            let ready = || self.kinds[kind].iter().map(|line| line.first.len()).sum();
+            waits && kind == Kind::Job as usize && limits.most > ready()
         };
         let mut best = None;
         for (kind, filled) in self.filled.iter().enumerate().filter(|(_, filled)| **filled != 0) {
@@ -352,9 +355,13 @@ mod tests {
         Name::lock(Key::from(key))
     }
 
+    fn limits(most: usize, gathers: Option<Class>) -> Limits {
+        Limits { most, gathers }
+    }
+
     fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
         let (mut requests, mut claims) = (Vec::new(), Vec::new());
-        queue.take(most, None, &mut requests, |outgoing| {
+        queue.take(limits(most, None), &mut requests, |outgoing| {
             claims.push(outgoing.tag.claim.0)
         });
         let sent = requests.iter().map(|request| request.holder.claim.0);
@@ -457,18 +464,18 @@ mod tests {
         queue.push(&job(1, Class::Claim));
         queue.push(&job(2, Class::Leave));
         let (answer, more) = (Some(Class::OwnerRenewal), Some(Class::Question));
-        assert!(!queue.is_ready(4, more) && queue.is_ready(4, None));
+        assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(4, None)));
         queue.push(&job(3, Class::Claim));
-        assert!(!queue.is_ready(4, more) && queue.is_ready(3, more));
+        assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(3, more)));
         queue.push(&outgoing(lock("a"), 9, Class::Claim));
         let mut requests = Vec::new();
-        queue.take(8, answer, &mut requests, |_| {});
+        queue.take(limits(8, answer), &mut requests, |_| {});
         assert_eq!(requests[0].holder.claim.0, 9, "locks wait for no job");
-        assert!(!queue.is_ready(8, answer) && queue.has_jobs());
+        assert!(!queue.is_ready(limits(8, answer)) && queue.has_jobs());
         queue.push(&job(5, Class::Question));
-        assert!(!queue.is_ready(8, answer) && queue.is_ready(8, more));
+        assert!(!queue.is_ready(limits(8, answer)) && queue.is_ready(limits(8, more)));
         queue.push(&job(4, Class::OwnerRenewal));
-        assert!(queue.is_ready(8, answer));
+        assert!(queue.is_ready(limits(8, answer)));
         assert_eq!(
             take(&mut queue, 8),
             [4, 5, 2, 1, 3],
@@ -486,12 +493,12 @@ mod tests {
         queue.push(&outgoing(Name::job(Key::from("nightly")), 3, Class::Claim));
         for claim in [1, 2] {
             let mut requests = Vec::new();
-            assert!(queue.is_ready(8, gathers));
-            queue.take(8, gathers, &mut requests, |_| {});
+            assert!(queue.is_ready(limits(8, gathers)));
+            queue.take(limits(8, gathers), &mut requests, |_| {});
             assert_eq!(requests.len(), 1);
             assert_eq!(requests[0].holder.claim.0, claim);
         }
-        assert!(!queue.is_ready(8, gathers));
+        assert!(!queue.is_ready(limits(8, gathers)));
         assert_eq!(take(&mut queue, 8), [3]);
     }
 

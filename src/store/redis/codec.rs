@@ -110,7 +110,12 @@ impl Call {
             _ => None,
         };
         if self.tick.is_empty() {
-            push_tick(request, &mut self.tick);
+            let mark = request.mark.map_or(0, |mark| mark.0.min(EXACT));
+            match request.mode {
+                _ if request.name.kind == Kind::Job => append_number(&mut self.tick, mark),
+                Mode::Permits(permits) => push_permits(permits, &mut self.tick),
+                mode => append_number(&mut self.tick, (mode == Mode::Read).into()),
+            }
         }
         self.cmd.arg(letter);
         self.put(|word| push_holder(&of.unwrap_or(request.holder), word));
@@ -160,7 +165,7 @@ fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut
             over,
         } => {
             append_number(tick, within_ms.min(EXACT));
-            push_numbers(&[fingerprint], to);
+            push_parts(&[fingerprint], b"", to);
             append_number(to, over.map_or(0, |over| over.0.min(EXACT)));
             "o"
         }
@@ -168,21 +173,19 @@ fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut
         Question::Verify { .. } => "v",
         Question::Recall { .. } => "m",
         Question::Save { seq, .. } => {
-            push_numbers(&[seq], to);
-            to.extend_from_slice(data);
+            push_parts(&[seq], data, to);
             "s"
         }
         Question::Extend { .. } => "e",
         Question::Release { .. } => "l",
         Question::InUse | Question::Count => "u",
         Question::SetCount { count, life_ms } => {
-            push_numbers(&[count.into(), life_ms], to);
-            to.extend_from_slice(data);
+            push_parts(&[count.into(), life_ms], data, to);
             "t"
         }
         Question::CountDown { called } => {
             let numbers = [called.since, called.until, number_of(called.of)];
-            push_numbers(&numbers.map(|number| number.min(EXACT)), tick);
+            push_parts(&numbers.map(|number| number.min(EXACT)), b"", tick);
             append_number(tick, called.repeats.into());
             to.extend_from_slice(data);
             "n"
@@ -197,24 +200,17 @@ fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut
             "g"
         }
         Question::Proclaim { seq, .. } => {
-            push_numbers(&[seq], to);
-            to.extend_from_slice(data);
+            push_parts(&[seq], data, to);
             "i"
         }
     }
 }
 
-/// Appends which tick a request is about, or how its lease is shared.
-fn push_tick(request: &Request, word: &mut Vec<u8>) {
-    match (request.name.kind, request.mode) {
-        (Kind::Job, _) => append_number(word, request.mark.map_or(0, |mark| mark.0.min(EXACT))),
-        (_, Mode::Permits(Permits { weight, capacity })) => {
-            append_number(word, weight.into());
-            word.push(b'/');
-            append_number(word, capacity.into());
-        }
-        (_, mode) => append_number(word, u64::from(mode == Mode::Read)),
-    }
+/// Appends how a share of a semaphore is written.
+fn push_permits(permits: Permits, word: &mut Vec<u8>) {
+    append_number(word, permits.weight.into());
+    word.push(b'/');
+    append_number(word, permits.capacity.into());
 }
 
 fn push_holder(holder: &Holder, word: &mut Vec<u8>) {
@@ -222,12 +218,13 @@ fn push_holder(holder: &Holder, word: &mut Vec<u8>) {
     word.push(b':');
 }
 
-/// Appends numbers, each with a colon behind it.
-fn push_numbers(numbers: &[u64], word: &mut Vec<u8>) {
+/// Appends numbers, each with a colon behind it, and then bytes.
+fn push_parts(numbers: &[u64], bytes: &[u8], word: &mut Vec<u8>) {
     for number in numbers {
         append_number(word, *number);
         word.push(b':');
     }
+    word.extend_from_slice(bytes);
 }
 
 /// What the script answered.
