@@ -13,7 +13,7 @@ use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::message::{InboxEvent, Name};
+use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
 use crate::store::{BoxFuture, Sink};
@@ -61,8 +61,8 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
 /// What a key is told of that; or else what an operator is.
 pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
     match event {
-        InboxEvent::Granted(grant) => Ok((grant.name.clone(), Input::Pushed(grant))),
-        InboxEvent::Changed(name) => Ok((name, Input::Changed)),
+        InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
+        InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
         InboxEvent::Warning(text) => Err(text),
     }
 }

@@ -309,23 +309,12 @@ impl Push {
     }
 }
 
-impl From<Push> for InboxEvent {
-    fn from(push: Push) -> InboxEvent {
-        match push {
-            Push::Granted(grant) => InboxEvent::Granted(grant),
-            Push::Changed(_, name) => InboxEvent::Changed(name),
-        }
-    }
-}
-
 /// What arrives in a node's inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InboxEvent {
-    /// A grant.
-    Granted(Grant),
-    /// What is watched has changed.
-    Changed(Name),
+    /// A push.
+    Pushed(Push),
     /// Something about the server that its operator should know.
     Warning(String),
 }

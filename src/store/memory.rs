@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::{Forgotten, Ledger};
-use crate::protocol::message::{Batch, BatchReply, Kind, Name, NodeId, Reply};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -140,7 +140,7 @@ impl AtOnce for MemoryStore {
         for push in pushes {
             // A sink takes a note of it and no more.
             if let Some(sink) = shared.inboxes.get(&push.node()) {
-                sink(push.into());
+                sink(InboxEvent::Pushed(push));
             }
         }
         reply

@@ -11,6 +11,9 @@ use crate::protocol::step::{Class, Outgoing};
 /// So many names are sooner compared with each other than hashed.
 const FEW: usize = 8;
 
+/// No line of any kind has requests.
+const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
+
 /// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
 /// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
 /// hold up no other key.
@@ -27,9 +30,6 @@ pub(crate) struct Queue {
     filled: [u8; Kind::ALL.len()],
     /// Claims that go together.
     groups: VecDeque<Vec<Outgoing>>,
-    /// How many requests there are, and how many of them in groups.
-    len: usize,
-    grouped: usize,
     /// The last batch was a group.
     was_group: bool,
     /// Planted: whatever came first goes first.
@@ -71,12 +71,11 @@ impl Queue {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.filled == NOTHING && self.groups.is_empty()
     }
 
     #[inline]
     pub(crate) fn push(&mut self, outgoing: &Outgoing) {
-        self.len += 1;
         let class = match outgoing.class {
             _ if self.unsorted => Class::OwnerRenewal,
             Class::Leave if self.leaves_last => Class::Claim,
@@ -89,8 +88,6 @@ impl Queue {
     }
 
     pub(crate) fn push_together(&mut self, claims: Vec<Outgoing>) {
-        self.len += claims.len();
-        self.grouped += claims.len();
         self.groups.push_back(claims);
     }
 
@@ -106,12 +103,9 @@ impl Queue {
             .iter()
             .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
         // What waits for more is no reason to send nothing.
-        let has_others = self.len > self.grouped && self.most_urgent(limits).is_some();
+        let has_others = self.most_urgent(limits).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
-        let group = self.was_group.then(|| self.groups.pop_front())??;
-        self.len -= group.len();
-        self.grouped -= group.len();
-        Some(group)
+        self.was_group.then(|| self.groups.pop_front())?
     }
 
     /// Returns whether something may go.
@@ -154,7 +148,6 @@ impl Queue {
             }
             filled &= filled - 1;
         }
-        self.len -= requests.len();
         Rule::Each
     }
 
@@ -168,13 +161,11 @@ impl Queue {
                 *filled &= !(1 << class as usize);
             }
         }
-        self.len -= taken.len();
         taken
     }
 
     /// Everything, when there is no server to send it to.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
-        (self.len, self.grouped) = (0, 0);
         self.filled = Default::default();
         let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
         let groups = std::mem::take(&mut self.groups).into_iter().flatten();
@@ -183,7 +174,7 @@ impl Queue {
 
     fn most_urgent(&self, limits: Limits) -> Option<usize> {
         // After each batch of a store that answers at once.
-        if self.len == self.grouped {
+        if self.filled == NOTHING {
             return None;
         }
         let is_held = |kind: usize, class: usize| {

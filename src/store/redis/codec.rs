@@ -8,8 +8,8 @@ use redis::{Cmd, RedisError, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, InboxEvent, JobReport,
-    Kind, LatchReport, LeaderReport, Mode, NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn,
+    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, JobReport, Kind,
+    LatchReport, LeaderReport, Mode, NodeId, Permits, Push, Question, Reply, Request, Rule, TickTime, Turn,
     Verb, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
@@ -432,7 +432,7 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 /// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
 /// of an election, or `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>` or
 /// `1 changed election <record>`, which has changed. `None` when it is none of these formats.
-pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<InboxEvent> {
+pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
         let end = rest.iter().position(|&b| b == b' ')?;
@@ -449,7 +449,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     let is_news = first == "changed";
     let kind = kind_of(if is_news { word()? } else { first })?;
     if is_news || kind == Kind::Latch {
-        return names.name(kind, rest).map(InboxEvent::Changed);
+        return Some(Push::Changed(node, names.name(kind, rest)?));
     }
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
@@ -462,7 +462,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         Kind::Job => word()?.parse().ok()?,
         _ => 0,
     };
-    Some(InboxEvent::Granted(Grant {
+    Some(Push::Granted(Grant {
         name: names.name(kind, rest)?,
         holder: Holder { node, claim, nonce },
         number,
@@ -587,14 +587,14 @@ mod tests {
         let names = Names::new(b"lock:");
         let decoded = |text: &str| decode_push(text.as_bytes(), node, &names);
         let push = |text: &str| match decoded(text) {
-            Some(InboxEvent::Granted(grant)) => Some(grant),
+            Some(Push::Granted(grant)) => Some(grant),
             other => {
                 assert_eq!(other, None, "{text}");
                 None
             }
         };
         let news = decoded("1 latch tenure1:l:{0abc}lock:a b");
-        assert_eq!(news, Some(InboxEvent::Changed(Name::latch(Key::from("a b")))));
+        assert_eq!(news, Some(Push::Changed(node, Name::latch(Key::from("a b")))));
         let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
         assert_eq!(grant.name.key, Key::from("a b"));
         assert_eq!(

@@ -7,11 +7,12 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
+use crate::protocol::ledger::Forgotten;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name};
 use crate::protocol::write::GuardedWrite;
 pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{SCRIPTS, Script};
+use crate::store::redis::script::{FORGET, SCRIPTS, Script};
 use crate::store::redis::write::{self, WriteCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link, WriteAnswer};
@@ -46,10 +47,8 @@ impl RedisLink {
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
         // A little before the session gives it up, which cannot say what TLS may have to do with it.
         let patience = store.timeout - store.timeout / 10;
-        match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(too_slow(&store)),
-        }
+        let opened = tokio::time::timeout(patience, Self::open_unbounded(&store)).await;
+        opened.map_err(|_| too_slow(&store))?
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
@@ -92,14 +91,24 @@ impl RedisLink {
 }
 
 impl RedisLink {
-    /// What another script answers, within the store's deadline.
-    pub(super) async fn ask(&self, script: &Script, call: Cmd) -> Result<Value, StoreError> {
+    /// Removes what is known of a job that is no more, within the store's deadline.
+    pub(super) async fn forget_job(&self, name: &Name) -> Result<Forgotten, StoreError> {
+        let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        self.store.names.push_record(name, &mut record);
+        self.store.names.push_queue(name, &mut queue);
+        self.store.names.push_memory(name, &mut memory);
+        let mut call = Cmd::new();
+        call.arg("EVALSHA").arg(&*FORGET.sha).arg(3);
+        call.arg(record).arg(queue).arg(memory);
         let mut connection = self.connection.clone();
-        let asked = tokio::time::timeout(self.store.timeout, send(&mut connection, script, call));
+        let asked = tokio::time::timeout(self.store.timeout, send(&mut connection, &FORGET, call));
         let answer = asked.await.map_err(|_| too_slow(&self.store))?;
-        answer
-            .and_then(|answer| answer.map_err(failure))
-            .map_err(|failure| failure.error)
+        match answer.and_then(|answer| answer.map_err(failure)) {
+            Ok(Value::Int(0)) => Ok(Forgotten::Unknown),
+            Ok(Value::Int(_)) => Ok(Forgotten::Done),
+            Ok(_) => Ok(Forgotten::InUse),
+            Err(failure) => Err(failure.error),
+        }
     }
 }
 
@@ -335,7 +344,9 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
 fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
-        Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
+        Err(error)
+            if said(&error).is_some_and(|text| codec::refusal(&text) == StoreRefusal::NoPermission) =>
+        {
             warnings.push(format!(
                 "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
                 store.address()
@@ -405,10 +416,6 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
 fn run_id(server: &Value) -> Option<String> {
     let server = text(server.clone())?;
     field(&server, "run_id").map(str::to_owned)
-}
-
-fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
-    said(error).map(|text| codec::refusal(&text))
 }
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -356,7 +356,7 @@ impl Run {
                 continue;
             };
             let told = inbox.push().await;
-            assert_eq!(told, Some(InboxEvent::from(push)), "step {step}: to {node}");
+            assert_eq!(told, Some(InboxEvent::Pushed(push)), "step {step}: to {node}");
             if is_news {
                 self.base.saw("news");
             }
