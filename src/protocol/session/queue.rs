@@ -54,10 +54,9 @@ pub(crate) struct Limits {
 struct Line {
     /// The first of each name.
     first: VecDeque<Outgoing>,
-    /// What waits behind the first of its name. None of it is empty.
+    /// What waits behind the first of its name. While more than [`FEW`] names are in `first`, each of them is here, perhaps
+    /// with nothing behind it.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
-    /// Every name in `first`, or nothing while they are few.
-    names: HashSet<Name, RandomState>,
 }
 
 impl Queue {
@@ -137,12 +136,11 @@ impl Queue {
             return Rule::Each;
         };
         self.last = kind;
-        let mut names = None;
         let mut filled = self.filled[kind];
         while filled != 0 {
             let class = filled.trailing_zeros();
             let line = &mut self.kinds[kind][class as usize];
-            line.take(limits.most, requests, &mut names, &mut note);
+            line.take(limits.most, requests, &mut note);
             if line.first.is_empty() {
                 self.filled[kind] &= !(1 << class);
             }
@@ -219,46 +217,44 @@ impl Line {
     }
 
     fn contains(&self, name: &Name) -> bool {
-        if self.names.is_empty() {
-            self.first.iter().any(|other| other.request.name == *name)
+        if self.first.len() > FEW {
+            self.behind.contains_key(name)
         } else {
-            self.names.contains(name)
+            self.first.iter().any(|other| other.request.name == *name)
         }
     }
 
     /// The last of `first` is new there.
     fn index_last(&mut self) {
-        if !self.names.is_empty() {
-            let last = self.first.back().map(|last| last.request.name.clone());
-            self.names.extend(last);
-        } else if self.first.len() > FEW {
-            let names = self.first.iter().map(|outgoing| outgoing.request.name.clone());
-            self.names.extend(names);
+        let missing = match self.first.len() {
+            ..=FEW => 0,
+            length if length == FEW + 1 => length,
+            _ => 1,
+        };
+        for outgoing in self.first.iter().rev().take(missing) {
+            self.behind.entry(outgoing.request.name.clone()).or_default();
         }
     }
 
     /// The next of a name that was the first of all follows it.
     fn follow(&mut self, name: &Name) {
-        if let Some(behind) = self.behind.get_mut(name) {
-            self.first.extend(behind.pop_front());
-            if behind.is_empty() {
-                self.behind.remove(name);
-            }
-        } else if !self.names.is_empty() {
-            self.names.remove(name);
+        match self.behind.get_mut(name).map(VecDeque::pop_front) {
+            Some(Some(next)) => self.first.push_back(next),
+            Some(None) => drop(self.behind.remove(name)),
+            None => {}
         }
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        most: usize,
-        requests: &mut Vec<Request>,
-        names: &mut Option<Names>,
-        note: &mut impl FnMut(&Outgoing),
-    ) {
+    fn take(&mut self, most: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
         // Only names of other classes can be in the batch already, so this many are skipped at the most.
         let others = requests.len();
+        let names = requests.iter().map(|other| other.name.clone());
+        let hashed = (others > FEW).then(|| names.collect::<HashSet<_, RandomState>>());
+        let is_named = |requests: &[Request], name: &Name| match &hashed {
+            Some(names) => names.contains(name),
+            None => requests[..others].iter().any(|other| other.name == *name),
+        };
         let mut skipped = Vec::new();
         for _ in 0..self.first.len() {
             if requests.len() == most {
@@ -267,12 +263,9 @@ impl Line {
             let Some(first) = self.first.pop_front() else {
                 break;
             };
-            if others > 0 {
-                let names = names.get_or_insert_default();
-                if names.contains(&requests[..others], &first.request.name) {
-                    skipped.push(first);
-                    continue;
-                }
+            if is_named(requests, &first.request.name) {
+                skipped.push(first);
+                continue;
             }
             note(&first);
             self.follow(&first.request.name);
@@ -281,25 +274,6 @@ impl Line {
         while let Some(outgoing) = skipped.pop() {
             self.first.push_front(outgoing);
         }
-    }
-}
-
-/// The names that a batch has from other classes.
-#[derive(Debug, Default)]
-struct Names {
-    hashed: HashSet<Name, RandomState>,
-    upto: usize,
-}
-
-impl Names {
-    fn contains(&mut self, others: &[Request], name: &Name) -> bool {
-        if others.len() <= FEW {
-            return others.iter().any(|other| other.name == *name);
-        }
-        let new = others[self.upto..].iter().map(|other| other.name.clone());
-        self.hashed.extend(new);
-        self.upto = others.len();
-        self.hashed.contains(name)
     }
 }
 
