@@ -16,7 +16,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
-use crate::store::{BoxFuture, Sink};
+use crate::store::{BoxFuture, Inbox, Sink};
 
 /// Opens an inbox and serves it until it breaks, or is dropped.
 pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
@@ -66,9 +66,6 @@ pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
         InboxEvent::Warning(text) => Err(text),
     }
 }
-
-/// An inbox that is open.
-pub(crate) use crate::store::Inbox;
 
 async fn serve(mut inbox: Inbox, mut asked: mpsc::UnboundedReceiver<()>, heard: impl Fn()) -> StoreError {
     loop {

@@ -92,26 +92,27 @@ impl<P: Plant> Session<P> {
         self.unreachable = true;
         self.close(error, false, cx);
         if self.is_down(cx.now) {
-            self.tell_down(cx);
-        } else {
-            // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
-            let renewals = self.queue.take_renewals();
-            self.tell_unsent(renewals, Unanswered::No, cx);
+            return self.tell_down(cx);
         }
-        self.fail_probes(cx);
-        self.fail_queued_writes(Unanswered::No, cx.effects);
+        // Holders and waiters know that a renewal did not arrive yet, and try again. Others wait until that is certain.
+        let renewals = self.queue.take_renewals();
+        self.tell_unsent(renewals, Unanswered::No, cx);
     }
 
-    /// Tells that these requests were not sent.
-    fn tell_unsent(&self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
+    /// Tells that these requests were not sent, nor what asks for a sign of life, nor writes.
+    fn tell_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
+        let error = self.lost_error();
         for outgoing in unsent {
             let request = Expired {
                 tag: outgoing.tag,
                 name: outgoing.request.name,
                 late_after: cx.now,
             };
-            cx.effects.push(self.unanswered(request, why, self.lost_error()));
+            cx.effects.push(self.unanswered(request, why, error.clone()));
         }
+        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
+        cx.effects.extend(self.probes.drain(..).map(failed));
+        self.fail_queued_writes(why, cx.effects);
     }
 
     /// Closed, and not to be opened again before a pause that doubles.
@@ -140,14 +141,6 @@ impl<P: Plant> Session<P> {
             cx.event(SessionEvent::Down(queued.len()));
         }
         self.tell_unsent(queued, Unanswered::Down, cx);
-        self.fail_probes(cx);
-        self.fail_queued_writes(Unanswered::Down, cx.effects);
-    }
-
-    fn fail_probes(&mut self, cx: &mut SessionContext<'_>) {
-        let error = self.lost_error();
-        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
-        cx.effects.extend(self.probes.drain(..).map(failed));
     }
 
     pub(super) fn lost_error(&self) -> StoreError {
