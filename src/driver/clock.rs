@@ -13,6 +13,8 @@ use rustix::time::{ClockId, clock_gettime};
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 use crate::driver::process::Process;
 use crate::protocol::time::Instant;
+#[cfg(feature = "scheduler")]
+use crate::store::BoxFuture;
 
 /// `CLOCK_BOOTTIME` counts the time in which the machine was suspended; Rust's `Instant` stands still in it
 /// (rust-lang/rust#87906), and a laptop that slept for a minute would believe in its lease beside the next holder.
@@ -105,16 +107,12 @@ impl Clock {
     }
 
     /// A task of this node's process, which stops and ends with it, where that is simulated.
-    pub(crate) fn task<F>(&self, of: F) -> impl Future<Output = ()> + Send + 'static
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    pub(crate) fn task(&self, of: impl Future<Output = ()> + Send + 'static) -> BoxFuture<'static, ()> {
         #[cfg(feature = "testing")]
-        let of = match &self.process {
-            Some(process) => Either::Simulated(process.task(of)),
-            None => Either::Real(Box::pin(of)),
-        };
-        of
+        if let Some(process) = &self.process {
+            return Box::pin(process.task(of));
+        }
+        Box::pin(of)
     }
 }
 
@@ -144,44 +142,16 @@ impl News {
 }
 
 #[cfg(all(feature = "scheduler", feature = "testing"))]
-mod simulated {
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
-
-    use super::{Arc, Clock, Future, Process};
-    use crate::driver::process::Task;
-
-    /// A task, in a process that is simulated or not.
-    pub(super) enum Either<F> {
-        Real(Pin<Box<F>>),
-        Simulated(Task<F>),
-    }
-
-    impl<F: Future<Output = ()>> Future for Either<F> {
-        type Output = ();
-
-        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-            match &mut *self {
-                Either::Real(task) => task.as_mut().poll(cx),
-                Either::Simulated(task) => Pin::new(task).poll(cx),
-            }
+impl Clock {
+    /// The clocks of a process that is simulated.
+    pub(crate) fn of(process: Arc<Process>) -> Clock {
+        Clock {
+            process: Some(process),
+            ..Clock::default()
         }
     }
 
-    impl Clock {
-        /// The clocks of a process that is simulated.
-        pub(crate) fn of(process: Arc<Process>) -> Clock {
-            Clock {
-                process: Some(process),
-                ..Clock::default()
-            }
-        }
-
-        pub(crate) fn process(&self) -> Option<&Arc<Process>> {
-            self.process.as_ref()
-        }
+    pub(crate) fn process(&self) -> Option<&Arc<Process>> {
+        self.process.as_ref()
     }
 }
-
-#[cfg(all(feature = "scheduler", feature = "testing"))]
-use simulated::Either;

@@ -147,9 +147,7 @@ impl Node {
             if effects.is_empty() {
                 break;
             }
-            effects
-                .drain(..)
-                .for_each(|effect| self.perform(server, effect, now));
+            self.perform_all(server, &mut effects, now);
         }
         self.note_idle();
     }
@@ -159,9 +157,13 @@ impl Node {
         let mut effects = Vec::new();
         let now = self.clock.now();
         lock(&server.session).handle(now, input, &mut effects);
-        effects
-            .drain(..)
-            .for_each(|effect| self.perform(server, effect, now));
+        self.perform_all(server, &mut effects, now);
+    }
+
+    fn perform_all(self: &Arc<Self>, server: &Arc<Server>, effects: &mut Vec<SessionEffect>, now: Instant) {
+        for effect in effects.drain(..) {
+            self.perform(server, effect, now);
+        }
     }
 
     /// The same, and sends what follows from it. The driver sleeps meanwhile, until a time that it chose before: it is woken

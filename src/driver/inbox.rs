@@ -13,10 +13,10 @@ use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::message::{InboxEvent, Name};
+use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
-use crate::store::{BoxFuture, Sink};
+use crate::store::{BoxFuture, Inbox, Sink};
 
 /// Opens an inbox and serves it until it breaks, or is dropped.
 pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
@@ -61,14 +61,11 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
 /// What a key is told of that; or else what an operator is.
 pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
     match event {
-        InboxEvent::Granted(grant) => Ok((grant.name.clone(), Input::Pushed(grant))),
-        InboxEvent::Changed(name) => Ok((name, Input::Changed)),
+        InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
+        InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
         InboxEvent::Warning(text) => Err(text),
     }
 }
-
-/// An inbox that is open.
-pub(crate) use crate::store::Inbox;
 
 async fn serve(mut inbox: Inbox, mut asked: mpsc::UnboundedReceiver<()>, heard: impl Fn()) -> StoreError {
     loop {

@@ -1,7 +1,6 @@
 //! What there is per server: its session, its connections, and who asked it for a sign of life.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ pub(crate) struct Server {
 }
 
 /// What the session's attempts came to. Only the driver touches it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Io {
     /// Attempts to connect under way.
     pub(crate) connecting: HashMap<Attempt, AbortHandle>,
@@ -59,12 +58,14 @@ pub(crate) struct Io {
 }
 
 /// A connection, and what is sent on it. Dropping it closes the socket.
+#[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) batches: JoinSet<()>,
 }
 
 /// An inbox that is open or opening, and how it is asked for a sign of life.
+#[derive(Debug)]
 pub(crate) struct OpenInbox {
     pub(crate) task: AbortHandle,
     pub(crate) pings: mpsc::UnboundedSender<()>,
@@ -73,15 +74,6 @@ pub(crate) struct OpenInbox {
 impl Drop for OpenInbox {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-impl fmt::Debug for Io {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Io")
-            .field("connections", &self.connections.len())
-            .field("inboxes", &self.inboxes.len())
-            .finish_non_exhaustive()
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     handle.not_forked(key)?;
     // A caller that does not wait is told that the key is busy, and of permits a task may have several.
     if wanted.wait
-        && !wanted.mode.is_of_permits()
+        && !matches!(wanted.mode, Mode::Permits(_))
         && let Some(held) = scope::find(node, name)
     {
         return Err(Error::WouldDeadlock {

@@ -3,9 +3,6 @@
 //! Plain values. Nothing here knows a connection, a clock or a task. A [`Request`] names kind, key and
 //! holder in full; nothing is implied by the connection it travels on.
 
-use std::fmt;
-use std::sync::Arc;
-
 use crate::error::{StoreError, StoreRefusal};
 
 #[cfg(feature = "redis")]
@@ -13,7 +10,7 @@ pub(crate) use names::append_number;
 pub use names::{
     ClaimNumber, Fence, GrantNumber, Holder, Kind, Name, NodeId, NotAHolder, NotANode, TickTime,
 };
-pub use question::{Called, JobReport, LatchReport, LeaderReport, Question};
+pub use question::{Called, Checkpoint, JobReport, LatchReport, LeaderReport, Question};
 
 mod names;
 mod question;
@@ -104,16 +101,6 @@ pub struct Request {
     /// What is to be kept for whoever runs the tick next, of [`Question::Save`]. Of [`Question::SetCount`] and
     /// [`Question::CountDown`] the id of the call, by which the store knows it again.
     pub data: Option<Checkpoint>,
-}
-
-/// What a run leaves behind for whoever runs its tick again, or the id of a call. Cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Checkpoint(pub Arc<[u8]>);
-
-impl fmt::Debug for Checkpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Checkpoint({} bytes)", self.0.len())
-    }
 }
 
 /// The things that can be asked.
@@ -322,23 +309,12 @@ impl Push {
     }
 }
 
-impl From<Push> for InboxEvent {
-    fn from(push: Push) -> InboxEvent {
-        match push {
-            Push::Granted(grant) => InboxEvent::Granted(grant),
-            Push::Changed(_, name) => InboxEvent::Changed(name),
-        }
-    }
-}
-
 /// What arrives in a node's inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InboxEvent {
-    /// A grant.
-    Granted(Grant),
-    /// What is watched has changed.
-    Changed(Name),
+    /// A push.
+    Pushed(Push),
     /// Something about the server that its operator should know.
     Warning(String),
 }
@@ -381,18 +357,12 @@ mod tests {
 
     #[test]
     fn a_holder_is_written_by_hand_as_it_is_shown() {
-        for (claim, nonce) in [
-            (0, 0),
-            (9, 15),
-            (10, 16),
-            (u64::MAX, u64::MAX),
-            (1_700, 0x0123_4567_89ab_cdef),
-        ] {
+        for number in [0, 9, 10, 15, 16, 1_700, 0x0123_4567_89ab_cdef, u64::MAX] {
             let node = NodeId::random();
             let holder = Holder {
                 node,
-                claim: ClaimNumber(claim),
-                nonce,
+                claim: ClaimNumber(number),
+                nonce: number,
             };
             let mut text = Vec::new();
             holder.append_to(&mut text);

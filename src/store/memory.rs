@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::{Forgotten, Ledger};
-use crate::protocol::message::{Batch, BatchReply, Kind, Name, NodeId, Reply};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -128,17 +128,19 @@ fn needs_no(what: &str) -> StoreError {
 
 impl AtOnce for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
-        let mut pushes = Vec::new();
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let mut shared = self.lock();
         // Only ticks are judged by it.
         if batch.kind() == Some(Kind::Job) {
             shared.ledger.set_date(date_ms());
         }
-        let reply = shared.ledger.apply_into(now_us(), batch, replies, &mut pushes);
+        let reply = shared
+            .ledger
+            .apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
         for push in pushes {
             // A sink takes a note of it and no more.
             if let Some(sink) = shared.inboxes.get(&push.node()) {
-                sink(push.into());
+                sink(InboxEvent::Pushed(push));
             }
         }
         reply

@@ -128,7 +128,7 @@ impl SimulatedStore {
         let reply = server.ledger.apply(self.now_us(), batch, &mut pushes);
         for push in pushes {
             if let Some(inbox) = server.inboxes.get(&push.node()) {
-                let _ = inbox.send(push.into());
+                let _ = inbox.send(InboxEvent::Pushed(push));
             }
         }
         drop(server);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimNumber, Grant, GrantNumber, Holder, InboxEvent, LeaseTimes, Name, NodeId, Reply,
-    Request, Rule, TickTime, Verb,
+    Batch, BatchReply, ClaimNumber, Grant, GrantNumber, Holder, InboxEvent, LeaseTimes, Name, NodeId, Push,
+    Reply, Request, Rule, TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
@@ -109,7 +109,7 @@ impl Inbox {
 
     pub async fn grant(&mut self) -> Grant {
         match self.push().await {
-            Some(InboxEvent::Granted(grant)) => grant,
+            Some(InboxEvent::Pushed(Push::Granted(grant))) => grant,
             other => panic!("no grant but {other:?}"),
         }
     }
@@ -117,7 +117,7 @@ impl Inbox {
     /// What has changed.
     pub async fn news(&mut self) -> Name {
         match self.push().await {
-            Some(InboxEvent::Changed(name)) => name,
+            Some(InboxEvent::Pushed(Push::Changed(_, name))) => name,
             other => panic!("no news but {other:?}"),
         }
     }

@@ -6,7 +6,7 @@ use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, Reque
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Request, Turn};
+use crate::protocol::message::{ClaimNumber, Mode, Request, Turn};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
@@ -67,7 +67,7 @@ impl<P: Plant> KeyState<P> {
         if self.claims.pursuit().is_none() {
             self.claim(cx, Claimant::Cohort, &options, self.line.has_patient());
         }
-        if options.mode.is_of_permits() {
+        if matches!(options.mode, Mode::Permits(_)) {
             self.ask_ahead(cx);
         }
     }

@@ -416,7 +416,7 @@ impl Claim {
     pub(crate) fn is_pursuit(&self) -> bool {
         let is_pursued = match &self.phase {
             Phase::Leaving(_) => false,
-            Phase::Held(held) => held.local().is_some() && !self.mode.is_of_permits(),
+            Phase::Held(held) => held.local().is_some() && !matches!(self.mode, Mode::Permits(_)),
             _ => true,
         };
         matches!(self.claimant, Claimant::Cohort) && is_pursued

@@ -198,7 +198,7 @@ impl Claims {
         let excludes = |claim: &Claim| claim.is_taken() && (mode == Mode::Exclusive || !claim.is_shared());
         match &self.index {
             // How many permits are left the store knows alone.
-            _ if mode.is_of_permits() => false,
+            _ if matches!(mode, Mode::Permits(_)) => false,
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
             None => self.list.iter().any(excludes),

@@ -120,7 +120,7 @@ impl<P: Plant> KeyState<P> {
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
         // With less than a third left the renewals are failing: who is next should not inherit that.
         let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
-        let is_alike = next.options.mode == claim.mode || claim.mode.is_of_permits() && !weighs;
+        let is_alike = next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !weighs;
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
         let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
         if !in_burst || is_short || !is_alike || may_be_written {

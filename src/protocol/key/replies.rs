@@ -242,7 +242,7 @@ impl<P: Plant> KeyState<P> {
                     Claimant::Solo(caller) => caller.failed_claims = 0,
                     Claimant::Ahead | Claimant::Nobody => {}
                 }
-                self.asks_for_one = claim.mode.is_of_permits();
+                self.asks_for_one = matches!(claim.mode, Mode::Permits(_));
                 self.taken = Some(cx.now);
                 (self.owner_ends, self.owner) = (left.map(|left| sent + ms(left)), owner);
                 let mode = claim.mode;
@@ -289,7 +289,7 @@ impl<P: Plant> KeyState<P> {
         let Some(claim) = self.claims.remove(number) else {
             return;
         };
-        self.asks_for_one = claim.mode.is_of_permits();
+        self.asks_for_one = matches!(claim.mode, Mode::Permits(_));
         self.taken = Some(cx.now);
         match claim.claimant {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says

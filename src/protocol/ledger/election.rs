@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Proclaimed, RecordOwner};
+use crate::protocol::ledger::record::Proclaimed;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     Checkpoint, GrantNumber, Holder, Kind, LeaderReport, NodeId, Question, Reply, Request,
@@ -11,11 +11,8 @@ use crate::protocol::message::{
 impl<P: Plant> Transaction<'_, P> {
     /// Who leads, if this is an election.
     pub(crate) fn leads(&self) -> Option<(NodeId, GrantNumber)> {
-        let record = self.state.record.as_ref();
-        match record.filter(|_| self.name.kind == Kind::Election)?.owner {
-            RecordOwner::Claim(holder, number) => Some((holder.node, number)),
-            RecordOwner::Foreign | RecordOwner::WrongType => None,
-        }
+        let owner = self.state.owner().filter(|_| self.name.kind == Kind::Election);
+        owner.map(|(holder, number)| (holder.node, number))
     }
 
     /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
@@ -31,9 +28,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     pub(crate) fn ask_election(&mut self, request: &Request, question: Question) -> Reply {
         // As every verb does. Whoever asks is never whom it is handed to.
-        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.hand_over(None, false);
-        }
+        self.settle(None);
         if let Question::Proclaim { of, seq } = question {
             return self.proclaim(of, seq, request.data.as_ref());
         }

@@ -8,9 +8,9 @@ use crate::protocol::message::{Grant, Holder, Mode, Push};
 
 impl<P: Plant> Transaction<'_, P> {
     /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.
-    pub(crate) fn settle(&mut self, caller: Holder) -> Search {
+    pub(crate) fn settle(&mut self, caller: Option<Holder>) -> Search {
         if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.move_on(Some(caller), false)
+            self.move_on(caller, false)
         } else {
             Search::Nobody
         }
@@ -92,10 +92,8 @@ impl<P: Plant> Transaction<'_, P> {
             Branch::DeadRemoved
         } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
             Branch::StandbyDropped
-        } else if self
-            .job
-            .as_ref()
-            .is_some_and(|job| job.is_brought_back(entry.mark, self.date_ms))
+        } else if let Some(job) = &self.job
+            && job.is_brought_back(entry.mark, self.date_ms)
             && !self.planted(Flaw::TickBroughtBackGranted)
         {
             Branch::StandbyEarly

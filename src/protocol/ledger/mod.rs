@@ -80,18 +80,6 @@ impl<P: Plant> Ledger<P> {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
     }
 
-    /// The same into replies that are empty and have room.
-    #[inline]
-    pub fn apply_into(
-        &mut self,
-        now_us: u64,
-        batch: &Batch,
-        replies: Vec<Reply>,
-        pushes: &mut Vec<Push>,
-    ) -> BatchReply {
-        self.apply_all(now_us, batch, replies, pushes, &mut Vec::new())
-    }
-
     /// The same, telling which rare branches were taken.
     #[doc(hidden)]
     pub fn apply_traced(
@@ -102,17 +90,17 @@ impl<P: Plant> Ledger<P> {
         branches: &mut Vec<Branch>,
     ) -> BatchReply {
         let replies = Vec::with_capacity(batch.requests.len());
-        self.apply_all(now_us, batch, replies, pushes, branches)
+        self.apply_into(now_us, batch, replies, (pushes, branches))
     }
 
+    /// The same into replies that are empty and have room.
     #[inline]
-    fn apply_all(
+    pub(crate) fn apply_into(
         &mut self,
         now_us: u64,
         batch: &Batch,
         mut replies: Vec<Reply>,
-        pushes: &mut Vec<Push>,
-        branches: &mut Vec<Branch>,
+        (pushes, branches): (&mut Vec<Push>, &mut Vec<Branch>),
     ) -> BatchReply {
         self.sweep(now_us / 1000);
         // Of claims that go together none is granted before all were looked at.
@@ -227,24 +215,22 @@ impl<P: Plant> Ledger<P> {
 
     /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant.
     fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
-        let alone = RecordOwner::Claim(lease.holder, lease.number);
         let is_shared = |share: &Share| {
             (share.holder, share.mode, share.number) == (lease.holder, lease.mode, lease.number)
         };
         self.record(&lease.name, now_us)
-            .is_some_and(|record| record.owner == alone)
+            .is_some_and(|record| record.claim() == Some((lease.holder, lease.number)))
             || self.shares(&lease.name, now_us).any(is_shared)
             || self.plant.planted(Flaw::WriteUnchecked)
     }
 
     /// Which of these leases are not current at `now_us`, by their places. What is written under them is done only if all are.
     pub fn not_current(&self, now_us: u64, leases: &[Precondition]) -> Vec<usize> {
-        let looked_at = if self.plant.planted(Flaw::FirstLeaseChecked) {
-            1
-        } else {
-            leases.len()
-        };
-        let places = leases.iter().take(looked_at).enumerate();
+        let only_first = self.plant.planted(Flaw::FirstLeaseChecked);
+        let places = leases
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| *place == 0 || !only_first);
         let stale = places.filter(|(_, lease)| !self.is_current(now_us, lease));
         stale.map(|(place, _)| place).collect()
     }
@@ -257,9 +243,8 @@ impl<P: Plant> Ledger<P> {
 
     /// Who waits for a key, in order, the dead included.
     pub fn waiters(&self, name: &Name) -> Vec<Holder> {
-        self.states.get(name).map_or(Vec::new(), |state| {
-            state.queue.iter().map(|entry| entry.holder).collect()
-        })
+        let queue = self.states.get(name).into_iter().flat_map(|state| &state.queue);
+        queue.map(|entry| entry.holder).collect()
     }
 
     /// The last millisecond of life of each waiter of each key.
@@ -287,18 +272,6 @@ impl<P: Plant> Ledger<P> {
     pub fn left_free(&self, name: &Name, now_us: u64) -> Option<LeftFree> {
         let left = self.states.get(name)?.left_free?;
         (now_us / 1000 <= left.known_until).then_some(left)
-    }
-
-    /// Makes that `ms` older.
-    #[doc(hidden)]
-    pub fn age_left_free(&mut self, name: &Name, ms: u64) {
-        if let Some(left) = self
-            .states
-            .get_mut(name)
-            .and_then(|state| state.left_free.as_mut())
-        {
-            left.known_until -= ms;
-        }
     }
 
     /// What is known of a job.
@@ -342,32 +315,23 @@ impl<P: Plant> Ledger<P> {
         live.map(|watcher| (watcher.node, watcher.expires))
     }
 
-    /// Makes what is left of a latch `ms` less, and of the time for which it is watched.
+    /// Lets `ms` pass for what a key has that is of no claim: a latch, who watches, and when it was last left free.
     #[doc(hidden)]
-    pub fn age_latch(&mut self, name: &Name, ms: u64) {
+    pub fn age_rest(&mut self, name: &Name, ms: u64) {
         let Some(state) = self.states.get_mut(name) else {
             return;
         };
-        if let Some(latch) = &mut state.latch {
-            latch.expires = latch.expires.saturating_sub(ms);
-        }
-        self.age_watchers(name, ms);
-    }
-
-    /// The same of the time for which it is watched alone.
-    #[doc(hidden)]
-    pub fn age_watchers(&mut self, name: &Name, ms: u64) {
-        let watchers = self.states.get_mut(name).map(|state| &mut state.watchers);
-        for watcher in watchers.into_iter().flatten() {
-            watcher.expires = watcher.expires.saturating_sub(ms);
+        let latch = state.latch.iter_mut().map(|latch| &mut latch.expires);
+        let watchers = state.watchers.iter_mut().map(|watcher| &mut watcher.expires);
+        let left_free = state.left_free.iter_mut().map(|left| &mut left.known_until);
+        for until in latch.chain(watchers).chain(left_free) {
+            *until = until.saturating_sub(ms);
         }
     }
 
     /// What the leader of an election proclaimed, at `now_us`.
     pub fn proclaimed(&self, name: &Name, now_us: u64) -> Option<&Proclaimed> {
-        let RecordOwner::Claim(_, number) = self.record(name, now_us)?.owner else {
-            return None;
-        };
+        let (_, number) = self.record(name, now_us)?.claim()?;
         let proclaimed = self.states.get(name)?.proclaimed.as_deref();
         proclaimed.filter(|proclaimed| proclaimed.number == number)
     }
@@ -381,20 +345,16 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Makes what is left of a share `ms` less.
-    #[doc(hidden)]
-    pub fn age_share(&mut self, name: &Name, holder: Holder, ms: u64) {
-        let shares = self.states.get_mut(name).map(|state| &mut state.shares);
-        if let Some(share) = shares.and_then(|shares| shares.iter_mut().find(|s| s.holder == holder)) {
-            share.expires = share.expires.saturating_sub(ms);
-        }
-    }
-
-    /// Makes a waiter's last heartbeat `ms` older.
+    /// Lets `ms` pass for what a claim has of a key: its share, or its place in the queue.
     pub fn age(&mut self, name: &Name, holder: Holder, ms: u64) {
-        let queue = self.states.get_mut(name).map(|state| &mut state.queue);
-        if let Some(entry) = queue.and_then(|queue| queue.iter_mut().find(|e| e.holder == holder)) {
-            entry.dies = entry.dies.saturating_sub(ms);
+        let Some(state) = self.states.get_mut(name) else {
+            return;
+        };
+        let shares = state.shares.iter_mut().filter(|share| share.holder == holder);
+        let entries = state.queue.iter_mut().filter(|entry| entry.holder == holder);
+        let shares = shares.map(|share| &mut share.expires);
+        for until in shares.chain(entries.map(|entry| &mut entry.dies)) {
+            *until = until.saturating_sub(ms);
         }
     }
 

@@ -20,8 +20,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Gone;
         }
         let (was_alone, before) = (self.state.record.is_some(), self.owned_by(holder));
-        self.state.record = None;
-        self.state.shares.retain(|share| share.holder != holder);
+        self.state.end(holder);
         if self.planted(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
             self.hand_over(None, true);
             if !self.is_free_for(Mode::Read) {
@@ -63,9 +62,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// It lasts for this lease from now on, or for as long as it would have lasted.
     pub(crate) fn lengthen(&mut self, of: Holder, mode: Mode, term: LeaseTimes) -> Reply {
         let is_there = self.has(of, mode);
-        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.move_on(None, false);
-        }
+        self.settle(None);
         if !is_there {
             return Reply::Gone;
         }

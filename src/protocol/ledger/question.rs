@@ -13,9 +13,7 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn answer(&mut self, question: Question, data: Option<&Checkpoint>) -> Reply {
         let lost = self.mend(question);
         // As every verb does. Whoever asks is never whom it is handed to.
-        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.hand_over(None, false);
-        }
+        self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
         let owned = question.of().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {

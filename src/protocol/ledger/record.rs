@@ -23,6 +23,17 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Returns the claim that owns the key alone, and the number of the grant.
+    pub(crate) fn owner(&self) -> Option<(Holder, GrantNumber)> {
+        self.record.as_ref()?.claim()
+    }
+
+    /// Ends what this claim has of the key, alone or beside others.
+    pub(crate) fn end(&mut self, holder: Holder) {
+        self.record = None;
+        self.shares.retain(|share| share.holder != holder);
+    }
+
     pub(crate) fn is_empty(&self, now: u64) -> bool {
         let record = self.record.as_ref();
         record.is_none_or(|record| is_past(record.expires, now))
@@ -80,6 +91,16 @@ pub struct Record {
     pub owner: RecordOwner,
     /// The last millisecond in which the record is there.
     pub expires: Option<u64>,
+}
+
+impl Record {
+    /// Returns the claim that owns it, and the number of the grant.
+    pub(crate) fn claim(&self) -> Option<(Holder, GrantNumber)> {
+        match self.owner {
+            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Foreign | RecordOwner::WrongType => None,
+        }
+    }
 }
 
 /// A lease on a key that others may have leases on at the same time.

@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, Record, RecordOwner, Search, Share};
+use crate::protocol::ledger::record::{Entry, Search, Share};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{GrantNumber, Holder, Mode, Permits};
 
@@ -98,10 +98,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// next renewal, and lets others in.
     pub(crate) fn share_alone(&mut self, claim: &Entry) {
         if claim.mode == Mode::Read
-            && let Some(Record {
-                owner: RecordOwner::Claim(owner, number),
-                ..
-            }) = self.state.record
+            && let Some((owner, number)) = self.state.owner()
             && owner == claim.holder
         {
             self.state.record = None;

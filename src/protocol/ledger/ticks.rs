@@ -59,6 +59,27 @@ impl<P: Plant> Transaction<'_, P> {
         Some(Reply::Behind { latest, is_open })
     }
 
+    /// What becomes of a tick that cannot run now because another claim has the job. `None`: it waits, if it may wait at all.
+    pub(crate) fn behind_run(&mut self, turn: Turn, wait: bool) -> Option<Reply> {
+        let skips = turn == Turn::Skip || turn == Turn::Queue && self.planted(Flaw::QueuedTickSkipped);
+        let left = self.left();
+        let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
+        if skips {
+            // A slow job overlaps nothing, and what it made wait is not run late by another node either.
+            job.skipped = self.mark;
+            self.branches.push(Branch::TickSkipped);
+            return Some(Reply::Busy(left));
+        }
+        // What comes after a tick that has ended waits for no run: another record is in the way.
+        if turn != Turn::Queue || !wait {
+            return Some(Reply::Busy(left));
+        }
+        let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
+        job.skipped = job.skipped.max(Some(before).filter(|before| before.0 > 0));
+        self.branches.push(Branch::TickQueued);
+        None
+    }
+
     pub(crate) fn finish(&mut self, holder: Holder, well: bool) -> Reply {
         let is_owner = self.owned_by(holder).is_some();
         let by_node = self.planted(Flaw::JobByNode);

@@ -113,7 +113,7 @@ impl<P: Plant> Transaction<'_, P> {
         if self.owned_by(request.holder).is_some() {
             return true;
         }
-        let mut search = self.settle(request.holder);
+        let mut search = self.settle(Some(request.holder));
         if search == Search::Waits && self.planted(Flaw::TogetherPastWriter) {
             search = Search::Nobody;
         }
@@ -150,7 +150,7 @@ impl<P: Plant> Transaction<'_, P> {
         let owned = self.owned_by(claim.holder);
         let search = match owned {
             Some(_) => Search::Nobody,
-            None => self.settle(claim.holder),
+            None => self.settle(Some(claim.holder)),
         };
         if let Some(number) = owned.or_else(|| self.owned_by(claim.holder)) {
             self.extend(claim.holder, claim.term);
@@ -172,31 +172,13 @@ impl<P: Plant> Transaction<'_, P> {
                 None => self.granted_beside(number, unlike),
             };
         }
-        let left = self.left();
-        let skips = turn == Turn::Skip || turn == Turn::Queue && self.planted(Flaw::QueuedTickSkipped);
-        if let Some(job) = &mut self.job
-            && self.mark > job.mark
-            && !skips
+        if self.job.is_some()
+            && let Some(busy) = self.behind_run(turn, wait)
         {
-            // What comes after a tick that has ended waits for no run: somebody else's record is in the way.
-            if turn != Turn::Queue || !wait {
-                return Reply::Busy(left);
-            }
-            let before = self.mark.map_or(0, |mark| mark.0.saturating_sub(1));
-            if before > job.skipped.map_or(0, |skipped| skipped.0) {
-                job.skipped = Some(TickTime(before));
-            }
-            self.branches.push(Branch::TickQueued);
-        } else if let Some(job) = &mut self.job
-            && self.mark > job.mark
-        {
-            // A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
-            job.skipped = self.mark;
-            self.branches.push(Branch::TickSkipped);
-            return Reply::Busy(left);
+            return busy;
         }
         if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
-            return Reply::Busy(left);
+            return Reply::Busy(self.left());
         }
         self.enqueue(claim);
         self.queued()
@@ -228,7 +210,7 @@ impl<P: Plant> Transaction<'_, P> {
             return self.granted(number);
         }
         let waits = self.touch(holder);
-        self.settle(holder);
+        self.settle(Some(holder));
         if let Some(number) = self.owned_by(holder) {
             self.branches.push(Branch::AskedAgain);
             self.granted(number)
@@ -245,8 +227,7 @@ impl<P: Plant> Transaction<'_, P> {
         if self.owned_by(holder).is_some()
             || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
-            self.state.record = None;
-            self.state.shares.retain(|share| share.holder != holder);
+            self.state.end(holder);
             self.move_on(None, true);
             return Reply::Done;
         }
@@ -255,23 +236,20 @@ impl<P: Plant> Transaction<'_, P> {
         }
         // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
         let waited = self.withdraw(holder);
-        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.move_on(None, false);
-        }
+        self.settle(None);
         if waited { Reply::Done } else { Reply::NotThere }
     }
 
     /// The owner's turn is over, and it goes on as `next` when it is its turn again.
     fn yield_(&mut self, holder: Holder, next: Entry) -> Reply {
         if self.owned_by(holder).is_none() {
-            self.settle(holder);
+            self.settle(Some(holder));
         }
         if self.owned_by(holder).is_none() {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
         }
-        self.state.record = None;
-        self.state.shares.retain(|share| share.holder != holder);
+        self.state.end(holder);
         let search = self.hand_over(None, true);
         // Who goes on waits, too.
         let is_kept = self.is_free() && search == Search::Nobody && self.is_left_free(true);
@@ -338,22 +316,13 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     pub(crate) fn owned_by(&self, holder: Holder) -> Option<GrantNumber> {
-        match self.state.record {
-            Some(Record {
-                owner: RecordOwner::Claim(owner, number),
-                ..
-            }) if owner == holder => Some(number),
-            Some(Record {
-                owner: RecordOwner::Claim(owner, number),
-                ..
-            }) if self.planted(Flaw::JobByNode) && self.job.is_some() => {
-                (owner.node == holder.node).then_some(number)
-            }
+        let by_node = self.planted(Flaw::JobByNode) && self.job.is_some();
+        match self.state.owner() {
+            Some((owner, number)) if owner == holder || by_node && owner.node == holder.node => Some(number),
             _ => {
                 let mut shares = self.state.shares.iter();
-                shares
-                    .find(|share| share.holder == holder)
-                    .map(|share| share.number)
+                let share = shares.find(|share| share.holder == holder)?;
+                Some(share.number)
             }
         }
     }
@@ -367,9 +336,9 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::QueuedBehindForeign);
             return Reply::QueuedBehindForeign(left);
         }
-        match record.map(|record| &record.owner) {
-            Some(RecordOwner::Claim(owner, _)) => Reply::QueuedBehind(left, owner.node),
-            _ => Reply::Queued(left),
+        match self.state.owner() {
+            Some((owner, _)) => Reply::QueuedBehind(left, owner.node),
+            None => Reply::Queued(left),
         }
     }
 

@@ -49,41 +49,34 @@ pub struct Name {
 }
 
 impl Name {
+    /// The name of the state of `kind` called `key`.
+    pub fn new(kind: Kind, key: Key) -> Self {
+        Name { kind, key }
+    }
+
     /// The name of the job called `key`.
     pub fn job(key: Key) -> Self {
-        Name { kind: Kind::Job, key }
+        Name::new(Kind::Job, key)
     }
 
     /// The name of the exclusive lock on `key`.
     pub fn lock(key: Key) -> Self {
-        Name {
-            kind: Kind::Lock,
-            key,
-        }
+        Name::new(Kind::Lock, key)
     }
 
     /// The name of the semaphore called `key`.
     pub fn semaphore(key: Key) -> Self {
-        Name {
-            kind: Kind::Semaphore,
-            key,
-        }
+        Name::new(Kind::Semaphore, key)
     }
 
     /// The name of the latch called `key`.
     pub fn latch(key: Key) -> Self {
-        Name {
-            kind: Kind::Latch,
-            key,
-        }
+        Name::new(Kind::Latch, key)
     }
 
     /// The name of the election called `key`.
     pub fn election(key: Key) -> Self {
-        Name {
-            kind: Kind::Election,
-            key,
-        }
+        Name::new(Kind::Election, key)
     }
 }
 
@@ -222,17 +215,16 @@ impl FromStr for Holder {
     type Err = NotAHolder;
 
     fn from_str(s: &str) -> Result<Self, NotAHolder> {
-        let mut parts = s.split(':');
-        let (Some(node), Some(claim), Some(nonce), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(NotAHolder);
+        let read = || {
+            let (node, rest) = s.split_once(':')?;
+            let (claim, nonce) = rest.split_once(':')?;
+            Some(Holder {
+                node: node.parse().ok()?,
+                claim: claim.parse().ok()?,
+                nonce: u64::from_str_radix(nonce, 16).ok()?,
+            })
         };
-        Ok(Holder {
-            node: node.parse().map_err(|_| NotAHolder)?,
-            claim: claim.parse().map_err(|_| NotAHolder)?,
-            nonce: u64::from_str_radix(nonce, 16).map_err(|_| NotAHolder)?,
-        })
+        read().ok_or(NotAHolder)
     }
 }
 

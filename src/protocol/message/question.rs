@@ -1,6 +1,9 @@
 //! What is asked about a key without a wish for a lease of it, and what a store answers.
 
-use crate::protocol::message::{Checkpoint, GrantNumber, Holder, NodeId, TickTime};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::protocol::message::names::{GrantNumber, Holder, NodeId, TickTime};
 
 /// What is asked of a job, a semaphore, a latch, an election or another's lease without a wish for one. It makes no claim, and may be asked
 /// again at any time.
@@ -152,6 +155,16 @@ impl Question {
             Question::CountDown { called } => Some(called),
             _ => None,
         }
+    }
+}
+
+/// What a run leaves behind for whoever runs its tick again, or the id of a call. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Checkpoint(pub Arc<[u8]>);
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint({} bytes)", self.0.len())
     }
 }
 

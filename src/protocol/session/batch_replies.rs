@@ -4,21 +4,20 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{BatchReply, Executed, Failure, Reply, Unanswered};
 use crate::protocol::session::connection::{Connection, is_broken};
-use crate::protocol::session::in_flight::InFlight;
+use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionEvent};
+use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
 use crate::protocol::session::{BATCHES, Session};
-use crate::protocol::step::{Input, Tag};
+use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Session<P> {
     #[inline]
     pub(super) fn replied(
         &mut self,
-        now: Instant,
         id: BatchId,
         reply: Result<BatchReply, Failure>,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) {
         let at = self.in_flight.iter().position(|batch| batch.id == id);
         // Of a connection that was given up: it decides nothing.
@@ -32,37 +31,29 @@ impl<P: Plant> Session<P> {
             return;
         };
         match reply {
-            Ok(reply) if reply.replies.len() == batch.requests.len() => {
-                self.answered(now, batch, reply, effects)
-            }
+            Ok(reply) if reply.replies.len() == batch.requests.len() => self.answered(batch, reply, cx),
             Ok(_) => {
                 let error = StoreError::new(
                     StoreErrorKind::Interrupted,
                     format_args!("the reply of {} does not fit the batch", self.options.server),
                 );
                 let executed = Executed::Unknown;
-                self.batch_failed(now, batch, Failure { executed, error }, effects);
+                self.batch_failed(batch, Failure { executed, error }, cx);
             }
-            Err(failure) => self.batch_failed(now, batch, failure, effects),
+            Err(failure) => self.batch_failed(batch, failure, cx),
         }
     }
 
     #[inline]
-    pub(super) fn answered(
-        &mut self,
-        now: Instant,
-        batch: InFlight,
-        reply: BatchReply,
-        effects: &mut Vec<SessionEffect>,
-    ) {
-        self.hear(now, batch.connection);
+    fn answered(&mut self, batch: InFlight, reply: BatchReply, cx: &mut SessionContext<'_>) {
+        self.hear(cx.now, batch.connection);
         if reply.time > 0 {
-            self.hear_time(reply.time, batch.sent, now);
+            self.hear_time(reply.time, batch.sent, cx.now);
         }
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
-        let (time, mut replies) = (reply.time, reply.replies);
-        for (request, reply) in requests.drain(..).zip(replies.drain(..)) {
+        let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
+        for (Pending { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
                 self.saw(number);
             }
@@ -74,17 +65,14 @@ impl<P: Plant> Session<P> {
                 Reply::Late => refused = true,
                 _ => {}
             }
-            if !request.over {
-                let (tag, sent) = (request.tag, batch.sent);
-                effects.push(SessionEffect::Tell(
-                    request.name,
-                    Input::Answered {
-                        tag,
-                        sent,
-                        time,
-                        reply,
-                    },
-                ));
+            if !over {
+                let input = Input::Answered {
+                    tag,
+                    sent,
+                    time,
+                    reply,
+                };
+                cx.effects.push(SessionEffect::Tell(name, input));
             }
         }
         if !demoted {
@@ -95,31 +83,24 @@ impl<P: Plant> Session<P> {
         }
         self.replies = replies;
         for probe in batch.probes {
-            effects.push(SessionEffect::Probed(probe, Ok(())));
+            cx.effects.push(SessionEffect::Probed(probe, Ok(())));
         }
         if self.options.can_fail {
-            let sent = batch.sent;
-            effects.push(SessionEvent::Answered { refused, sent }.into());
+            cx.event(SessionEvent::Answered { refused, sent });
         }
         if demoted {
             let error = StoreError::refused(StoreRefusal::ReadOnly);
-            self.give_up(now, batch.connection, batch.sent, error, effects);
+            self.give_up(batch.connection, sent, error, cx);
         }
     }
 
     /// A whole batch has no reply: the server refused it, or the connection broke.
-    pub(super) fn batch_failed(
-        &mut self,
-        now: Instant,
-        batch: InFlight,
-        failure: Failure,
-        effects: &mut Vec<SessionEffect>,
-    ) {
+    pub(super) fn batch_failed(&mut self, batch: InFlight, failure: Failure, cx: &mut SessionContext<'_>) {
         let Failure { executed, error } = failure;
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
         // A server that only refuses is there, and of no use: nobody rides that out as if it had answered.
         if refused {
-            self.used(now);
+            self.used(cx.now);
         }
         self.miss(batch.sent);
         // Nobody is excused by a connection that never answered: it may break for what they ask.
@@ -129,55 +110,54 @@ impl<P: Plant> Session<P> {
             Executed::Unknown => Unanswered::Unknown,
         };
         let (connection, sent) = (batch.connection, batch.sent);
-        self.tell_unanswered(now, batch, why, &error, effects);
+        self.tell_unanswered(batch, why, &error, cx);
         if is_broken(&error) {
-            self.give_up(now, connection, sent, error, effects);
+            self.give_up(connection, sent, error, cx);
         }
     }
 
     pub(super) fn tell_unanswered(
         &mut self,
-        now: Instant,
         batch: InFlight,
         why: Unanswered,
         error: &StoreError,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) {
-        let late_after = batch.late_after.max(now);
+        let late_after = batch.late_after.max(cx.now);
         let writes = batch.write.filter(|_| batch.deadline.is_some());
-        effects.extend(writes.map(|write| SessionEffect::WriteFailed(write, why, error.clone())));
-        let told = batch.requests.into_iter().filter(|request| !request.over);
-        let before = effects.len();
-        for request in told {
-            let input = self.unanswered(request.tag, why, late_after, error.clone());
-            effects.push(SessionEffect::Tell(request.name, input));
+        let failed = writes.map(|write| SessionEffect::WriteFailed(write, why, error.clone()));
+        cx.effects.extend(failed);
+        let before = cx.effects.len();
+        for Pending { tag, name, .. } in batch.requests.into_iter().filter(|request| !request.over) {
+            let request = Expired {
+                tag,
+                name,
+                late_after,
+            };
+            cx.effects.push(self.unanswered(request, why, error.clone()));
         }
-        let told = effects.len() - before;
+        let told = cx.effects.len() - before;
         match why {
-            Unanswered::Bystander if told > 0 => effects.push(SessionEvent::Bystanders(told).into()),
-            Unanswered::Unknown if told > 0 => effects.push(SessionEvent::TimedOut(told).into()),
+            Unanswered::Bystander if told > 0 => cx.event(SessionEvent::Bystanders(told)),
+            Unanswered::Unknown if told > 0 => cx.event(SessionEvent::TimedOut(told)),
             _ => {}
         }
         for probe in batch.probes {
-            effects.push(SessionEffect::Probed(probe, Err(error.clone())));
+            cx.effects.push(SessionEffect::Probed(probe, Err(error.clone())));
         }
     }
 
-    pub(super) fn unanswered(
-        &self,
-        tag: Tag,
-        why: Unanswered,
-        late_after: Instant,
-        error: StoreError,
-    ) -> Input {
-        Input::Failed {
-            tag,
+    /// Tells the key machine that a request has no answer.
+    pub(super) fn unanswered(&self, request: Expired, why: Unanswered, error: StoreError) -> SessionEffect {
+        let input = Input::Failed {
+            tag: request.tag,
             why,
-            late_after,
+            late_after: request.late_after,
             heard: self.heard,
             away: self.missed.max(self.heard),
             error,
-        }
+        };
+        SessionEffect::Tell(request.name, input)
     }
 
     pub(super) fn hear(&mut self, now: Instant, connection: Attempt) {

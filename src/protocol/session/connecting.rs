@@ -8,9 +8,10 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::Unanswered;
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
-use crate::protocol::session::in_flight::InFlight;
-use crate::protocol::session::step::{Attempt, PAUSE, SessionEffect, SessionEvent};
+use crate::protocol::session::in_flight::{Expired, InFlight};
+use crate::protocol::session::step::{Attempt, PAUSE, SessionContext, SessionEffect, SessionEvent};
 use crate::protocol::session::{NO_ANSWER, Session};
+use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
 
 /// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
@@ -49,23 +50,17 @@ impl<P: Plant> Session<P> {
         self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
     }
 
-    pub(super) fn connect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
-        let attempt = next_attempt(&mut self.ids);
-        self.connection = Connection::Opening { attempt, began: now };
-        effects.push(SessionEffect::Connect(attempt));
+    pub(super) fn connect(&mut self, cx: &mut SessionContext<'_>) {
+        let (attempt, began) = (next_attempt(&mut self.ids), cx.now);
+        self.connection = Connection::Opening { attempt, began };
+        cx.effects.push(SessionEffect::Connect(attempt));
     }
 
-    pub(super) fn connected(
-        &mut self,
-        now: Instant,
-        attempt: Attempt,
-        time: u64,
-        effects: &mut Vec<SessionEffect>,
-    ) {
-        let began = match self.connection {
-            Connection::Opening { attempt: ours, began } if ours == attempt => began,
-            // Of an attempt that was given up.
-            _ => return effects.push(SessionEffect::Close(attempt)),
+    pub(super) fn connected(&mut self, attempt: Attempt, time: u64, cx: &mut SessionContext<'_>) {
+        let now = cx.now;
+        // Of an attempt that was given up nothing is wanted.
+        let Some(began) = self.connection.opening_since(attempt) else {
+            return cx.effects.push(SessionEffect::Close(attempt));
         };
         self.hear_time(time, began, now);
         self.heard = Some(now);
@@ -79,55 +74,57 @@ impl<P: Plant> Session<P> {
             used: now,
         };
         self.inbox.retry_now(now);
-        effects.push(SessionEffect::Event(SessionEvent::Connected(now.since(began))));
-        effects.push(SessionEffect::Reachable);
+        cx.event(SessionEvent::Connected(now.since(began)));
+        cx.effects.push(SessionEffect::Reachable);
     }
 
     pub(super) fn connect_failed(
         &mut self,
-        now: Instant,
         attempt: Attempt,
         error: StoreError,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) {
-        let began = match self.connection {
-            Connection::Opening { attempt: ours, began } if ours == attempt => began,
-            // A late error of an old attempt says nothing of its successor.
-            _ => return,
+        // A late error of an old attempt says nothing of its successor.
+        let Some(began) = self.connection.opening_since(attempt) else {
+            return;
         };
         self.miss(began);
         self.unreachable = true;
-        self.close(now, error, false, effects);
-        if self.is_down(now) {
-            self.tell_down(now, effects);
-        } else {
-            // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
-            for outgoing in self.queue.take_renewals() {
-                let input = self.unanswered(outgoing.tag, Unanswered::No, now, self.lost_error());
-                effects.push(SessionEffect::Tell(outgoing.request.name, input));
-            }
+        self.close(error, false, cx);
+        if self.is_down(cx.now) {
+            return self.tell_down(cx);
         }
-        self.fail_probes(effects);
-        self.fail_queued_writes(Unanswered::No, effects);
+        // Holders and waiters know that a renewal did not arrive yet, and try again. Others wait until that is certain.
+        let renewals = self.queue.take_renewals();
+        self.tell_unsent(renewals, Unanswered::No, cx);
+    }
+
+    /// Tells that these requests were not sent, nor what asks for a sign of life, nor writes.
+    fn tell_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
+        let error = self.lost_error();
+        for outgoing in unsent {
+            let request = Expired {
+                tag: outgoing.tag,
+                name: outgoing.request.name,
+                late_after: cx.now,
+            };
+            cx.effects.push(self.unanswered(request, why, error.clone()));
+        }
+        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
+        cx.effects.extend(self.probes.drain(..).map(failed));
+        self.fail_queued_writes(why, cx.effects);
     }
 
     /// Closed, and not to be opened again before a pause that doubles.
-    pub(super) fn close(
-        &mut self,
-        now: Instant,
-        error: StoreError,
-        idle: bool,
-        effects: &mut Vec<SessionEffect>,
-    ) {
+    fn close(&mut self, error: StoreError, idle: bool, cx: &mut SessionContext<'_>) {
         let part = part_of_pause(&mut self.jitter);
         let pause = self.backoff.next(part);
         self.connection = Connection::Closed {
-            since: now,
-            until: now + pause,
+            since: cx.now,
+            until: cx.now + pause,
         };
-        let lost = error.clone();
-        effects.push(SessionEvent::ConnectionLost { error: lost, idle }.into());
-        self.lost = Some(error);
+        self.lost = Some(error.clone());
+        cx.event(SessionEvent::ConnectionLost { error, idle });
     }
 
     /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
@@ -138,23 +135,12 @@ impl<P: Plant> Session<P> {
     }
 
     /// Nothing is sent to a server that is down.
-    pub(super) fn tell_down(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    pub(super) fn tell_down(&mut self, cx: &mut SessionContext<'_>) {
         let queued = self.queue.take_all();
         if !queued.is_empty() {
-            effects.push(SessionEffect::Event(SessionEvent::Down(queued.len())));
+            cx.event(SessionEvent::Down(queued.len()));
         }
-        for outgoing in queued {
-            let input = self.unanswered(outgoing.tag, Unanswered::Down, now, self.lost_error());
-            effects.push(SessionEffect::Tell(outgoing.request.name, input));
-        }
-        self.fail_probes(effects);
-        self.fail_queued_writes(Unanswered::Down, effects);
-    }
-
-    pub(super) fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {
-        let error = self.lost_error();
-        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
-        effects.extend(self.probes.drain(..).map(failed));
+        self.tell_unsent(queued, Unanswered::Down, cx);
     }
 
     pub(super) fn lost_error(&self) -> StoreError {
@@ -174,11 +160,11 @@ impl<P: Plant> Session<P> {
     }
 
     /// A sign of life: an empty batch. Whoever is silent is given up as after a request.
-    pub(super) fn ask_for_a_sign(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    pub(super) fn ask_for_a_sign(&mut self, cx: &mut SessionContext<'_>) {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
-            self.send(now, attempt, 0, Vec::new(), effects);
+            self.send(attempt, None, cx);
         }
     }
 
@@ -186,12 +172,12 @@ impl<P: Plant> Session<P> {
     /// broken.
     pub(super) fn give_up(
         &mut self,
-        now: Instant,
         connection: Attempt,
         sent: Instant,
         error: StoreError,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) {
+        let now = cx.now;
         if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
             return;
         }
@@ -200,10 +186,10 @@ impl<P: Plant> Session<P> {
         if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
             self.predecessor = Some(connection);
         } else {
-            effects.push(SessionEffect::Close(connection));
+            cx.effects.push(SessionEffect::Close(connection));
         }
         let idle = *error.kind() == StoreErrorKind::Interrupted && self.was_idle_before(sent);
-        self.close(now, error.clone(), idle, effects);
+        self.close(error.clone(), idle, cx);
         // It did its work until now. One that refuses everything did not.
         if excused
             && !matches!(error.kind(), StoreErrorKind::Refused(_))
@@ -221,10 +207,10 @@ impl<P: Plant> Session<P> {
                 true if !overdue => Unanswered::Bystander,
                 _ => Unanswered::Unknown,
             };
-            self.tell_unanswered(now, batch, why, &error, effects);
+            self.tell_unanswered(batch, why, &error, cx);
         }
         // What broke or silenced one did so to the other, or soon will.
-        self.inbox.connection_lost(now, sent, effects);
+        self.inbox.connection_lost(sent, cx);
     }
 
     /// Nothing was under way for a while before what was sent then and what is still under way.

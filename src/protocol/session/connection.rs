@@ -25,6 +25,16 @@ pub(crate) enum Connection {
     },
 }
 
+impl Connection {
+    /// Returns when this attempt to open it began, if it is under way.
+    pub(crate) fn opening_since(&self, attempt: Attempt) -> Option<Instant> {
+        match self {
+            Connection::Opening { attempt: ours, began } if *ours == attempt => Some(*began),
+            _ => None,
+        }
+    }
+}
+
 pub(crate) fn next_attempt(ids: &mut u64) -> Attempt {
     *ids += 1;
     Attempt(*ids)

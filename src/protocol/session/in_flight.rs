@@ -48,6 +48,15 @@ pub(crate) struct Pending {
     pub(crate) over: bool,
 }
 
+/// A request that has no answer.
+#[derive(Debug)]
+pub(crate) struct Expired {
+    pub(crate) tag: Tag,
+    pub(crate) name: Name,
+    /// From when on the server refuses it as late.
+    pub(crate) late_after: Instant,
+}
+
 impl InFlight {
     /// An answer about some job is still waited for.
     pub(crate) fn is_of_jobs(&self) -> bool {
@@ -56,12 +65,16 @@ impl InFlight {
     }
 
     /// Requests whose own time is over are waited for no more; the batch goes on.
-    pub(crate) fn expire(&mut self, now: Instant, told: &mut Vec<(Tag, Name, Instant)>) {
+    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Expired>) {
         let late_after = self.late_after.max(now);
         for request in &mut self.requests {
             if !request.over && request.deadline <= now {
                 request.over = true;
-                told.push((request.tag, request.name.clone(), late_after));
+                expired.push(Expired {
+                    tag: request.tag,
+                    name: request.name.clone(),
+                    late_after,
+                });
             }
         }
         let waited = self.requests.iter().filter(|request| !request.over);

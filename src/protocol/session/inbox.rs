@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::session::backoff::Backoff;
 use crate::protocol::session::step::{
-    Attempt, InboxEffect, PAUSE, SILENCE, SessionEffect, SessionEvent, SessionOptions,
+    Attempt, InboxEffect, PAUSE, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionOptions,
 };
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
@@ -67,33 +67,25 @@ impl Inbox {
     }
 
     /// Opened, if it is this attempt that is waited for.
-    pub(crate) fn opened(
-        &mut self,
-        now: Instant,
-        attempt: Attempt,
-        effects: &mut Vec<SessionEffect>,
-    ) -> bool {
-        match self.state {
-            State::Opening { attempt: ours, .. } if ours == attempt => {}
-            _ => {
-                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
-                return false;
-            }
+    pub(crate) fn opened(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) -> bool {
+        if !matches!(self.state, State::Opening { attempt: ours, .. } if ours == attempt) {
+            cx.inbox(InboxEffect::Close(attempt));
+            return false;
         }
         self.state = State::Open {
             attempt,
-            since: now,
-            heard: now,
+            since: cx.now,
+            heard: cx.now,
             asked: None,
         };
-        effects.push(SessionEffect::Event(SessionEvent::InboxOpen));
+        cx.event(SessionEvent::InboxOpen);
         // News each time: grants may have been missed.
         self.told = InboxState::Confirmed;
-        effects.push(SessionEffect::InboxState(InboxState::Confirmed));
+        cx.effects.push(SessionEffect::InboxState(InboxState::Confirmed));
         true
     }
 
-    pub(crate) fn heard(&mut self, now: Instant, attempt: Attempt, effects: &mut Vec<SessionEffect>) {
+    pub(crate) fn heard(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
         if let State::Open {
             attempt: ours,
             heard,
@@ -102,19 +94,18 @@ impl Inbox {
         } = &mut self.state
             && *ours == attempt
         {
-            (*heard, *asked) = (now, None);
-            self.tell(InboxState::Confirmed, effects);
+            (*heard, *asked) = (cx.now, None);
+            self.tell(InboxState::Confirmed, cx);
         }
     }
 
     /// Broken, or not opened. True when it had been open: then the connection is under suspicion, too.
     pub(crate) fn failed(
         &mut self,
-        now: Instant,
         attempt: Attempt,
         error: StoreError,
         part: f64,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) -> bool {
         let was_open_since = match self.state {
             State::Opening { attempt: ours, .. } if ours == attempt => None,
@@ -124,7 +115,7 @@ impl Inbox {
             _ => return false,
         };
         // One that breaks as soon as it is open is opened no sooner for it.
-        let lasted = was_open_since.is_some_and(|since| now.since(since) >= PAUSE.1);
+        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= PAUSE.1);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
         let pause = if refused {
             REFUSED
@@ -135,61 +126,61 @@ impl Inbox {
             self.backoff.next(part)
         };
         self.state = State::Closed {
-            since: now,
-            until: now + pause,
+            since: cx.now,
+            until: cx.now + pause,
         };
-        effects.push(SessionEvent::InboxLost(error).into());
+        cx.event(SessionEvent::InboxLost(error));
         let state = if refused {
             InboxState::Refused
         } else {
             InboxState::Unconfirmed
         };
-        self.tell(state, effects);
+        self.tell(state, cx);
         was_open_since.is_some()
     }
 
     /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
-    pub(crate) fn suspect(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    pub(crate) fn suspect(&mut self, cx: &mut SessionContext<'_>) {
         if self.remote
             && let State::Open { attempt, asked, .. } = &mut self.state
         {
             if asked.is_none() {
-                *asked = Some(now);
-                effects.push(SessionEffect::Inbox(InboxEffect::Ping(*attempt)));
+                *asked = Some(cx.now);
+                cx.inbox(InboxEffect::Ping(*attempt));
             }
-            self.tell(InboxState::Unconfirmed, effects);
+            self.tell(InboxState::Unconfirmed, cx);
         }
     }
 
     /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
     /// server where nothing may be published that costs little.
-    pub(crate) fn missed_push(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    pub(crate) fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
         if let State::Open { heard, .. } = self.state
-            && now.since(heard) >= PAUSE.1
+            && cx.now.since(heard) >= PAUSE.1
         {
-            self.suspect(now, effects);
+            self.suspect(cx);
         }
     }
 
     /// The connection to its server was given up, on which something was sent at `sent` in vain. An inbox without a sign of
     /// life since then is replaced together with the connection. One that is young is only suspected, as each of both may
     /// open and break in turn.
-    pub(crate) fn connection_lost(&mut self, now: Instant, sent: Instant, effects: &mut Vec<SessionEffect>) {
+    pub(crate) fn connection_lost(&mut self, sent: Instant, cx: &mut SessionContext<'_>) {
         match self.state {
             State::Open {
                 attempt,
                 since,
                 heard,
                 ..
-            } if self.remote && heard < sent && now.since(since) >= PAUSE.1 => {
-                effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+            } if self.remote && heard < sent && cx.now.since(since) >= PAUSE.1 => {
+                cx.inbox(InboxEffect::Close(attempt));
                 self.state = State::Closed {
-                    since: now,
-                    until: now,
+                    since: cx.now,
+                    until: cx.now,
                 };
-                self.tell(InboxState::Unconfirmed, effects);
+                self.tell(InboxState::Unconfirmed, cx);
             }
-            _ => self.suspect(now, effects),
+            _ => self.suspect(cx),
         }
     }
 
@@ -205,59 +196,48 @@ impl Inbox {
     /// Does what is due. True when it turned out to be dead.
     pub(crate) fn step(
         &mut self,
-        now: Instant,
         next_attempt: impl FnOnce() -> Attempt,
         part: impl FnOnce() -> f64,
-        effects: &mut Vec<SessionEffect>,
+        cx: &mut SessionContext<'_>,
     ) -> bool {
-        match self.state {
-            State::Closed { until, .. } if until <= now => {
+        let now = cx.now;
+        match &mut self.state {
+            State::Closed { until, .. } if *until <= now => {
                 let attempt = next_attempt();
                 self.state = State::Opening { attempt, began: now };
-                effects.push(SessionEffect::Inbox(InboxEffect::Open(attempt)));
-                false
+                cx.inbox(InboxEffect::Open(attempt));
             }
-            State::Opening { attempt, began } if now.since(began) >= self.timeout => {
-                self.give_up(now, attempt, "the subscription did not open", part(), effects)
+            State::Opening { attempt, began } if now.since(*began) >= self.timeout => {
+                let attempt = *attempt;
+                return self.give_up(attempt, "the subscription did not open", part(), cx);
             }
             State::Open {
                 attempt,
                 asked: Some(asked),
                 ..
-            } if now.since(asked) >= self.timeout => {
-                self.give_up(now, attempt, "the subscription is silent", part(), effects)
+            } if now.since(*asked) >= self.timeout => {
+                let attempt = *attempt;
+                return self.give_up(attempt, "the subscription is silent", part(), cx);
             }
             State::Open {
                 attempt,
-                since,
                 heard,
-                asked: None,
-            } if self.remote && now.since(heard) >= SILENCE => {
-                self.state = State::Open {
-                    attempt,
-                    since,
-                    heard,
-                    asked: Some(now),
-                };
-                effects.push(SessionEffect::Inbox(InboxEffect::Ping(attempt)));
-                false
+                asked: asked @ None,
+                ..
+            } if self.remote && now.since(*heard) >= SILENCE => {
+                *asked = Some(now);
+                cx.inbox(InboxEffect::Ping(*attempt));
             }
-            _ => false,
+            _ => {}
         }
+        false
     }
 
-    fn give_up(
-        &mut self,
-        now: Instant,
-        attempt: Attempt,
-        why: &str,
-        part: f64,
-        effects: &mut Vec<SessionEffect>,
-    ) -> bool {
-        effects.push(SessionEffect::Inbox(InboxEffect::Close(attempt)));
+    fn give_up(&mut self, attempt: Attempt, why: &str, part: f64, cx: &mut SessionContext<'_>) -> bool {
+        cx.inbox(InboxEffect::Close(attempt));
         let timeout = self.timeout;
         let error = StoreError::new(StoreErrorKind::TimedOut, format_args!("{why} within {timeout:?}"));
-        self.failed(now, attempt, error, part, effects)
+        self.failed(attempt, error, part, cx)
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
@@ -272,9 +252,9 @@ impl Inbox {
         }
     }
 
-    fn tell(&mut self, state: InboxState, effects: &mut Vec<SessionEffect>) {
+    fn tell(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
         if std::mem::replace(&mut self.told, state) != state {
-            effects.push(SessionEffect::InboxState(state));
+            cx.effects.push(SessionEffect::InboxState(state));
         }
     }
 }

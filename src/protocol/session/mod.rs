@@ -21,10 +21,11 @@ use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, Pending, QueuedWrite};
 use crate::protocol::session::inbox::Inbox;
-use crate::protocol::session::queue::Queue;
+use crate::protocol::session::queue::{Limits, Queue};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{
-    Attempt, BatchId, Probe, SILENCE, SessionEffect, SessionEvent, SessionInput, SessionOptions,
+    Attempt, BatchId, Probe, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionInput,
+    SessionOptions,
 };
 use crate::protocol::step::{Class, Outgoing};
 use crate::protocol::time::Instant;
@@ -192,17 +193,16 @@ impl<P: Plant> Session<P> {
 
     /// Takes in what happened.
     pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
+        let cx = &mut SessionContext { now, effects };
         match input {
-            SessionInput::Connected { attempt, time } => self.connected(now, attempt, time, effects),
-            SessionInput::ConnectFailed { attempt, error } => {
-                self.connect_failed(now, attempt, error, effects)
-            }
-            SessionInput::Replied { batch, reply } => self.replied(now, batch, reply, effects),
+            SessionInput::Connected { attempt, time } => self.connected(attempt, time, cx),
+            SessionInput::ConnectFailed { attempt, error } => self.connect_failed(attempt, error, cx),
+            SessionInput::Replied { batch, reply } => self.replied(batch, reply, cx),
             SessionInput::Probed(probe) => self.probes.push(probe),
             SessionInput::Write(write, lease) => self.queue_write(now, write, lease),
             SessionInput::InboxWanted => self.inbox.want(now),
             SessionInput::InboxOpened(attempt) => {
-                if self.inbox.opened(now, attempt, effects) {
+                if self.inbox.opened(attempt, cx) {
                     self.retry_now(now);
                 }
             }
@@ -211,12 +211,12 @@ impl<P: Plant> Session<P> {
                 // Callers ask for it on threads of their own, and only the driver sends.
                 self.wants_sign = self.in_flight.is_empty() && !is_young;
             }
-            SessionInput::PushMissed => self.inbox.missed_push(now, effects),
-            SessionInput::InboxHeard(attempt) => self.inbox.heard(now, attempt, effects),
+            SessionInput::PushMissed => self.inbox.missed_push(cx),
+            SessionInput::InboxHeard(attempt) => self.inbox.heard(attempt, cx),
             SessionInput::InboxFailed(attempt, error) => {
                 let part = part_of_pause(&mut self.jitter);
-                if self.inbox.failed(now, attempt, error, part, effects) {
-                    self.ask_for_a_sign(now, effects);
+                if self.inbox.failed(attempt, error, part, cx) {
+                    self.ask_for_a_sign(cx);
                 }
             }
         }
@@ -224,28 +224,29 @@ impl<P: Plant> Session<P> {
 
     /// Sends what can be sent, and does what is due.
     pub fn step(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
-        self.look_at_deadlines(now, effects);
+        let cx = &mut SessionContext { now, effects };
+        self.look_at_deadlines(cx);
         let (ids, jitter) = (&mut self.ids, &mut self.jitter);
-        let (attempt, part) = (|| next_attempt(ids), || part_of_pause(jitter));
-        if self.inbox.step(now, attempt, part, effects) {
-            self.ask_for_a_sign(now, effects);
-        }
-        if std::mem::take(&mut self.wants_sign) && self.in_flight.is_empty() {
-            self.ask_for_a_sign(now, effects);
+        let is_dead = self
+            .inbox
+            .step(|| next_attempt(ids), || part_of_pause(jitter), cx);
+        let wants_sign = std::mem::take(&mut self.wants_sign) && self.in_flight.is_empty();
+        if is_dead || wants_sign {
+            self.ask_for_a_sign(cx);
         }
         match self.connection {
             Connection::Closed { until, .. } if self.is_wanted() => {
                 if until <= now {
-                    self.connect(now, effects);
+                    self.connect(cx);
                 } else if self.is_down(now) {
-                    self.tell_down(now, effects);
+                    self.tell_down(cx);
                 }
             }
             Connection::Open { used, .. } => {
-                self.send_all(now, effects);
-                self.send_writes(now, effects);
+                self.send_all(cx);
+                self.send_writes(now, cx.effects);
                 if self.options.remote && self.in_flight.is_empty() && now.since(used) >= SILENCE {
-                    self.ask_for_a_sign(now, effects);
+                    self.ask_for_a_sign(cx);
                 }
             }
             _ => {}
@@ -268,7 +269,7 @@ impl<P: Plant> Session<P> {
         };
         let batches = self.in_flight.iter();
         let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
-        let gathered = self.gathered_at();
+        let gathered = self.jobs_sent.and_then(|sent| self.gathered_at(sent));
         let timers = connection.into_iter().chain(gathered);
         let timers = timers.chain(self.next_write_due());
         batches.chain(timers).chain(self.inbox.next_due()).min()
@@ -289,54 +290,51 @@ impl<P: Plant> Session<P> {
     /// answer's time; owners' renewals do not wait. A server that is near answers before much has gathered, so the next batch
     /// has a fixed time at least; for that, what runs ask about themselves does not wait, as one asks after the other. Answers
     /// what is the least urgent that does not wait.
-    fn gathers(&self, now: Instant) -> Option<Class> {
+    fn gathers(&self, now: Instant, sent: Instant) -> Option<Class> {
         if self.in_flight.iter().any(InFlight::is_of_jobs) {
             return Some(Class::OwnerRenewal);
         }
-        let sent = self.jobs_sent.filter(|_| self.options.remote);
-        let is_young = sent.is_some_and(|sent| now.since(sent) < GATHERS);
+        let is_young = self.options.remote && now.since(sent) < GATHERS;
         is_young.then_some(Class::Question)
     }
 
     /// When that time is over for something that waits for nothing else.
-    fn gathered_at(&self) -> Option<Instant> {
+    fn gathered_at(&self, sent: Instant) -> Option<Instant> {
         let is_open = matches!(self.connection, Connection::Open { .. });
         let waits = self.queue.has_jobs() && !self.in_flight.iter().any(InFlight::is_of_jobs);
-        let sent = self.jobs_sent.filter(|_| self.options.remote);
-        sent.filter(|_| is_open && waits && self.batches() < BATCHES)
-            .map(|sent| sent + GATHERS)
+        let is_next = self.options.remote && is_open && waits && self.batches() < BATCHES;
+        is_next.then(|| sent + GATHERS)
     }
 
-    fn send_all(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    fn send_all(&mut self, cx: &mut SessionContext<'_>) {
         while let Connection::Open { attempt, .. } = self.connection
-            && (!self.probes.is_empty() || self.queue.is_ready(REQUESTS, self.gathers(now)))
             && self.batches() < BATCHES
         {
+            // Without a batch about jobs before it, nothing gathers.
+            let gathers = self.jobs_sent.and_then(|sent| self.gathers(cx.now, sent));
+            let limits = Limits {
+                most: REQUESTS,
+                gathers,
+            };
+            if self.probes.is_empty() && !self.queue.is_ready(limits) {
+                break;
+            }
             let connection = match self.predecessor {
                 Some(old) if self.ids.is_multiple_of(2) => old,
                 _ => attempt,
             };
-            let probes = std::mem::take(&mut self.probes);
-            self.send(now, connection, REQUESTS, probes, effects);
+            self.send(connection, Some(limits), cx);
         }
     }
 
-    /// Sends a batch of the next requests. None at `most`: an empty one.
-    fn send(
-        &mut self,
-        now: Instant,
-        connection: Attempt,
-        most: usize,
-        probes: Vec<Probe>,
-        effects: &mut Vec<SessionEffect>,
-    ) {
+    /// Sends a batch of the next requests within these limits, and the probes. Without limits it sends an empty one.
+    fn send(&mut self, connection: Attempt, limits: Option<Limits>, cx: &mut SessionContext<'_>) {
         self.ids += 1;
-        let id = BatchId(self.ids);
-        let (timeout, gathers) = (self.options.request_timeout, self.gathers(now));
+        let (id, now, timeout) = (BatchId(self.ids), cx.now, self.options.request_timeout);
         let mut gives_up = now + timeout;
         let (mut latest, mut deadline) = (now + SHORTEST, None::<Instant>);
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
-        let mut note = |outgoing: &Outgoing| {
+        let note = |outgoing: &Outgoing| {
             let at = now + patience(outgoing.lease, timeout);
             if outgoing.lease >= LONG {
                 gives_up = gives_up.min(at);
@@ -351,27 +349,29 @@ impl<P: Plant> Session<P> {
                 over: false,
             });
         };
-        let rule = if most > 0 {
-            self.queue.take(most, gathers, &mut requests, &mut note)
-        } else {
-            Rule::Each
+        let (rule, probes) = match limits {
+            Some(limits) => (
+                self.queue.take(limits, &mut requests, note),
+                std::mem::take(&mut self.probes),
+            ),
+            None => (Rule::Each, Vec::new()),
         };
-        self.note_kind(now, &mut requests, &pending);
+        match requests.first().map(|first| first.name.kind) {
+            Some(Kind::Job) => self.jobs_sent = Some(now),
+            Some(Kind::Latch) => self.date(&mut requests, &pending),
+            _ => {}
+        }
         // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
         let (not_after, late_after) = match &self.clock {
             Some(clock) => clock.bounds(latest.min(gives_up)),
             None => (u64::MAX, latest + timeout),
         };
-        let late_after = if self.plant.planted(Flaw::LateAfterTooEarly) {
-            now
-        } else {
-            late_after
-        };
+        let is_too_early = self.plant.planted(Flaw::LateAfterTooEarly);
         self.in_flight.push_back(InFlight {
             id,
             connection,
             sent: now,
-            late_after,
+            late_after: if is_too_early { now } else { late_after },
             gives_up,
             deadline,
             requests: pending,
@@ -379,53 +379,38 @@ impl<P: Plant> Session<P> {
             write: None,
         });
         self.used(now);
-        effects.push(SessionEffect::Send {
+        let batch = Batch {
+            highest: self.highest,
+            not_after,
+            poll_gap_ms: self.options.poll_gap.as_millis() as u64,
+            rule,
+            requests,
+        };
+        cx.effects.push(SessionEffect::Send {
             connection,
             id,
-            batch: Batch {
-                highest: self.highest,
-                not_after,
-                poll_gap_ms: self.options.poll_gap.as_millis() as u64,
-                rule,
-                requests,
-            },
+            batch,
         });
     }
 
-    /// What the kind of a batch asks for.
-    #[inline]
-    fn note_kind(&mut self, now: Instant, requests: &mut [Request], pending: &[Pending]) {
-        match requests.first().map(|first| first.name.kind) {
-            Some(Kind::Job) => self.jobs_sent = Some(now),
-            Some(Kind::Latch) => {
-                for (request, pending) in requests.iter_mut().zip(pending) {
-                    self.date(request, pending.called);
-                }
-            }
-            _ => {}
+    /// Says when requests were called for, by the server's clock, where that matters. The margin pays for small steps of that
+    /// since then: they matter to what may have been executed before.
+    fn date(&self, requests: &mut [Request], pending: &[Pending]) {
+        for (request, pending) in requests.iter_mut().zip(pending) {
+            let Verb::Ask(question) = &mut request.verb else {
+                continue;
+            };
+            let Some(called) = question.called() else { continue };
+            let (since, until) = match &self.clock {
+                Some(clock) => clock.at(pending.called),
+                None if self.options.remote => (0, u64::MAX),
+                // It answers at once: nothing is late.
+                None => (u64::MAX, u64::MAX),
+            };
+            let slack = u64::from(called.repeats) * 1000 * request.term.margin_ms;
+            called.since = since.saturating_sub(slack);
+            called.until = until.saturating_add(slack);
         }
-    }
-
-    /// Says when a request was called for, by the server's clock. The margin pays for small steps of that since then: they
-    /// matter to what may have been executed before.
-    fn date(&self, request: &mut Request, at: Instant) {
-        let Verb::Ask(question) = &mut request.verb else {
-            return;
-        };
-        let Some(called) = question.called() else { return };
-        let (since, until) = match &self.clock {
-            Some(clock) => clock.at(at),
-            None if self.options.remote => (0, u64::MAX),
-            // It answers at once: nothing is late.
-            None => (u64::MAX, u64::MAX),
-        };
-        let slack = if called.repeats {
-            1000 * request.term.margin_ms
-        } else {
-            0
-        };
-        called.since = since.saturating_sub(slack);
-        called.until = until.saturating_add(slack);
     }
 
     fn used(&mut self, now: Instant) {
@@ -436,16 +421,17 @@ impl<P: Plant> Session<P> {
 
     // What time brings.
 
-    fn look_at_deadlines(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
+    fn look_at_deadlines(&mut self, cx: &mut SessionContext<'_>) {
+        let now = cx.now;
         if let Connection::Opening { attempt, began } = self.connection
             && now.since(began) >= self.options.request_timeout
         {
-            effects.push(SessionEffect::Close(attempt));
+            cx.effects.push(SessionEffect::Close(attempt));
             let waited = self.options.request_timeout;
             let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to", waited);
-            self.connect_failed(now, attempt, error, effects);
+            self.connect_failed(attempt, error, cx);
         }
-        self.look_at_queued_writes(now, effects);
+        self.look_at_queued_writes(now, cx.effects);
         if self.in_flight.is_empty() {
             return;
         }
@@ -453,25 +439,25 @@ impl<P: Plant> Session<P> {
         let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);
         if let Some((connection, sent)) = overdue.map(|batch| (batch.connection, batch.sent)) {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of", now.since(sent));
-            self.give_up(now, connection, sent, error, effects);
+            self.give_up(connection, sent, error, cx);
         }
-        let (mut told, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);
+        let (mut expired, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);
         for batch in &mut self.in_flight {
             if batch.deadline.is_some_and(|deadline| deadline <= now) {
                 overdue.extend(batch.write);
-                batch.expire(now, &mut told);
+                batch.expire(now, &mut expired);
                 missed.get_or_insert(batch.sent);
             }
         }
         missed.inspect(|sent| self.miss(*sent));
-        self.tell_overdue_writes(overdue, effects);
-        if !told.is_empty() {
-            effects.push(SessionEffect::Event(SessionEvent::TimedOut(told.len())));
+        self.tell_overdue_writes(overdue, cx.effects);
+        if !expired.is_empty() {
+            cx.event(SessionEvent::TimedOut(expired.len()));
         }
-        for (tag, name, late_after) in told {
+        for request in expired {
             let error = self.error(StoreErrorKind::TimedOut, "no reply in time of");
-            let input = self.unanswered(tag, Unanswered::Unknown, late_after, error);
-            effects.push(SessionEffect::Tell(name, input));
+            let unanswered = self.unanswered(request, Unanswered::Unknown, error);
+            cx.effects.push(unanswered);
         }
     }
 }

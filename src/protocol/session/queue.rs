@@ -11,6 +11,9 @@ use crate::protocol::step::{Class, Outgoing};
 /// So many names are sooner compared with each other than hashed.
 const FEW: usize = 8;
 
+/// No line of any kind has requests.
+const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
+
 /// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
 /// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
 /// hold up no other key.
@@ -27,9 +30,6 @@ pub(crate) struct Queue {
     filled: [u8; Kind::ALL.len()],
     /// Claims that go together.
     groups: VecDeque<Vec<Outgoing>>,
-    /// How many requests there are, and how many of them in groups.
-    len: usize,
-    grouped: usize,
     /// The last batch was a group.
     was_group: bool,
     /// Planted: whatever came first goes first.
@@ -40,15 +40,23 @@ pub(crate) struct Queue {
     last: usize,
 }
 
+/// What a batch may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// So many requests at most.
+    pub(crate) most: usize,
+    /// What is of jobs and less urgent than this waits for more, unless it fills a batch.
+    pub(crate) gathers: Option<Class>,
+}
+
 /// The requests of one class.
 #[derive(Debug, Default)]
 struct Line {
     /// The first of each name.
     first: VecDeque<Outgoing>,
-    /// What waits behind the first of its name. None of it is empty.
+    /// What waits behind the first of its name. While more than [`FEW`] names are in `first`, each of them is here, perhaps
+    /// with nothing behind it.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
-    /// Every name in `first`, or nothing while they are few.
-    names: HashSet<Name, RandomState>,
 }
 
 impl Queue {
@@ -62,12 +70,11 @@ impl Queue {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.filled == NOTHING && self.groups.is_empty()
     }
 
     #[inline]
     pub(crate) fn push(&mut self, outgoing: &Outgoing) {
-        self.len += 1;
         let class = match outgoing.class {
             _ if self.unsorted => Class::OwnerRenewal,
             Class::Leave if self.leaves_last => Class::Claim,
@@ -80,13 +87,11 @@ impl Queue {
     }
 
     pub(crate) fn push_together(&mut self, claims: Vec<Outgoing>) {
-        self.len += claims.len();
-        self.grouped += claims.len();
         self.groups.push_back(claims);
     }
 
     /// The next group, if it goes before everything else that there is.
-    fn next_group(&mut self, most: usize, gathers: Option<Class>) -> Option<Vec<Outgoing>> {
+    fn next_group(&mut self, limits: Limits) -> Option<Vec<Outgoing>> {
         let group = self.groups.front()?;
         let leaves = |outgoing: &Outgoing| {
             let name = &outgoing.request.name;
@@ -97,17 +102,14 @@ impl Queue {
             .iter()
             .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
         // What waits for more is no reason to send nothing.
-        let has_others = self.len > self.grouped && self.most_urgent(most, gathers).is_some();
+        let has_others = self.most_urgent(limits).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
-        let group = self.was_group.then(|| self.groups.pop_front())??;
-        self.len -= group.len();
-        self.grouped -= group.len();
-        Some(group)
+        self.was_group.then(|| self.groups.pop_front())?
     }
 
-    /// Something may go. `gathers`: what is of jobs and less urgent than this waits for more, unless it fills a batch.
-    pub(crate) fn is_ready(&self, most: usize, gathers: Option<Class>) -> bool {
-        !self.groups.is_empty() || self.most_urgent(most, gathers).is_some()
+    /// Returns whether something may go.
+    pub(crate) fn is_ready(&self, limits: Limits) -> bool {
+        !self.groups.is_empty() || self.most_urgent(limits).is_some()
     }
 
     /// Something is of jobs.
@@ -115,37 +117,35 @@ impl Queue {
         self.filled[Kind::Job as usize] != 0
     }
 
-    /// The next batch, of at most `most` requests, into empty `requests`. Each is shown to `note` before. Answers how they
-    /// stand to each other.
+    /// The next batch into empty `requests`. Each is shown to `note` before. Answers how they stand to each other.
     #[inline]
     pub(crate) fn take(
         &mut self,
-        most: usize,
-        gathers: Option<Class>,
+        limits: Limits,
         requests: &mut Vec<Request>,
         mut note: impl FnMut(&Outgoing),
     ) -> Rule {
-        if let Some(group) = self.next_group(most, gathers) {
+        if !self.groups.is_empty()
+            && let Some(group) = self.next_group(limits)
+        {
             group.iter().for_each(note);
             requests.extend(group.into_iter().map(|outgoing| outgoing.request));
             return Rule::All;
         }
-        let Some(kind) = self.most_urgent(most, gathers) else {
+        let Some(kind) = self.most_urgent(limits) else {
             return Rule::Each;
         };
         self.last = kind;
-        let mut names = None;
         let mut filled = self.filled[kind];
         while filled != 0 {
             let class = filled.trailing_zeros();
             let line = &mut self.kinds[kind][class as usize];
-            line.take(most, requests, &mut names, &mut note);
+            line.take(limits.most, requests, &mut note);
             if line.first.is_empty() {
                 self.filled[kind] &= !(1 << class);
             }
             filled &= filled - 1;
         }
-        self.len -= requests.len();
         Rule::Each
     }
 
@@ -159,34 +159,26 @@ impl Queue {
                 *filled &= !(1 << class as usize);
             }
         }
-        self.len -= taken.len();
         taken
     }
 
     /// Everything, when there is no server to send it to.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
-        (self.len, self.grouped) = (0, 0);
         self.filled = Default::default();
         let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
         let groups = std::mem::take(&mut self.groups).into_iter().flatten();
         lines.flat_map(Line::into_requests).chain(groups).collect()
     }
 
-    fn most_urgent(&self, most: usize, gathers: Option<Class>) -> Option<usize> {
+    fn most_urgent(&self, limits: Limits) -> Option<usize> {
         // After each batch of a store that answers at once.
-        if self.len == self.grouped {
+        if self.filled == NOTHING {
             return None;
         }
         let is_held = |kind: usize, class: usize| {
-            let is_full = || {
-                self.kinds[kind]
-                    .iter()
-                    .map(|line| line.first.len())
-                    .sum::<usize>()
-                    >= most
-            };
-            let waits = gathers.is_some_and(|urgent| class > urgent as usize);
-            waits && kind == Kind::Job as usize && !is_full()
+            let waits = limits.gathers.is_some_and(|urgent| class > urgent as usize);
+            let ready = || self.kinds[kind].iter().map(|line| line.first.len()).sum();
+            waits && kind == Kind::Job as usize && limits.most > ready()
         };
         let mut best = None;
         for (kind, filled) in self.filled.iter().enumerate().filter(|(_, filled)| **filled != 0) {
@@ -225,46 +217,44 @@ impl Line {
     }
 
     fn contains(&self, name: &Name) -> bool {
-        if self.names.is_empty() {
-            self.first.iter().any(|other| other.request.name == *name)
+        if self.first.len() > FEW {
+            self.behind.contains_key(name)
         } else {
-            self.names.contains(name)
+            self.first.iter().any(|other| other.request.name == *name)
         }
     }
 
     /// The last of `first` is new there.
     fn index_last(&mut self) {
-        if !self.names.is_empty() {
-            let last = self.first.back().map(|last| last.request.name.clone());
-            self.names.extend(last);
-        } else if self.first.len() > FEW {
-            let names = self.first.iter().map(|outgoing| outgoing.request.name.clone());
-            self.names.extend(names);
+        let missing = match self.first.len() {
+            ..=FEW => 0,
+            length if length == FEW + 1 => length,
+            _ => 1,
+        };
+        for outgoing in self.first.iter().rev().take(missing) {
+            self.behind.entry(outgoing.request.name.clone()).or_default();
         }
     }
 
     /// The next of a name that was the first of all follows it.
     fn follow(&mut self, name: &Name) {
-        if let Some(behind) = self.behind.get_mut(name) {
-            self.first.extend(behind.pop_front());
-            if behind.is_empty() {
-                self.behind.remove(name);
-            }
-        } else if !self.names.is_empty() {
-            self.names.remove(name);
+        match self.behind.get_mut(name).map(VecDeque::pop_front) {
+            Some(Some(next)) => self.first.push_back(next),
+            Some(None) => drop(self.behind.remove(name)),
+            None => {}
         }
     }
 
     #[inline]
-    fn take(
-        &mut self,
-        most: usize,
-        requests: &mut Vec<Request>,
-        names: &mut Option<Names>,
-        note: &mut impl FnMut(&Outgoing),
-    ) {
+    fn take(&mut self, most: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
         // Only names of other classes can be in the batch already, so this many are skipped at the most.
         let others = requests.len();
+        let names = requests.iter().map(|other| other.name.clone());
+        let hashed = (others > FEW).then(|| names.collect::<HashSet<_, RandomState>>());
+        let is_named = |requests: &[Request], name: &Name| match &hashed {
+            Some(names) => names.contains(name),
+            None => requests[..others].iter().any(|other| other.name == *name),
+        };
         let mut skipped = Vec::new();
         for _ in 0..self.first.len() {
             if requests.len() == most {
@@ -273,12 +263,9 @@ impl Line {
             let Some(first) = self.first.pop_front() else {
                 break;
             };
-            if others > 0 {
-                let names = names.get_or_insert_default();
-                if names.contains(&requests[..others], &first.request.name) {
-                    skipped.push(first);
-                    continue;
-                }
+            if is_named(requests, &first.request.name) {
+                skipped.push(first);
+                continue;
             }
             note(&first);
             self.follow(&first.request.name);
@@ -287,25 +274,6 @@ impl Line {
         while let Some(outgoing) = skipped.pop() {
             self.first.push_front(outgoing);
         }
-    }
-}
-
-/// The names that a batch has from other classes.
-#[derive(Debug, Default)]
-struct Names {
-    hashed: HashSet<Name, RandomState>,
-    upto: usize,
-}
-
-impl Names {
-    fn contains(&mut self, others: &[Request], name: &Name) -> bool {
-        if others.len() <= FEW {
-            return others.iter().any(|other| other.name == *name);
-        }
-        let new = others[self.upto..].iter().map(|other| other.name.clone());
-        self.hashed.extend(new);
-        self.upto = others.len();
-        self.hashed.contains(name)
     }
 }
 
@@ -352,9 +320,13 @@ mod tests {
         Name::lock(Key::from(key))
     }
 
+    fn limits(most: usize, gathers: Option<Class>) -> Limits {
+        Limits { most, gathers }
+    }
+
     fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
         let (mut requests, mut claims) = (Vec::new(), Vec::new());
-        queue.take(most, None, &mut requests, |outgoing| {
+        queue.take(limits(most, None), &mut requests, |outgoing| {
             claims.push(outgoing.tag.claim.0)
         });
         let sent = requests.iter().map(|request| request.holder.claim.0);
@@ -457,18 +429,18 @@ mod tests {
         queue.push(&job(1, Class::Claim));
         queue.push(&job(2, Class::Leave));
         let (answer, more) = (Some(Class::OwnerRenewal), Some(Class::Question));
-        assert!(!queue.is_ready(4, more) && queue.is_ready(4, None));
+        assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(4, None)));
         queue.push(&job(3, Class::Claim));
-        assert!(!queue.is_ready(4, more) && queue.is_ready(3, more));
+        assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(3, more)));
         queue.push(&outgoing(lock("a"), 9, Class::Claim));
         let mut requests = Vec::new();
-        queue.take(8, answer, &mut requests, |_| {});
+        queue.take(limits(8, answer), &mut requests, |_| {});
         assert_eq!(requests[0].holder.claim.0, 9, "locks wait for no job");
-        assert!(!queue.is_ready(8, answer) && queue.has_jobs());
+        assert!(!queue.is_ready(limits(8, answer)) && queue.has_jobs());
         queue.push(&job(5, Class::Question));
-        assert!(!queue.is_ready(8, answer) && queue.is_ready(8, more));
+        assert!(!queue.is_ready(limits(8, answer)) && queue.is_ready(limits(8, more)));
         queue.push(&job(4, Class::OwnerRenewal));
-        assert!(queue.is_ready(8, answer));
+        assert!(queue.is_ready(limits(8, answer)));
         assert_eq!(
             take(&mut queue, 8),
             [4, 5, 2, 1, 3],
@@ -486,12 +458,12 @@ mod tests {
         queue.push(&outgoing(Name::job(Key::from("nightly")), 3, Class::Claim));
         for claim in [1, 2] {
             let mut requests = Vec::new();
-            assert!(queue.is_ready(8, gathers));
-            queue.take(8, gathers, &mut requests, |_| {});
+            assert!(queue.is_ready(limits(8, gathers)));
+            queue.take(limits(8, gathers), &mut requests, |_| {});
             assert_eq!(requests.len(), 1);
             assert_eq!(requests[0].holder.claim.0, claim);
         }
-        assert!(!queue.is_ready(8, gathers));
+        assert!(!queue.is_ready(limits(8, gathers)));
         assert_eq!(take(&mut queue, 8), [3]);
     }
 

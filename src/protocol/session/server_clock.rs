@@ -60,60 +60,55 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
+    const ASKED: u64 = 700 * SECOND;
+    const HEARD: u64 = ASKED + 300_000_000;
 
     /// The reading of a server whose clock runs at `rate` thousandths of ours, when ours shows `nanos`.
     fn server_us(nanos: u64, rate: u64) -> u64 {
         nanos / 1000 * rate / 1000
     }
 
+    /// When ours shows 700 s, servers are asked whose clocks run at several rates and are read sooner or later. Each with its
+    /// rate and when it was read. The answer comes 300 ms after the question.
+    fn readings() -> impl Iterator<Item = (u64, u64, ServerClock)> {
+        let rates = [980, 990, 1000, 1010, 1020].into_iter();
+        let delays = rates.flat_map(|rate| [0, 5_000_000, 300_000_000].map(|delay| (rate, ASKED + delay)));
+        delays.map(|(rate, read)| {
+            let (asked, heard) = (Instant::from_nanos(ASKED), Instant::from_nanos(HEARD));
+            (rate, read, ServerClock::read(server_us(read, rate), asked, heard))
+        })
+    }
+
     #[test]
     fn an_instant_lies_between_its_bounds() {
-        for rate in [980, 990, 1000, 1010, 1020] {
-            for read_after in [0, 5_000_000, 300_000_000] {
-                let (asked, heard) = (700 * SECOND, 700 * SECOND + 300_000_000);
-                let read = asked + read_after;
-                let clock = ServerClock::read(
-                    server_us(read, rate),
-                    Instant::from_nanos(asked),
-                    Instant::from_nanos(heard),
-                );
-                for instant in [0, 600, 699, 700, 701, 760, 4300].map(|at| at * SECOND) {
-                    let (since, until) = clock.at(Instant::from_nanos(instant));
-                    let time = server_us(instant, rate);
-                    assert!((since..=until).contains(&time), "{rate} {read_after} {instant}");
-                    let apart = instant.abs_diff(read) / 1000 / 16 + 310_000;
-                    assert!(until - since <= apart, "{rate} {read_after} {instant}");
-                }
-                // What was set when that was answered is known to be older than whatever is called for then.
-                let (since, _) = clock.at(Instant::from_nanos(heard));
-                assert!(since + 2 >= server_us(read, rate));
+        for (rate, read, clock) in readings() {
+            for instant in [0, 600, 699, 700, 701, 760, 4300].map(|at| at * SECOND) {
+                let (since, until) = clock.at(Instant::from_nanos(instant));
+                let time = server_us(instant, rate);
+                assert!((since..=until).contains(&time), "{rate} {read} {instant}");
+                let apart = instant.abs_diff(read) / 1000 / 16 + 310_000;
+                assert!(until - since <= apart, "{rate} {read} {instant}");
             }
+            // What was set when that was answered is known to be older than whatever is called for then.
+            let (since, _) = clock.at(Instant::from_nanos(HEARD));
+            assert!(since + 2 >= server_us(read, rate));
         }
     }
 
     #[test]
     fn a_claim_is_executed_before_it_is_given_up_and_never_after_it_counts_as_late() {
-        for rate in [980, 990, 1000, 1010, 1020] {
-            for read_after in [0, 5_000_000, 300_000_000] {
-                let asked = 7 * SECOND;
-                let heard = asked + 300_000_000;
-                let clock = ServerClock::read(
-                    server_us(asked + read_after, rate),
-                    Instant::from_nanos(asked),
-                    Instant::from_nanos(heard),
+        for (rate, read, clock) in readings() {
+            for age in [0, 1, 2, 60, 3600] {
+                let deadline = HEARD + age * SECOND;
+                let (not_after, late_after) = clock.bounds(Instant::from_nanos(deadline));
+                assert!(
+                    server_us(deadline, rate) <= not_after,
+                    "refused before its deadline: {rate} {age}"
                 );
-                for age in [0, 1, 2, 60, 3600] {
-                    let deadline = heard + age * SECOND;
-                    let (not_after, late_after) = clock.bounds(Instant::from_nanos(deadline));
-                    assert!(
-                        server_us(deadline, rate) <= not_after,
-                        "refused before its deadline: {rate} {age}"
-                    );
-                    assert!(
-                        server_us(late_after.as_nanos(), rate) > not_after,
-                        "executed after it counted as late: {rate} {read_after} {age}"
-                    );
-                }
+                assert!(
+                    server_us(late_after.as_nanos(), rate) > not_after,
+                    "executed after it counted as late: {rate} {read} {age}"
+                );
             }
         }
     }

@@ -169,6 +169,22 @@ pub enum InboxEffect {
     Close(Attempt),
 }
 
+/// One step of a session: the time, and where its effects go.
+pub(crate) struct SessionContext<'a> {
+    pub(crate) now: Instant,
+    pub(crate) effects: &'a mut Vec<SessionEffect>,
+}
+
+impl SessionContext<'_> {
+    pub(crate) fn event(&mut self, event: SessionEvent) {
+        self.effects.push(SessionEffect::Event(event));
+    }
+
+    pub(crate) fn inbox(&mut self, effect: InboxEffect) {
+        self.effects.push(SessionEffect::Inbox(effect));
+    }
+}
+
 impl From<SessionEvent> for SessionEffect {
     fn from(event: SessionEvent) -> Self {
         SessionEffect::Event(event)

@@ -1,18 +1,19 @@
 //! What the script is called with and what it answers: words out, replies in. Also what it publishes.
 
 use std::fmt::Display;
+use std::str::FromStr;
 
 use redis::{Cmd, RedisError, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, InboxEvent, JobReport,
-    Kind, LatchReport, LeaderReport, Mode, NodeId, Permits, Question, Reply, Request, Rule, TickTime, Turn,
+    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, JobReport, Kind,
+    LatchReport, LeaderReport, Mode, NodeId, Permits, Push, Question, Reply, Request, Rule, TickTime, Turn,
     Verb, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
-use crate::store::redis::script::{ELECTIONS, JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{SCRIPTS, Script};
 
 /// How many words a request has, as `lua/open.lua` lists them.
 const WORDS: usize = 6;
@@ -22,13 +23,7 @@ const EXACT: u64 = 1 << 53;
 
 /// The script that applies a batch, which is all of one kind.
 pub(super) fn script_of(batch: &Batch) -> &'static Script {
-    match batch.kind() {
-        Some(Kind::Job) => &JOBS,
-        Some(Kind::Semaphore) => &SEMAPHORES,
-        Some(Kind::Latch) => &LATCHES,
-        Some(Kind::Election) => &ELECTIONS,
-        Some(Kind::Lock) | None => &LOCKS,
-    }
+    &SCRIPTS[batch.kind().unwrap_or(Kind::Lock) as usize]
 }
 
 /// The call that applies a batch.
@@ -45,17 +40,16 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let mut call = Call {
         cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
         word: Vec::with_capacity(128),
+        tick: Vec::with_capacity(64),
+        to: Vec::new(),
     };
     call.cmd.arg("EVALSHA").arg(&*script_of(batch).sha).arg(keys);
     for request in requests {
         call.put(|word| names.push_record(&request.name, word));
     }
     call.cmd.arg(CLOCK);
-    let mut record = Vec::with_capacity(64);
     for request in requests {
-        record.clear();
-        names.push_record(&request.name, &mut record);
-        call.put(|word| names.push_queue(&record, word));
+        call.put(|word| names.push_queue(&request.name, word));
     }
     if has_memories {
         for request in requests {
@@ -86,14 +80,16 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     call.cmd
 }
 
-/// A call of the script, on its way to be written.
+/// A call of the script, on its way to be written, with room for the words.
 struct Call {
     cmd: Cmd,
     word: Vec<u8>,
+    tick: Vec<u8>,
+    to: Vec<u8>,
 }
 
 impl Call {
-    /// One word more, as `push` makes it.
+    /// Adds one word, as `push` makes it.
     fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
         self.word.clear();
         push(&mut self.word);
@@ -104,117 +100,131 @@ impl Call {
         self.put(|word| append_number(word, number));
     }
 
-    fn put_holder(&mut self, holder: &Holder) {
-        self.put(|word| {
-            holder.append_to(word);
-            word.push(b':');
-        });
-    }
-
-    /// As many words as [`WORDS`] says. A new field is one more here, there and in `lua/open.lua`.
+    /// Adds as many words as [`WORDS`] says. A new field is one more here, there and in `lua/open.lua`.
     fn put_request(&mut self, request: &Request) {
-        let is_job = request.name.kind == Kind::Job;
-        self.cmd.arg(match request.verb {
-            Verb::Claim { wait: false } => "c",
-            Verb::Claim { wait: true } => "w",
-            Verb::Renew => "r",
-            Verb::Finish { .. } if is_job => "f",
-            Verb::Leave | Verb::Finish { .. } | Verb::Ask(Question::Release { .. }) => "l",
-            Verb::Yield { .. } => "y",
-            Verb::Pass { .. } => "p",
-            Verb::Ask(Question::Open { .. }) => "o",
-            Verb::Ask(Question::Reset) => "z",
-            Verb::Ask(Question::Verify { .. }) => "v",
-            Verb::Ask(Question::Recall { .. }) => "m",
-            Verb::Ask(Question::Save { .. }) => "s",
-            Verb::Ask(Question::Extend { .. }) => "e",
-            Verb::Ask(Question::InUse | Question::Count) => "u",
-            Verb::Ask(Question::SetCount { .. }) => "t",
-            Verb::Ask(Question::CountDown { .. }) => "n",
-            Verb::Ask(Question::Zero { .. }) => "h",
-            Verb::Ask(Question::Leader { .. }) => "g",
-            Verb::Ask(Question::Proclaim { .. }) => "i",
-        });
+        self.tick.clear();
+        self.to.clear();
+        let letter = push_verb(request, &mut self.tick, &mut self.to);
         let of = match request.verb {
             Verb::Ask(question) => question.of(),
             _ => None,
         };
-        self.put_holder(&of.unwrap_or(request.holder));
+        if self.tick.is_empty() {
+            let mark = request.mark.map_or(0, |mark| mark.0.min(EXACT));
+            match request.mode {
+                _ if request.name.kind == Kind::Job => append_number(&mut self.tick, mark),
+                Mode::Permits(permits) => push_permits(permits, &mut self.tick),
+                mode => append_number(&mut self.tick, (mode == Mode::Read).into()),
+            }
+        }
+        self.cmd.arg(letter);
+        self.put(|word| push_holder(&of.unwrap_or(request.holder), word));
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
-        self.put_tick(request);
-        self.put_to(request);
+        self.cmd.arg(&self.tick).arg(&self.to);
     }
+}
 
-    /// Which tick it is about, which generation of a latch, or how its lease is shared.
-    fn put_tick(&mut self, request: &Request) {
-        let generation = |of: Option<GrantNumber>| of.map_or(0, |number| number.0);
-        match request.verb {
-            Verb::Ask(Question::CountDown { called }) => {
-                return self.put(|word| {
-                    for number in [called.since, called.until, generation(called.of)] {
-                        append_number(word, number.min(EXACT));
-                        word.push(b':');
-                    }
-                    append_number(word, called.repeats.into());
-                });
+/// Returns the letter of a verb, and appends its other words. A `tick` that stays empty is that of the request.
+fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
+    match request.verb {
+        Verb::Claim { wait } => {
+            match request.turn {
+                Turn::Skip => {}
+                Turn::Queue => to.push(b'q'),
+                Turn::After(tick) => append_number(to, tick.0.min(EXACT)),
             }
-            Verb::Ask(Question::Zero { of } | Question::Leader { known: of }) => {
-                return self.put_number(generation(of));
-            }
-            _ => {}
+            if wait { "w" } else { "c" }
         }
-        match (request.name.kind, request.mode) {
-            (Kind::Job, _) => self.put_number(match (request.verb, request.mark) {
-                (Verb::Ask(Question::Open { within_ms, .. }), _) => within_ms.min(EXACT),
-                (_, mark) => mark.map_or(0, |TickTime(ms)| ms.min(EXACT)),
-            }),
-            (_, Mode::Permits(Permits { weight, capacity })) => self.put(|word| {
-                append_number(word, weight.into());
-                word.push(b'/');
-                append_number(word, capacity.into());
-            }),
-            (_, mode) => self.put_number(u64::from(mode == Mode::Read)),
+        Verb::Renew => "r",
+        Verb::Finish { well } if request.name.kind == Kind::Job => {
+            to.extend_from_slice(if well { b"well" } else { b"" });
+            "f"
         }
+        Verb::Leave | Verb::Finish { .. } => "l",
+        Verb::Yield { to: next } => {
+            push_holder(&next, to);
+            "y"
+        }
+        Verb::Pass { to: next } => {
+            push_holder(&next, to);
+            "p"
+        }
+        Verb::Ask(question) => push_call(question, request, tick, to),
     }
+}
 
-    /// Who goes on with it, or what else the verb needs.
-    fn put_to(&mut self, request: &Request) {
-        let is_job = request.name.kind == Kind::Job;
-        match &request.verb {
-            Verb::Yield { to } | Verb::Pass { to } => self.put_holder(to),
-            Verb::Ask(Question::Open {
-                fingerprint, over, ..
-            }) => {
-                let over = over.map_or(0, |over| over.0.min(EXACT));
-                self.cmd.arg(format_args!("{fingerprint}:{over}").to_string());
-            }
-            Verb::Ask(Question::Save { seq, .. } | Question::Proclaim { seq, .. }) => self.put(|word| {
-                append_number(word, *seq);
-                word.push(b':');
-                word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
-            }),
-            Verb::Ask(Question::SetCount { count, life_ms }) => self.put(|word| {
-                append_number(word, (*count).into());
-                word.push(b':');
-                append_number(word, *life_ms);
-                word.push(b':');
-                word.extend_from_slice(request.data.as_ref().map_or(&[], |data| &data.0));
-            }),
-            Verb::Ask(Question::Leader { known: Some(_) }) => drop(self.cmd.arg("w")),
-            Verb::Ask(Question::CountDown { .. }) => {
-                self.cmd
-                    .arg(request.data.as_ref().map_or(&[][..], |data| &data.0));
-            }
-            Verb::Claim { .. } if is_job => match request.turn {
-                Turn::Skip => drop(self.cmd.arg("")),
-                Turn::Queue => drop(self.cmd.arg("q")),
-                Turn::After(TickTime(ms)) => self.put_number(ms.min(EXACT)),
-            },
-            Verb::Finish { well: true } if is_job => drop(self.cmd.arg("well")),
-            _ => drop(self.cmd.arg("")),
+/// Returns the letter of a call, and appends its other words.
+fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
+    let number_of = |generation: Option<GrantNumber>| generation.map_or(0, |number| number.0);
+    let data = request.data.as_ref().map_or(&[][..], |data| &data.0);
+    match question {
+        Question::Open {
+            within_ms,
+            fingerprint,
+            over,
+        } => {
+            append_number(tick, within_ms.min(EXACT));
+            push_parts(&[fingerprint], b"", to);
+            append_number(to, over.map_or(0, |over| over.0.min(EXACT)));
+            "o"
+        }
+        Question::Reset => "z",
+        Question::Verify { .. } => "v",
+        Question::Recall { .. } => "m",
+        Question::Save { seq, .. } => {
+            push_parts(&[seq], data, to);
+            "s"
+        }
+        Question::Extend { .. } => "e",
+        Question::Release { .. } => "l",
+        Question::InUse | Question::Count => "u",
+        Question::SetCount { count, life_ms } => {
+            push_parts(&[count.into(), life_ms], data, to);
+            "t"
+        }
+        Question::CountDown { called } => {
+            let numbers = [called.since, called.until, number_of(called.of)];
+            push_parts(&numbers.map(|number| number.min(EXACT)), b"", tick);
+            append_number(tick, called.repeats.into());
+            to.extend_from_slice(data);
+            "n"
+        }
+        Question::Zero { of } => {
+            append_number(tick, number_of(of));
+            "h"
+        }
+        Question::Leader { known } => {
+            append_number(tick, number_of(known));
+            to.extend(known.map(|_| b'w'));
+            "g"
+        }
+        Question::Proclaim { seq, .. } => {
+            push_parts(&[seq], data, to);
+            "i"
         }
     }
+}
+
+/// Appends how a share of a semaphore is written.
+fn push_permits(permits: Permits, word: &mut Vec<u8>) {
+    append_number(word, permits.weight.into());
+    word.push(b'/');
+    append_number(word, permits.capacity.into());
+}
+
+fn push_holder(holder: &Holder, word: &mut Vec<u8>) {
+    holder.append_to(word);
+    word.push(b':');
+}
+
+/// Appends numbers, each with a colon behind it, and then bytes.
+fn push_parts(numbers: &[u64], bytes: &[u8], word: &mut Vec<u8>) {
+    for number in numbers {
+        append_number(word, *number);
+        word.push(b':');
+    }
+    word.extend_from_slice(bytes);
 }
 
 /// What the script answered.
@@ -228,7 +238,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failur
     };
     let mut replies = Vec::with_capacity(requests);
     for value in values {
-        let reply = decode_reply(value)?;
+        let reply = decode_reply(&value).ok_or_else(|| unreadable(&value))?;
         if reply == Reply::Refused(StoreRefusal::ReadOnly) {
             // Every write of the batch was refused, and its other answers come from a server that is no master.
             return Err(Failure {
@@ -250,129 +260,112 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failur
     })
 }
 
-fn decode_reply(value: Value) -> Result<Reply, Failure> {
+/// Names the kind of a reply that is none. What follows may be the caller's data.
+fn unreadable(value: &Value) -> Failure {
+    let letter = match value {
+        Value::BulkString(text) => text.first().map(|letter| char::from(*letter)),
+        _ => None,
+    };
+    malformed(format_args!(
+        "a reply of the script cannot be read (letter: {letter:?})"
+    ))
+}
+
+/// Reads the reply to one request. The files in `lua/` list the replies; `None` if it is none of them.
+fn decode_reply(value: &Value) -> Option<Reply> {
     let text = match value {
-        Value::Int(0) => return Ok(Reply::Done),
-        Value::Int(number) if number > 0 => return Ok(Reply::Granted(GrantNumber(number.unsigned_abs()))),
-        Value::BulkString(text) => text,
-        _ => return Err(malformed("a reply of the script is neither a number nor a text")),
-    };
-    let (letter, rest) = text
-        .split_first()
-        .ok_or_else(|| malformed("a reply of the script is empty"))?;
-    if let b'U' | b'T' = letter {
-        return decode_bytes(*letter, rest);
-    }
-    let rest = String::from_utf8_lossy(rest);
-    let (ends, node) = rest.split_once(':').unwrap_or((&rest, ""));
-    let left = || (!ends.is_empty()).then(|| ends.parse()).transpose();
-    let two = |what: &str| {
-        let parts = rest.split_once(':');
-        parts.ok_or_else(|| malformed(format_args!("a reply of the script does not tell {what}")))
-    };
-    let bad = |_| malformed("a reply of the script has a bad number");
-    Ok(match letter {
-        b'Q' => queued(left().map_err(bad)?, node),
-        b'P' => Reply::QueuedBehindForeign(left().map_err(bad)?),
-        b'B' => Reply::Busy(left().map_err(bad)?),
-        b'W' => {
-            let (number, attempt) = two("the attempt")?;
-            Reply::Won(number.parse().map_err(bad)?, attempt.parse().map_err(bad)?)
+        Value::Int(0) => return Some(Reply::Done),
+        Value::Int(number) if *number > 0 => {
+            return Some(Reply::Granted(GrantNumber(number.unsigned_abs())));
         }
+        Value::BulkString(text) => text,
+        _ => return None,
+    };
+    let (letter, rest) = text.split_first()?;
+    match letter {
+        b'E' => return Some(Reply::Refused(refusal(&String::from_utf8_lossy(rest)))),
+        b'T' if rest.is_empty() => return Some(Reply::Leader(None)),
+        b'T' => return decode_leader(rest).map(|report| Reply::Leader(Some(report))),
+        b'U' => return decode_report(rest).map(|report| Reply::Report(Box::new(report))),
+        _ => {}
+    }
+    let rest = std::str::from_utf8(rest).ok()?;
+    let (first, second) = rest.split_once(':').unwrap_or((rest, ""));
+    Some(match letter {
+        b'Q' => match second.parse() {
+            Ok(node) => Reply::QueuedBehind(perhaps(first)?, node),
+            Err(_) => Reply::Queued(perhaps(first)?),
+        },
+        b'P' => Reply::QueuedBehindForeign(perhaps(first)?),
+        b'B' => Reply::Busy(perhaps(first)?),
+        b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
         b'A' => Reply::Apart,
         b'O' => Reply::Over,
         b'S' => Reply::Skipped,
-        b'V' => {
-            let (number, tick) = two("the tick")?;
-            Reply::Overtook(number.parse().map_err(bad)?, tick.parse().map_err(bad)?)
-        }
-        b'J' => {
-            let (latest, is_open) = two("whether a tick has ended")?;
-            Reply::Behind {
-                latest: latest.parse().map_err(bad)?,
-                is_open: is_open == "1",
-            }
-        }
-        b'G' => {
-            let (number, capacity) = two("the number of permits")?;
-            Reply::Unlike(number.parse().map_err(bad)?, capacity.parse().map_err(bad)?)
-        }
-        b'I' if rest.is_empty() => Reply::InUse(None),
-        b'I' => Reply::InUse(Some(rest.parse().map_err(bad)?)),
-        b'F' => Reply::Early(rest.parse().map_err(bad)?),
+        b'V' => Reply::Overtook(first.parse().ok()?, second.parse().ok()?),
+        b'J' => Reply::Behind {
+            latest: first.parse().ok()?,
+            is_open: second == "1",
+        },
+        b'G' => Reply::Unlike(first.parse().ok()?, second.parse().ok()?),
+        b'I' => Reply::InUse(perhaps(first)?),
+        b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
         b'N' => Reply::NotThere,
-        b'E' => Reply::Refused(refusal(&rest)),
-        letter => return decode_latch(*letter, &rest),
+        b'Y' => Reply::Latch(LatchReport::Set),
+        b'D' => Reply::Latch(LatchReport::Left(first.parse().ok()?)),
+        b'K' => Reply::Latch(LatchReport::Unset),
+        b'M' => Reply::Latch(LatchReport::SetMeanwhile(first.parse().ok()?)),
+        b'C' => Reply::Latch(LatchReport::Uncertain),
+        b'Z' => Reply::Latch(LatchReport::Over),
+        b'H' => Reply::Watching(first.parse().ok()?),
+        _ => return None,
     })
 }
 
-/// Queued behind the owner of that node, if it is one that owns alone.
-fn queued(left: Option<u64>, node: &str) -> Reply {
-    let behind = node.parse().map(|node| Reply::QueuedBehind(left, node));
-    behind.unwrap_or(Reply::Queued(left))
-}
-
-/// What is told of a latch, as `lua/latch.lua` lists it.
-fn decode_latch(letter: u8, rest: &str) -> Result<Reply, Failure> {
-    let bad = |_| malformed("a reply about a latch has a bad number");
-    Ok(Reply::Latch(match letter {
-        b'Y' => LatchReport::Set,
-        b'D' => LatchReport::Left(rest.parse().map_err(bad)?),
-        b'K' => LatchReport::Unset,
-        b'M' => LatchReport::SetMeanwhile(rest.parse().map_err(bad)?),
-        b'C' => LatchReport::Uncertain,
-        b'Z' => LatchReport::Over,
-        b'H' => return Ok(Reply::Watching(rest.parse().map_err(bad)?)),
-        _ => return Err(malformed("a reply of the script is unknown")),
-    }))
-}
-
-/// What holds bytes of the caller's.
-fn decode_bytes(letter: u8, rest: &[u8]) -> Result<Reply, Failure> {
-    match letter {
-        b'T' => decode_leader(rest).map(Reply::Leader),
-        _ => decode_report(rest).map(|report| Reply::Report(Box::new(report))),
+/// Reads a number that may be missing.
+fn perhaps(text: &str) -> Option<Option<u64>> {
+    match text {
+        "" => Some(None),
+        text => text.parse().ok().map(Some),
     }
 }
 
-/// Who leads, as `lua/elect.lua` lists it.
-fn decode_leader(text: &[u8]) -> Result<Option<LeaderReport>, Failure> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let read = || {
-        let mut parts = text.splitn(4, |byte| *byte == b':');
-        let mut word = || std::str::from_utf8(parts.next()?).ok();
-        let (number, version, node) = (word()?, word()?, word()?);
-        let said = parts.next().and_then(|rest| rest.strip_prefix(b"="));
-        Some(LeaderReport {
-            node: node.parse().ok()?,
-            number: number.parse().ok()?,
-            version: version.parse().ok()?,
-            said: said.map(|said| Checkpoint(said.into())),
-        })
-    };
-    let report = read().ok_or_else(|| malformed("a reply of the script does not tell who leads"));
-    report.map(Some)
+/// Reads the next of the parts of a reply.
+fn part<'a, T: FromStr>(parts: &mut impl Iterator<Item = &'a [u8]>) -> Option<T> {
+    std::str::from_utf8(parts.next()?).ok()?.parse().ok()
 }
 
-/// Seven numbers, as `lua/ask.lua` lists them, each with a colon behind it; three that the store keeps as text, and what
+/// Reads the caller's bytes, the last of the parts of a reply, if there are any.
+fn bytes(part: Option<&[u8]>) -> Option<Checkpoint> {
+    part?.strip_prefix(b"=").map(|bytes| Checkpoint(bytes.into()))
+}
+
+/// Reads who leads, as `lua/elect.lua` lists it.
+fn decode_leader(text: &[u8]) -> Option<LeaderReport> {
+    let mut parts = text.splitn(4, |byte| *byte == b':');
+    Some(LeaderReport {
+        number: part(&mut parts)?,
+        version: part(&mut parts)?,
+        node: part(&mut parts)?,
+        said: bytes(parts.next()),
+    })
+}
+
+/// Reads seven numbers, as `lua/ask.lua` lists them, each with a colon behind it; three that the store keeps as text, and what
 /// the runs of a tick have left.
-fn decode_report(text: &[u8]) -> Result<JobReport, Failure> {
+fn decode_report(text: &[u8]) -> Option<JobReport> {
     let mut parts = text.splitn(11, |byte| *byte == b':');
-    let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
     let mut numbers = [0; 7];
-    for each in &mut numbers {
-        *each = number().ok_or_else(|| malformed("a report on a job is not seven numbers"))?;
+    for number in &mut numbers {
+        *number = part(&mut parts)?;
     }
     let [open, ahead_ms, differs, now_ms, lost, owns, mark] = numbers;
-    let mut kept = || number().filter(|number: &u64| *number <= EXACT);
+    let mut kept = || part(&mut parts).filter(|number: &u64| *number <= EXACT);
     let (well, before, latest) = (kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
-    let data = parts.next().and_then(|rest| rest.strip_prefix(b"="));
-    Ok(JobReport {
+    Some(JobReport {
         open: tick(open),
         ahead_ms,
         differs: differs > 0,
@@ -384,7 +377,7 @@ fn decode_report(text: &[u8]) -> Result<JobReport, Failure> {
         after: before
             .filter(|_| latest == tick(mark).map(|tick| tick.0))
             .map(TickTime),
-        saved: data.map(|data| Checkpoint(data.into())),
+        saved: bytes(parts.next()),
     })
 }
 
@@ -439,7 +432,7 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 /// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
 /// of an election, or `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>` or
 /// `1 changed election <record>`, which has changed. `None` when it is none of these formats.
-pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<InboxEvent> {
+pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
         let end = rest.iter().position(|&b| b == b' ')?;
@@ -454,7 +447,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     let is_news = first == "changed";
     let kind = kind_of(if is_news { word()? } else { first })?;
     if is_news || kind == Kind::Latch {
-        return names.name(kind, rest).map(InboxEvent::Changed);
+        return Some(Push::Changed(node, names.name(kind, rest)?));
     }
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
@@ -467,7 +460,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
         Kind::Job => word()?.parse().ok()?,
         _ => 0,
     };
-    Some(InboxEvent::Granted(Grant {
+    Some(Push::Granted(Grant {
         name: names.name(kind, rest)?,
         holder: Holder { node, claim, nonce },
         number,
@@ -548,7 +541,7 @@ mod tests {
 
     #[test]
     fn lua_has_as_many_words() {
-        for script in [&LOCKS, &JOBS, &SEMAPHORES, &ELECTIONS, &LATCHES] {
+        for script in &SCRIPTS {
             assert!(script.text.contains(&format!("local words, at = {WORDS}, 3\n")));
         }
     }
@@ -592,14 +585,14 @@ mod tests {
         let names = Names::new(b"lock:");
         let decoded = |text: &str| decode_push(text.as_bytes(), node, &names);
         let push = |text: &str| match decoded(text) {
-            Some(InboxEvent::Granted(grant)) => Some(grant),
+            Some(Push::Granted(grant)) => Some(grant),
             other => {
                 assert_eq!(other, None, "{text}");
                 None
             }
         };
         let news = decoded("1 latch tenure1:l:{0abc}lock:a b");
-        assert_eq!(news, Some(InboxEvent::Changed(Name::latch(Key::from("a b")))));
+        assert_eq!(news, Some(Push::Changed(node, Name::latch(Key::from("a b")))));
         let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
         assert_eq!(grant.name.key, Key::from("a b"));
         assert_eq!(

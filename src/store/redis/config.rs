@@ -15,7 +15,6 @@ use crate::store::redis::tls;
 pub(super) struct Config {
     pub(super) client: Client,
     pub(super) names: Names,
-    pub(super) prefix: Box<[u8]>,
     pub(super) probe: bool,
     pub(super) timeout: Duration,
     /// What our connections are called in `CLIENT LIST`.

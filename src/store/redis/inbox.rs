@@ -38,7 +38,7 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
 async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match codec::decode_push(message.get_payload_bytes(), node, &store.names) {
-            Some(event) => sink(event),
+            Some(push) => sink(InboxEvent::Pushed(push)),
             None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
             ))),

@@ -4,16 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ScriptInvocation, Value,
-};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
+use crate::protocol::ledger::Forgotten;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name};
 use crate::protocol::write::GuardedWrite;
 pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{ELECTIONS, JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
+use crate::store::redis::script::{FORGET, SCRIPTS, Script};
 use crate::store::redis::write::{self, WriteCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link, WriteAnswer};
@@ -48,10 +47,8 @@ impl RedisLink {
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
         // A little before the session gives it up, which cannot say what TLS may have to do with it.
         let patience = store.timeout - store.timeout / 10;
-        match tokio::time::timeout(patience, Self::open_unbounded(&store)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(too_slow(&store)),
-        }
+        let opened = tokio::time::timeout(patience, Self::open_unbounded(&store)).await;
+        opened.map_err(|_| too_slow(&store))?
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
@@ -69,31 +66,16 @@ impl RedisLink {
         let (time, server) = greet(store, &mut connection, &mut warnings).await?;
 
         let mut questions = redis::pipe();
-        for script in [&LOCKS, &JOBS, &SEMAPHORES, &LATCHES, &ELECTIONS] {
+        for script in &SCRIPTS {
             load(script, &mut questions);
         }
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
         // For people. Who may not set it does without.
         questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
-        let answers = connection.send_packed_commands(&questions, 0, 8).await;
-        let answers = answers.map_err(|error| cannot_open(store, error))?;
-        let Ok(
-            [
-                locks,
-                jobs,
-                semaphores,
-                latches,
-                elections,
-                memory,
-                replication,
-                _,
-            ],
-        ) = <[Value; 8]>::try_from(answers)
-        else {
-            return Err(codec::malformed("the server left questions unanswered").error);
-        };
-        for loaded in [locks, jobs, semaphores, latches, elections] {
+        let [loaded @ .., memory, replication, _]: [Value; SCRIPTS.len() + 3] =
+            ask_all(store, &mut connection, &questions).await?;
+        for loaded in loaded {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         let run_id = run_id(&server);
@@ -109,14 +91,37 @@ impl RedisLink {
 }
 
 impl RedisLink {
-    /// What another script answers, within the store's deadline.
-    pub(super) async fn ask(&self, call: &ScriptInvocation<'_>) -> Result<Value, StoreError> {
+    /// Removes what is known of a job that is no more, within the store's deadline.
+    pub(super) async fn forget_job(&self, name: &Name) -> Result<Forgotten, StoreError> {
+        let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        self.store.names.push_record(name, &mut record);
+        self.store.names.push_queue(name, &mut queue);
+        self.store.names.push_memory(name, &mut memory);
+        let mut call = Cmd::new();
+        call.arg("EVALSHA").arg(&*FORGET.sha).arg(3);
+        call.arg(record).arg(queue).arg(memory);
         let mut connection = self.connection.clone();
-        match tokio::time::timeout(self.store.timeout, call.invoke_async(&mut connection)).await {
-            Ok(answer) => answer.map_err(|error| failure(error).error),
-            Err(_) => Err(too_slow(&self.store)),
+        let asked = tokio::time::timeout(self.store.timeout, send(&mut connection, &FORGET, call));
+        let answer = asked.await.map_err(|_| too_slow(&self.store))?;
+        match answer.and_then(|answer| answer.map_err(failure)) {
+            Ok(Value::Int(0)) => Ok(Forgotten::Unknown),
+            Ok(Value::Int(_)) => Ok(Forgotten::Done),
+            Ok(_) => Ok(Forgotten::InUse),
+            Err(failure) => Err(failure.error),
         }
     }
+}
+
+/// Returns the answers of a server to the `N` commands of a pipeline.
+async fn ask_all<const N: usize>(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    questions: &Pipeline,
+) -> Result<[Value; N], StoreError> {
+    let answers = connection.send_packed_commands(questions, 0, N).await;
+    let answers = answers.map_err(|error| cannot_open(store, error))?;
+    let unanswered = |_| codec::malformed("the server left questions unanswered").error;
+    answers.try_into().map_err(unanswered)
 }
 
 /// Asks what decides whether the server can be used at all. Returns its clock, and its section `server` of INFO.
@@ -129,11 +134,7 @@ async fn greet(
 ) -> Result<(u64, Value), StoreError> {
     let mut greeting = redis::pipe();
     greeting.cmd("ROLE").cmd("TIME").cmd("INFO").arg("server");
-    let answers = connection.send_packed_commands(&greeting, 0, 3).await;
-    let answers = answers.map_err(|error| cannot_open(store, error))?;
-    let Ok([role, time, server]) = <[Value; 3]>::try_from(answers) else {
-        return Err(codec::malformed("the server left questions unanswered").error);
-    };
+    let [role, time, server] = ask_all(store, connection, &greeting).await?;
     check_mode(store, &server)?;
     check_role(store, role, warnings)?;
     let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
@@ -231,28 +232,14 @@ fn failure(error: RedisError) -> Failure {
         };
     }
     if let Some(text) = said(&error) {
-        let known = [
-            "READONLY",
-            "OOM",
-            "LOADING",
-            "BUSY",
-            "MISCONF",
-            "NOREPLICAS",
-            "NOAUTH",
-            "WRONGPASS",
-            "NOPERM",
-            "TRYAGAIN",
-            "CLUSTERDOWN",
-            "MOVED",
-            "ASK",
-            "CROSSSLOT",
-            "MASTERDOWN",
-            "TENURECLOCK",
-        ];
         // Any other may be a script that was cut off in its middle.
-        let executed = match error.code() {
-            Some(code) if known.contains(&code) => Executed::No,
-            _ => Executed::Unknown,
+        let executed = match (codec::refusal(&text), error.code()) {
+            (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
+                Executed::No
+            }
+            (StoreRefusal::Other(_), Some("MASTERDOWN" | "TENURECLOCK")) => Executed::No,
+            (StoreRefusal::Other(_) | StoreRefusal::WrongType, _) => Executed::Unknown,
+            _ => Executed::No,
         };
         return Failure {
             executed,
@@ -327,14 +314,15 @@ fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     if field(&server, "redis_mode") != Some("cluster") {
         return Ok(());
     }
-    Err(StoreError::new(
-        StoreErrorKind::Refused(StoreRefusal::Unsupported),
-        format_args!(
-            "{} is a node of a Redis Cluster, which is not supported yet: use a server with `cluster-enabled no`, alone or \
-             as the master behind a Sentinel",
-            store.address()
-        ),
-    ))
+    Err(unsupported(format_args!(
+        "{} is a node of a Redis Cluster, which is not supported yet: use a server with `cluster-enabled no`, alone or as \
+         the master behind a Sentinel",
+        store.address()
+    )))
+}
+
+fn unsupported(why: impl fmt::Display) -> StoreError {
+    StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
 }
 
 /// A Sentinel keeps no data. Its answer to ROLE names the masters that it watches.
@@ -343,24 +331,22 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
         Some(Value::Array(names)) => <[Value; 1]>::try_from(names).ok(),
         _ => None,
     };
-    let name = only
-        .and_then(|[name]| text(name))
-        .unwrap_or_else(|| "<name>".into());
-    StoreError::new(
-        StoreErrorKind::Refused(StoreRefusal::Unsupported),
-        format_args!(
-            "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL \
-             GET-MASTER-ADDR-BY-NAME {name}` tells there, or one that follows the master",
-            store.address()
-        ),
-    )
+    let name = only.and_then(|[name]| text(name));
+    let name = name.as_deref().unwrap_or("<name>");
+    unsupported(format_args!(
+        "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL GET-MASTER-ADDR-BY-NAME \
+         {name}` tells there, or one that follows the master",
+        store.address()
+    ))
 }
 
 /// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
 fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
-        Err(error) if matches!(refusal_of(&error), Some(StoreRefusal::NoPermission)) => {
+        Err(error)
+            if said(&error).is_some_and(|text| codec::refusal(&text) == StoreRefusal::NoPermission) =>
+        {
             warnings.push(format!(
                 "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
                 store.address()
@@ -377,14 +363,11 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
         Some("master") => Ok(()),
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
         Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
-        other => Err(StoreError::new(
-            StoreErrorKind::Refused(StoreRefusal::Unsupported),
-            format_args!(
-                "{} is no Redis master but `{}`",
-                store.address(),
-                other.unwrap_or("unknown")
-            ),
-        )),
+        other => Err(unsupported(format_args!(
+            "{} is no Redis master but `{}`",
+            store.address(),
+            other.unwrap_or("unknown")
+        ))),
     }
 }
 
@@ -403,13 +386,10 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     if let Some((version, numbers)) = version
         && numbers < OLDEST
     {
-        return Err(StoreError::new(
-            StoreErrorKind::Refused(StoreRefusal::Unsupported),
-            format_args!(
-                "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
-                store.address()
-            ),
-        ));
+        return Err(unsupported(format_args!(
+            "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
+            store.address()
+        )));
     }
     if let Some(policy) = field(&memory, "maxmemory_policy")
         && policy != "noeviction"
@@ -436,10 +416,6 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
 fn run_id(server: &Value) -> Option<String> {
     let server = text(server.clone())?;
     field(&server, "run_id").map(str::to_owned)
-}
-
-fn refusal_of(error: &RedisError) -> Option<StoreRefusal> {
-    said(error).map(|text| codec::refusal(&text))
 }
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -22,7 +22,6 @@ use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sea
 
 mod codec;
 mod config;
-mod forget;
 mod inbox;
 mod link;
 mod names;
@@ -54,33 +53,23 @@ impl RedisStore {
     /// When the URL cannot be read, asks for TLS without the feature, or switches off the verification of
     /// certificates (`#insecure`). The text never holds the password.
     pub fn open(url: &str) -> Result<Self, OptionsError> {
-        let shown = redacted(url);
-        if url
-            .rsplit_once('#')
-            .is_some_and(|(_, fragment)| fragment.eq_ignore_ascii_case("insecure"))
-        {
-            return Err(OptionsError(format!(
-                "the Redis URL `{shown}` turns off the verification of certificates: remove `#insecure`"
-            )));
+        let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
+        let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
+        if fragment.is_some_and(|fragment| fragment.eq_ignore_ascii_case("insecure")) {
+            return Err(refused(
+                "turns off the verification of certificates: remove `#insecure`",
+            ));
         }
         if let Some(instead) = unsupported(url) {
-            return Err(OptionsError(format!(
-                "the Redis URL `{shown}` cannot be used: {instead}"
-            )));
+            return Err(refused(&format!("cannot be used: {instead}")));
         }
         let client = Client::open(url).map_err(|error| {
-            let is_tls = ["rediss:", "valkeys:"]
-                .iter()
-                .any(|scheme| url.starts_with(scheme));
-            OptionsError(if is_tls && !cfg!(feature = "rustls") {
-                format!("the Redis URL `{shown}` asks for TLS: enable tenure's feature `rustls`")
-            } else {
-                let detail = error
-                    .detail()
-                    .map(|detail| format!(": {detail}"))
-                    .unwrap_or_default();
-                format!("the Redis URL `{shown}` cannot be used: {error}{detail}")
-            })
+            let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
+            if is_tls && !cfg!(feature = "rustls") {
+                return refused("asks for TLS: enable tenure's feature `rustls`");
+            }
+            let detail = error.detail().map(|detail| format!(": {detail}"));
+            refused(&format!("cannot be used: {error}{}", detail.unwrap_or_default()))
         })?;
         RedisStore::new(client)
     }
@@ -97,12 +86,10 @@ impl RedisStore {
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = open(info.clone().set_tcp_settings(tcp))?;
-        let prefix = b"lock:";
         Ok(RedisStore {
             inner: Arc::new(Config {
                 client,
-                names: Names::new(prefix),
-                prefix: prefix[..].into(),
+                names: Names::new(b"lock:"),
                 probe: true,
                 timeout: Duration::from_secs(2),
                 called: config::called(None),
@@ -126,9 +113,7 @@ impl RedisStore {
                 prefix.escape_ascii()
             )));
         }
-        let inner = self.edit();
-        inner.names = Names::new(prefix);
-        inner.prefix = prefix.into();
+        self.edit().names = Names::new(prefix);
         Ok(self)
     }
 
@@ -165,10 +150,9 @@ impl RedisStore {
     #[cfg(feature = "bb8")]
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
-        match tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await {
-            Ok(asked) => asked.map_err(|error| link::cannot_open(inner, error)),
-            Err(_) => Err(link::too_slow(inner)),
-        }
+        let asked = tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await;
+        let asked = asked.map_err(|_| link::too_slow(inner))?;
+        asked.map_err(|error| link::cannot_open(inner, error))
     }
 
     fn edit(&mut self) -> &mut Config {
@@ -180,7 +164,10 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
             .field("server", &format_args!("{}", self.inner.address()))
-            .field("prefix", &format_args!("{}", self.inner.prefix.escape_ascii()))
+            .field(
+                "prefix",
+                &format_args!("{}", self.inner.names.prefix.escape_ascii()),
+            )
             .finish_non_exhaustive()
     }
 }
@@ -254,7 +241,9 @@ impl Store for RedisStore {
     }
 
     fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        Box::pin(forget::job(self.inner.clone(), name.clone()))
+        let (inner, name) = (self.inner.clone(), name.clone());
+        // On a connection of its own, which checks the server as every connection does: a replica must not answer.
+        Box::pin(async move { RedisLink::open(inner).await?.forget_job(&name).await })
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {

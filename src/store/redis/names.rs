@@ -15,7 +15,7 @@ pub(super) const CLOCK: &str = "tenure1:clock";
 /// How keys are called in Redis.
 #[derive(Debug, Clone)]
 pub(super) struct Names {
-    prefix: Box<[u8]>,
+    pub(super) prefix: Box<[u8]>,
 }
 
 impl Names {
@@ -31,64 +31,73 @@ impl Names {
         self.prefix.len() + name.key.as_bytes().len()
     }
 
+    /// Appends the name of a record.
     pub(super) fn push_record(&self, name: &Name, out: &mut Vec<u8>) {
-        match name.kind {
-            Kind::Lock => {
-                out.extend_from_slice(&self.prefix);
-                out.extend_from_slice(name.key.as_bytes());
-            }
-            Kind::Job => self.push_named(b'o', name, out),
-            Kind::Semaphore => self.push_named(b's', name, out),
-            Kind::Latch => self.push_named(b'l', name, out),
-            Kind::Election => self.push_named(b'e', name, out),
+        match letter(name.kind) {
+            Some(letter) => self.push_named(letter, name, out),
+            None => self.push_full(name, out),
         }
     }
 
-    /// What is known of a job or an election, behind the same tag as its record and its queue.
+    /// Appends the name of what is known of a job or an election. It has the same tag as the record and the queue.
     pub(super) fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
         let letter = if name.kind == Kind::Election { b'v' } else { b'j' };
         self.push_named(letter, name, out);
     }
 
-    fn push_named(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
-        let full = [&self.prefix, name.key.as_bytes()].concat();
-        self.push_tagged(letter, &full, out);
-    }
-
-    /// The name of a queue is the name of the record behind a tag that brings it to the record's slot: the record
+    /// Appends the name of a queue: the name of the record behind a tag that brings it to the record's slot. The record
     /// itself cannot be the tag, as it may hold braces.
-    pub(super) fn push_queue(&self, record: &[u8], out: &mut Vec<u8>) {
-        self.push_tagged(b'q', record, out);
+    pub(super) fn push_queue(&self, name: &Name, out: &mut Vec<u8>) {
+        push_tagged(b'q', out, |out| self.push_record(name, out));
     }
 
-    fn push_tagged(&self, letter: u8, name: &[u8], out: &mut Vec<u8>) {
-        out.extend_from_slice(FORMAT.as_bytes());
-        out.extend_from_slice(&[b':', letter, b':', b'{']);
-        out.extend_from_slice(tag(slot(name)));
-        out.push(b'}');
-        out.extend_from_slice(name);
+    fn push_named(&self, letter: u8, name: &Name, out: &mut Vec<u8>) {
+        push_tagged(letter, out, |out| self.push_full(name, out));
+    }
+
+    fn push_full(&self, name: &Name, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.prefix);
+        out.extend_from_slice(name.key.as_bytes());
     }
 
     /// The name whose record this is.
     pub(super) fn name(&self, kind: Kind, record: &[u8]) -> Option<Name> {
-        let full = match kind {
-            Kind::Lock => record,
-            Kind::Job => untagged(b":o:{", record)?,
-            Kind::Semaphore => untagged(b":s:{", record)?,
-            Kind::Latch => untagged(b":l:{", record)?,
-            Kind::Election => untagged(b":e:{", record)?,
+        let full = match letter(kind) {
+            Some(letter) => untagged(letter, record)?,
+            None => record,
         };
         let key = full.strip_prefix(&*self.prefix).filter(|key| !key.is_empty())?;
-        Some(Name {
-            kind,
-            key: Key::from(key),
-        })
+        Some(Name::new(kind, Key::from(key)))
     }
 }
 
+/// Stands before the record of a kind. A lock has none: its record is shared with other libraries.
+fn letter(kind: Kind) -> Option<u8> {
+    match kind {
+        Kind::Lock => None,
+        Kind::Job => Some(b'o'),
+        Kind::Semaphore => Some(b's'),
+        Kind::Latch => Some(b'l'),
+        Kind::Election => Some(b'e'),
+    }
+}
+
+/// Appends a name that `push` makes, behind a letter and a tag by which Redis puts it into the slot of that name.
+fn push_tagged(letter: u8, out: &mut Vec<u8>, push: impl FnOnce(&mut Vec<u8>)) {
+    out.extend_from_slice(FORMAT.as_bytes());
+    out.extend_from_slice(&[b':', letter, b':', b'{']);
+    let place = out.len()..out.len() + TAG;
+    out.extend_from_slice(&[0; TAG]);
+    out.push(b'}');
+    push(out);
+    let tag = tag(slot(&out[place.end + 1..]));
+    out[place].copy_from_slice(tag);
+}
+
 /// What stands behind the tag of a record whose name has one.
-fn untagged<'a>(letter: &[u8], record: &'a [u8]) -> Option<&'a [u8]> {
-    let tagged = record.strip_prefix(FORMAT.as_bytes())?.strip_prefix(letter)?;
+fn untagged(letter: u8, record: &[u8]) -> Option<&[u8]> {
+    let tagged = record.strip_prefix(FORMAT.as_bytes())?;
+    let tagged = tagged.strip_prefix(&[b':', letter, b':', b'{'])?;
     tagged.get(TAG..)?.strip_prefix(b"}")
 }
 
@@ -169,36 +178,22 @@ mod tests {
             b"clock",
             b"{",
         ] {
-            let record = [b"lock:", key].concat();
-            let mut queue = Vec::new();
-            names.push_queue(&record, &mut queue);
-            assert_eq!(slot(&queue), slot(&record), "{key:?}");
-            let job = Name::job(Key::from(key));
-            let (mut memory, mut lease, mut queue) = (Vec::new(), Vec::new(), Vec::new());
-            names.push_memory(&job, &mut memory);
-            names.push_record(&job, &mut lease);
-            names.push_queue(&lease, &mut queue);
-            for of_job in [&memory, &lease, &queue] {
-                assert_eq!(slot(of_job), slot(&record), "{key:?}");
+            let full = [b"lock:", key].concat();
+            for kind in Kind::ALL {
+                let name = Name::new(kind, Key::from(key));
+                let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+                names.push_record(&name, &mut record);
+                names.push_queue(&name, &mut queue);
+                names.push_memory(&name, &mut memory);
+                for of_kind in [&record, &queue, &memory] {
+                    assert_eq!(slot(of_kind), slot(&full), "{key:?}");
+                }
+                assert!(queue.ends_with(&record), "{key:?}");
+                for other in Kind::ALL.into_iter().filter(|other| *other != Kind::Lock) {
+                    let found = names.name(other, &record);
+                    assert_eq!(found, (other == kind).then(|| name.clone()), "{key:?}");
+                }
             }
-            assert_eq!(names.name(Kind::Job, &lease), Some(job), "{key:?}");
-            let semaphore = Name::semaphore(Key::from(key));
-            let mut permits = Vec::new();
-            names.push_record(&semaphore, &mut permits);
-            assert_eq!(slot(&permits), slot(&record), "{key:?}");
-            assert_eq!(names.name(Kind::Semaphore, &permits), Some(semaphore), "{key:?}");
-            assert_eq!(names.name(Kind::Job, &permits), None, "{key:?}");
-            let election = Name::election(Key::from(key));
-            let (mut memory, mut record) = (Vec::new(), Vec::new());
-            names.push_memory(&election, &mut memory);
-            names.push_record(&election, &mut record);
-            assert_eq!((slot(&memory), slot(&record)), (slot(&permits), slot(&permits)));
-            assert_eq!(names.name(Kind::Election, &record), Some(election), "{key:?}");
-            let latch = Name::latch(Key::from(key));
-            let mut record = Vec::new();
-            names.push_record(&latch, &mut record);
-            assert_eq!(slot(&record), slot(&permits), "{key:?}");
-            assert_eq!(names.name(Kind::Latch, &record), Some(latch), "{key:?}");
         }
     }
 }

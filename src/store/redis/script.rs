@@ -6,6 +6,8 @@
 
 use std::sync::LazyLock;
 
+use crate::protocol::message::Kind;
+
 /// A script and the name by which a server knows it.
 #[derive(Debug)]
 pub(super) struct Script {
@@ -25,28 +27,30 @@ macro_rules! script {
     };
 }
 
-/// The script that applies a batch about locks.
-pub(super) static LOCKS: LazyLock<Script> = script!(
-    "lock",
-    "open" "plain" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "yield" "pass" "extend" "all" "batch"
-);
-/// The script that applies a batch about jobs.
-pub(super) static JOBS: LazyLock<Script> = script!(
-    "job",
-    "open" "verbs" "weighted" "record" "queue" "job" "claim" "renew" "leave" "finish" "yield" "ask" "batch"
-);
-/// The script that applies a batch about semaphores.
-pub(super) static SEMAPHORES: LazyLock<Script> = script!(
-    "semaphore",
-    "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "pass" "extend" "used" "batch"
-);
-/// The script that applies a batch about elections.
-pub(super) static ELECTIONS: LazyLock<Script> = script!(
-    "election",
-    "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "elect" "batch"
-);
-/// The script that applies a batch about latches.
-pub(super) static LATCHES: LazyLock<Script> = script!("latch", "open" "latch");
+/// The script that applies a batch of each kind, in the order of [`Kind::ALL`].
+pub(super) static SCRIPTS: [LazyLock<Script>; Kind::ALL.len()] = [
+    script!(
+        "lock",
+        "open" "plain" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "yield" "pass" "extend" "all" "batch"
+    ),
+    script!(
+        "job",
+        "open" "verbs" "weighted" "record" "queue" "job" "claim" "renew" "leave" "finish" "yield" "ask" "batch"
+    ),
+    script!(
+        "semaphore",
+        "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "pass" "extend" "used" "batch"
+    ),
+    script!("latch", "open" "latch"),
+    script!(
+        "election",
+        "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "elect" "batch"
+    ),
+];
+
+/// The script that removes what is known of a job.
+pub(super) static FORGET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("lua/forget.lua").to_owned()));
 
 impl Script {
     pub(super) fn new(text: String) -> Self {

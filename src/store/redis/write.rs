@@ -62,14 +62,14 @@ pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
     let mut call = Cmd::new();
     let own_keys = leases.len() + 1;
     call.arg("EVALSHA").arg(&*script.sha).arg(own_keys + keys.len());
-    let (mut record, mut queue) = (Vec::new(), Vec::new());
     for lease in leases.iter() {
-        record.clear();
+        let mut record = Vec::new();
         names.push_record(&lease.name, &mut record);
-        if queue.is_empty() {
-            names.push_queue(&record, &mut queue);
-        }
-        call.arg(&record);
+        call.arg(record);
+    }
+    let mut queue = Vec::new();
+    if let Some(first) = leases.first() {
+        names.push_queue(&first.name, &mut queue);
     }
     call.arg(queue);
     for key in keys {

@@ -356,7 +356,7 @@ impl Run {
                 continue;
             };
             let told = inbox.push().await;
-            assert_eq!(told, Some(InboxEvent::from(push)), "step {step}: to {node}");
+            assert_eq!(told, Some(InboxEvent::Pushed(push)), "step {step}: to {node}");
             if is_news {
                 self.base.saw("news");
             }
@@ -479,7 +479,7 @@ impl Run {
         let us = self.base.now() * 1000;
         let name = self.base.names[at].clone();
         let before = self.base.ledger.watchers(&name, us).count();
-        self.base.ledger.age_watchers(&name, ms);
+        self.base.ledger.age_rest(&name, ms);
         if self.base.ledger.watchers(&name, us).count() < before {
             self.base.saw("watcher died");
         }

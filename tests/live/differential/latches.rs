@@ -337,7 +337,7 @@ impl Run {
         let count = |ledger: &Ledger, name| ledger.watchers(name, us).count();
         let before = count(&self.ledger, &self.names[at]);
         let was_set = self.ledger.latch(&self.names[at], us).is_some();
-        self.ledger.age_latch(&self.names[at], ms);
+        self.ledger.age_rest(&self.names[at], ms);
         if count(&self.ledger, &self.names[at]) < before {
             self.saw("watcher died");
         }

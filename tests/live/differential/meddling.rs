@@ -159,7 +159,7 @@ impl Run {
             .arg("c")
             .query(&mut self.client)
             .unwrap();
-        self.ledger.age_left_free(&self.names[at], ms);
+        self.ledger.age_rest(&self.names[at], ms);
     }
 
     /// One of those who share a key died.
@@ -179,7 +179,7 @@ impl Run {
             .arg(format!("h{}:{permits}", dead.holder))
             .query(&mut self.client)
             .unwrap();
-        self.ledger.age_share(&self.names[at], dead.holder, LONG_MS);
+        self.ledger.age(&self.names[at], dead.holder, LONG_MS);
         let left = shares.iter().filter(|share| share.holder != dead.holder);
         if let Some(last) = left.map(|share| share.expires).max() {
             let _: i64 = redis::cmd("PEXPIREAT")
