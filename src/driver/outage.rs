@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::observe::background::Cost;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
@@ -27,14 +28,6 @@ pub(crate) enum Failed {
     Request,
     /// A caller was told that the store did not do it.
     Caller,
-}
-
-/// What happened meanwhile.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Cost {
-    pub(crate) requests_failed: u64,
-    pub(crate) callers_refused: u64,
-    pub(crate) leases_lost: u64,
 }
 
 /// The failing of one server, as one node sees it: its connection and its inbox together.

@@ -6,7 +6,8 @@ use chrono::{DateTime, Utc};
 use tracing::{debug, error, info, warn};
 
 use crate::key::Key;
-use crate::observe::{Label, metrics};
+use crate::observe::event::Label;
+use crate::observe::metrics;
 use crate::protocol::message::TickTime;
 
 /// A run that came to its end.

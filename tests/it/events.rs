@@ -13,6 +13,7 @@ use crate::support::events::Watch;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
 const OF_JOBS: &str = include_str!("../../src/observe/jobs.rs");
+const OF_THE_BACKGROUND: &str = include_str!("../../src/observe/background.rs");
 
 /// The names in the table at the top, in the list, and in the code are the same.
 #[test]
@@ -29,6 +30,7 @@ fn every_event_is_documented_listed_and_emitted() {
     let of_file = |file: &'static str| file.split("event = \"").skip(1);
     let emitted: BTreeSet<&str> = of_file(OBSERVE)
         .chain(of_file(OF_JOBS))
+        .chain(of_file(OF_THE_BACKGROUND))
         .filter_map(|rest| rest.split_once('"'))
         .map(|(name, _)| name)
         .collect();

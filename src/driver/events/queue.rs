@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tracing::Dispatch;
 
-use crate::driver::events::event::DriverEvent;
-use crate::observe::{self, Label, kept, shielded};
+use crate::observe::background;
+use crate::observe::event::Event;
+use crate::observe::{Label, kept, shielded};
 
 const THREAD: &str = "tenure-events";
 /// So many events wait at the most, and beyond them so many losses.
@@ -26,7 +27,7 @@ pub(super) struct Entry {
     pub(super) label: Label,
     pub(super) dispatch: Option<Dispatch>,
     /// `None`: it only brings its subscriber to where that may be dropped.
-    pub(super) event: Option<DriverEvent>,
+    pub(super) event: Option<Event>,
 }
 
 /// Locked for nothing that takes time: no subscriber, recorder or waker is run, and none is dropped.
@@ -88,7 +89,7 @@ impl Queue {
             std::mem::forget(entry);
             return;
         }
-        let is_ordinary = entry.event.as_ref().is_some_and(|event| !event.is_loss());
+        let is_ordinary = entry.event.as_ref().is_some_and(|event| !event.is_loss);
         let room = ROOM + if is_ordinary { 0 } else { ROOM_BEYOND };
         let mut state = self.lock();
         if state.entries.len() < room {
@@ -235,7 +236,7 @@ impl Entry {
 
 impl Dropped {
     fn tell(self) {
-        to(self.dispatch.as_ref(), || observe::events_dropped(self.count));
+        to(self.dispatch.as_ref(), || background::events_dropped(self.count));
     }
 }
 

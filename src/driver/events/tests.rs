@@ -15,9 +15,9 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use crate::driver::events::queue::{ROOM, ROOM_BEYOND};
-use crate::driver::outage::Cost;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::observe::background::Cost;
 use crate::protocol::message::NodeId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -120,7 +120,7 @@ fn a_scoped_subscriber_hears_of_it_on_the_event_thread() {
         heard.send((text.to_owned(), thread)).unwrap();
     });
     let took = Duration::from_millis(3);
-    sink.push(DriverEvent::Connected { took });
+    sink.push(background::connected(took));
     let (text, thread) = hears.recv_timeout(PATIENCE).unwrap();
     assert!(text.contains("connected") && text.contains("took_ms=3"), "{text}");
     assert_eq!(thread.as_deref(), Some("tenure-events"));
@@ -147,7 +147,7 @@ fn a_subscriber_that_panics_ends_nothing() {
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     let told = Told::default();
     let (sink, is_blocked, go) = blocking(&told);
-    sink.push(DriverEvent::InboxOpen { away: None });
+    sink.push(background::inbox_open(None));
     is_blocked.recv_timeout(PATIENCE).unwrap();
     for _ in 0..ROOM + 100 {
         sink.key_event(&name("a"), &KeyEvent::Late);
@@ -222,86 +222,69 @@ fn what_only_the_simulator_counts_is_not_told() {
 }
 
 #[test]
-#[allow(clippy::too_many_lines, reason = "a list")]
-fn every_event_is_told_as_loudly_as_it_says() {
+fn every_event_is_told_once_and_as_loudly_as_it_must_be() {
     let told = Told::default();
     let sink = sink_for("", keeps(&told));
     let error = StoreError::new(StoreErrorKind::TimedOut, "no answer");
-    let (slack, left, took) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    let of_key = [
-        KeyEvent::HandedOn,
-        KeyEvent::PushUsed,
-        KeyEvent::Inherited { from: None },
-        KeyEvent::Overdue { held: left, left },
-        KeyEvent::HeldLong { held: left },
-        KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 },
-        KeyEvent::PushStale,
-        KeyEvent::UnknownLeft,
-        KeyEvent::PushForged,
-        KeyEvent::Renewed { slack },
-        KeyEvent::RenewFailed {
-            left,
-            error: error.clone(),
-        },
-        KeyEvent::Asking,
-        KeyEvent::Late,
-        KeyEvent::Requeued,
-        KeyEvent::LeaveFailed { error: None },
-        KeyEvent::WaitFailed { error: error.clone() },
+    let (span, server) = (Duration::ZERO, Arc::from("there"));
+    let failed = || error.clone();
+    let of_key = |event: KeyEvent| background::of_key(&name("a"), &event);
+    let lost = |cause| background::lost(&name("a"), cause, None);
+    let events = [
+        ("TRACE", of_key(KeyEvent::HandedOn)),
+        ("TRACE", of_key(KeyEvent::PushUsed)),
+        ("TRACE", of_key(KeyEvent::Renewed { slack: span })),
+        ("DEBUG", of_key(KeyEvent::PushStale)),
+        ("DEBUG", of_key(KeyEvent::UnknownLeft)),
+        (
+            "DEBUG",
+            of_key(KeyEvent::RenewFailed {
+                left: span,
+                error: failed(),
+            }),
+        ),
+        ("DEBUG", of_key(KeyEvent::Asking)),
+        ("DEBUG", of_key(KeyEvent::Late)),
+        ("DEBUG", of_key(KeyEvent::Requeued)),
+        ("DEBUG", of_key(KeyEvent::LeaveFailed { error: None })),
+        ("DEBUG", of_key(KeyEvent::WaitFailed { error: failed() })),
+        ("INFO", of_key(KeyEvent::Inherited { from: None })),
+        (
+            "WARN",
+            of_key(KeyEvent::Overdue {
+                held: span,
+                left: span,
+            }),
+        ),
+        ("WARN", of_key(KeyEvent::HeldLong { held: span })),
+        ("WARN", of_key(KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 })),
+        ("ERROR", of_key(KeyEvent::PushForged)),
+        ("DEBUG", lost(LostCause::Ended)),
+        ("WARN", lost(LostCause::Overdue)),
+        ("ERROR", lost(LostCause::Gone)),
+        ("DEBUG", background::connected(span)),
+        ("DEBUG", background::connection_lost(failed())),
+        ("DEBUG", background::inbox_open(None)),
+        ("WARN", background::inbox_open(Some(span))),
+        ("WARN", background::inbox_lost(failed(), true)),
+        ("DEBUG", background::inbox_lost(failed(), false)),
+        ("WARN", background::store_failing(&server, failed())),
+        (
+            "WARN",
+            background::store_recovered(&server, span, Cost::default(), false),
+        ),
+        ("WARN", background::server_changed(&server)),
+        ("WARN", background::server_warning("evicts".into())),
+        ("WARN", background::process_paused(span)),
+        ("ERROR", background::driver_failed()),
     ];
-    let mut events: Vec<DriverEvent> = of_key
-        .map(|event| DriverEvent::Key {
-            name: name("a"),
-            event,
-        })
-        .into();
-    events.extend(
-        [LostCause::Ended, LostCause::Overdue, LostCause::Gone].map(|cause| DriverEvent::Lost {
-            name: name("a"),
-            cause,
-            paused: None,
-        }),
-    );
-    events.extend([
-        DriverEvent::Connected { took },
-        DriverEvent::ConnectionLost { error: error.clone() },
-        DriverEvent::InboxOpen { away: None },
-        DriverEvent::InboxOpen { away: Some(took) },
-        DriverEvent::InboxLost {
-            error: error.clone(),
-            is_news: true,
-        },
-        DriverEvent::InboxLost {
-            error: error.clone(),
-            is_news: false,
-        },
-        DriverEvent::StoreFailing {
-            server: "there".into(),
-            error,
-        },
-        DriverEvent::StoreRecovered {
-            server: "there".into(),
-            away: took,
-            cost: Cost::default(),
-            is_another: false,
-        },
-        DriverEvent::ServerChanged {
-            server: "there".into(),
-        },
-        DriverEvent::ServerWarning {
-            text: "evicts".into(),
-        },
-        DriverEvent::ProcessPaused { lasted: took },
-        DriverEvent::DriverFailed,
-    ]);
-    for event in events {
-        let level = event.level().unwrap();
-        sink.push(event.clone());
+    for (at, (level, event)) in events.into_iter().enumerate() {
+        sink.push(event);
         sink.queue.flush(PATIENCE);
         let told = std::mem::take(&mut *told.lock().unwrap());
         assert!(
-            told.len() == 1 && told[0].starts_with(level.as_str()),
-            "{event:?} is {told:?}"
+            told.len() == 1 && told[0].starts_with(&format!("{level} ")),
+            "event {at} is {told:?}"
         );
     }
 }
