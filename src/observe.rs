@@ -110,15 +110,9 @@
 //! | `tenure_refused_total` | counter | requests | `why`: `busy`, `in_flight`, `waited_too_long`, `queue_full`, `store_failed`, `closed`, `lost`, `outcome_unknown`, `bad_key`, `no_key`, `bad_options` | requests that a layer answered itself |
 //! | `tenure_observed_total` | counter | requests | `outcome`: `alone`, `overlap`, `refused`. `route`: of yours, as axum knows it, else empty | requests behind a layer that only observes |
 
-use tracing::{debug, error, info, trace, warn};
+use tracing::{debug, info, trace};
 
-#[cfg(feature = "scheduler")]
-use crate::error::Error;
 use crate::error::StoreError;
-#[cfg(feature = "scheduler")]
-use crate::key::Key;
-#[cfg(feature = "scheduler")]
-use crate::protocol::message::TickTime;
 use crate::protocol::message::{Fence, Name};
 
 pub(crate) mod background;
@@ -126,18 +120,17 @@ pub(crate) mod event;
 #[cfg(feature = "scheduler")]
 mod jobs;
 mod metrics;
+#[cfg(feature = "tower")]
+pub(crate) mod requests;
 mod shield;
 
-#[cfg(feature = "scheduler")]
-pub(crate) use jobs::{
-    FailedTry, Ran, clock_skewed, engine_missed, job_blocks, job_differs, job_odd_days, job_skips,
-    mark_ahead, storage_shared, store_went_back, tick, tick_early, tick_failed, tick_given_up,
-    tick_overtaken, tick_starts, ticks_passed_over,
-};
-
 pub(crate) use event::Label;
+#[cfg(feature = "scheduler")]
+pub(crate) use jobs::*;
 pub(crate) use metrics::{Began, answered, describe, gave_up, held, kept};
 pub use metrics::{METRICS, Metric, MetricKind};
+#[cfg(feature = "tower")]
+pub(crate) use requests::*;
 pub(crate) use shield::shielded;
 
 /// The value of the field `event`, for everything that is ever emitted.
@@ -228,101 +221,4 @@ pub(crate) fn release_failed(of: &Label, name: &Name, error: &StoreError) {
 /// `Locks` were built.
 pub(crate) fn locks_built(of: &Label, server: &str, prefix: &[u8]) {
     info!(target: "tenure", event = "locks_built", node = %of.node, node_name = of.name(), server, prefix = %prefix.escape_ascii(), "locks are built");
-}
-
-/// A layer answers a request itself.
-#[cfg(feature = "tower")]
-pub(crate) struct Refusal<'a> {
-    /// The outcome's name; the client is told no more than that.
-    pub(crate) why: &'static str,
-    /// The same as a label.
-    pub(crate) label: &'static str,
-    /// What was sent.
-    pub(crate) status: u16,
-    pub(crate) route: Option<&'a str>,
-    /// A layer that is set up wrongly, for the first time.
-    pub(crate) is_news: bool,
-}
-
-#[cfg(feature = "tower")]
-pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>) {
-    metrics::refused(refusal.label);
-    let Refusal {
-        why, status, route, ..
-    } = *refusal;
-    let error = error.map(tracing::field::display);
-    if refusal.is_news {
-        error!(target: "tenure", event = "refused", why, status, route, error, "a request was refused, and the layer is set up wrongly: told once");
-    } else {
-        debug!(target: "tenure", event = "refused", why, status, route, error, "a request was refused");
-    }
-}
-
-/// A layer refused so many requests since this was told last, because others had or awaited their keys.
-#[cfg(feature = "tower")]
-pub(crate) fn refused_busy(count: u64, route: Option<&str>) {
-    warn!(target: "tenure", event = "refused_busy", count, route, "requests were refused, as others had or awaited their keys");
-}
-
-/// A layer that only observes would have made a request wait, or refused it.
-#[cfg(feature = "tower")]
-pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
-    metrics::observed(outcome, route);
-    if outcome != "alone" {
-        info!(target: "tenure", event = "overlap", outcome, route, "another request for the same key is under way, or it would be refused");
-    }
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn lease_missing(path: &str) {
-    error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_waits(of: &Label, job: &Key, mark: TickTime, error: &Error) {
-    debug!(target: "tenure", event = "tick_waits", node_name = of.name(), %job, tick_ms = mark.0, %error, "nobody runs the tick, trying again");
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_untold(of: &Label, job: &Key, mark: TickTime, error: &Error) {
-    warn!(target: "tenure", event = "tick_untold", node_name = of.name(), %job, tick_ms = mark.0, %error, "the store could not be told of the end");
-}
-
-/// Its tick is over with it, whichever that was.
-#[cfg(feature = "scheduler")]
-pub(crate) fn job_refused(of: &Label, job: &Key, why: &dyn std::fmt::Display) {
-    metrics::ticked("refused");
-    error!(target: "tenure", event = "job_refused", node_name = of.name(), %job, %why, "the job cannot be run");
-}
-
-/// A fault of the program that many requests meet: an error now and then, and a detail in between.
-#[cfg(feature = "tower")]
-macro_rules! fault {
-    ($is_news:expr, $($event:tt)+) => {
-        if $is_news {
-            error!($($event)+);
-        } else {
-            debug!($($event)+);
-        }
-    };
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn parameter_missing(parameter: &str, path: &str, is_routed: bool, is_news: bool) {
-    let why = if is_routed {
-        "a LockLayer locks a path parameter that this route does not have"
-    } else {
-        "a LockLayer locks a path parameter where no route is known: use `route_layer`, not `Router::layer`"
-    };
-    fault!(is_news, target: "tenure", event = "parameter_missing", parameter, path, "{why}");
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn parameter_twice(parameter: &str, path: &str, is_news: bool) {
-    fault!(is_news, target: "tenure", event = "parameter_twice", parameter, path, "a LockLayer locks a path parameter that this route has twice; name them apart");
-}
-
-#[cfg(feature = "tower")]
-pub(crate) fn extension_missing(extension: &str, path: &str, is_news: bool) {
-    fault!(is_news, target: "tenure", event = "extension_missing", extension, path, "a LockLayer makes its key of an extension that the request does not have; put it inside of the layer that adds it");
 }

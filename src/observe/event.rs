@@ -89,4 +89,19 @@ macro_rules! node_event {
     };
 }
 
+/// Tells an event now, at a level that depends on what happened.
+#[cfg(any(feature = "tower", feature = "scheduler"))]
+macro_rules! event_at {
+    ($level:ident: $($event:tt)+) => {
+        match $level {
+            Level::ERROR => tracing::event!(target: "tenure", Level::ERROR, $($event)+),
+            Level::WARN => tracing::event!(target: "tenure", Level::WARN, $($event)+),
+            Level::INFO => tracing::event!(target: "tenure", Level::INFO, $($event)+),
+            _ => tracing::event!(target: "tenure", Level::DEBUG, $($event)+),
+        }
+    };
+}
+
+#[cfg(any(feature = "tower", feature = "scheduler"))]
+pub(super) use event_at;
 pub(super) use {key_event, node_event};

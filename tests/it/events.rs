@@ -13,6 +13,7 @@ use crate::support::events::Watch;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
 const OF_JOBS: &str = include_str!("../../src/observe/jobs.rs");
+const OF_REQUESTS: &str = include_str!("../../src/observe/requests.rs");
 const OF_THE_BACKGROUND: &str = include_str!("../../src/observe/background.rs");
 
 /// The names in the table at the top, in the list, and in the code are the same.
@@ -28,9 +29,9 @@ fn every_event_is_documented_listed_and_emitted() {
         .collect();
     assert_eq!(documented, listed);
     let of_file = |file: &'static str| file.split("event = \"").skip(1);
-    let emitted: BTreeSet<&str> = of_file(OBSERVE)
-        .chain(of_file(OF_JOBS))
-        .chain(of_file(OF_THE_BACKGROUND))
+    let emitted: BTreeSet<&str> = [OBSERVE, OF_JOBS, OF_REQUESTS, OF_THE_BACKGROUND]
+        .into_iter()
+        .flat_map(of_file)
         .filter_map(|rest| rest.split_once('"'))
         .map(|(name, _)| name)
         .collect();
