@@ -30,7 +30,7 @@
 //! | `overdue` | warn | a lock was held for as long as its `max_hold` allows; it is renewed no more and lost after `left_ms` |
 //! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding, and never of jobs and leaders |
 //! | `capacity_differs` | warn | a semaphore is used with `ours` permits here and `theirs` elsewhere, as while a deploy changes it; told once a minute |
-//! | `lost` | error | a lease ended while it was held; warn when it was not taken up for a whole lease, or its `max_hold` was over. With `paused_ms` when its deadline passed while this process stood still |
+//! | `lost` | error | a lease ended while it was held; warn when it was not taken up for a whole lease, or its `max_hold` was over; debug when a fixed lease or the node came to its end. With `paused_ms` when its deadline passed while this process stood still |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | debug | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | debug | a waiter's heartbeat failed and is tried again |

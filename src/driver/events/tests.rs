@@ -113,37 +113,6 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
 }
 
 #[test]
-fn a_scoped_subscriber_hears_of_it_on_the_event_thread() {
-    let (heard, hears) = channel();
-    let sink = sink_for("", move |text| {
-        let thread = thread::current().name().map(str::to_owned);
-        heard.send((text.to_owned(), thread)).unwrap();
-    });
-    let took = Duration::from_millis(3);
-    sink.push(background::connected(took));
-    let (text, thread) = hears.recv_timeout(PATIENCE).unwrap();
-    assert!(text.contains("connected") && text.contains("took_ms=3"), "{text}");
-    assert_eq!(thread.as_deref(), Some("tenure-events"));
-}
-
-#[test]
-fn a_subscriber_that_panics_ends_nothing() {
-    let told = Told::default();
-    let keep = keeps(&told);
-    let sink = sink_for("", move |text| {
-        keep(text);
-        assert!(!text.contains("renewed"), "a subscriber could not write");
-    });
-    for _ in 0..10 {
-        let slack = Duration::from_millis(1);
-        sink.key_event(&name("a"), &KeyEvent::Renewed { slack });
-        sink.lost(&name("a"), LostCause::Gone);
-    }
-    sink.queue.flush(PATIENCE);
-    assert_eq!((count(&told, "renewed"), count(&told, "lost")), (10, 10));
-}
-
-#[test]
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     let told = Told::default();
     let (sink, is_blocked, go) = blocking(&told);
@@ -197,21 +166,6 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
     assert!((0..100).all(|n| count(&told, &format!("of {n}.")) <= EACH));
 }
 
-/// The only test of this binary that sets the global one.
-#[test]
-fn a_global_subscriber_that_is_set_later_hears_of_it() {
-    let queue = queue();
-    let sink = EventSink::to(queue, label());
-    assert!(sink.dispatch.is_none());
-    let told = Told::default();
-    let act = keeps(&told);
-    let word = "set later";
-    tracing::subscriber::set_global_default(Each { word, act }).unwrap();
-    sink.lost(&name(word), LostCause::Gone);
-    queue.flush(PATIENCE);
-    assert_eq!(count(&told, "ERROR"), 1);
-}
-
 #[test]
 fn what_only_the_simulator_counts_is_not_told() {
     let told = Told::default();
@@ -219,74 +173,6 @@ fn what_only_the_simulator_counts_is_not_told() {
     sink.key_event(&name("a"), &KeyEvent::Yielded);
     sink.queue.flush(PATIENCE);
     assert_eq!(count(&told, ""), 0);
-}
-
-#[test]
-fn every_event_is_told_once_and_as_loudly_as_it_must_be() {
-    let told = Told::default();
-    let sink = sink_for("", keeps(&told));
-    let error = StoreError::new(StoreErrorKind::TimedOut, "no answer");
-    let (span, server) = (Duration::ZERO, Arc::from("there"));
-    let failed = || error.clone();
-    let of_key = |event: KeyEvent| background::of_key(&name("a"), &event);
-    let lost = |cause| background::lost(&name("a"), cause, None);
-    let events = [
-        ("TRACE", of_key(KeyEvent::HandedOn)),
-        ("TRACE", of_key(KeyEvent::PushUsed)),
-        ("TRACE", of_key(KeyEvent::Renewed { slack: span })),
-        ("DEBUG", of_key(KeyEvent::PushStale)),
-        ("DEBUG", of_key(KeyEvent::UnknownLeft)),
-        (
-            "DEBUG",
-            of_key(KeyEvent::RenewFailed {
-                left: span,
-                error: failed(),
-            }),
-        ),
-        ("DEBUG", of_key(KeyEvent::Asking)),
-        ("DEBUG", of_key(KeyEvent::Late)),
-        ("DEBUG", of_key(KeyEvent::Requeued)),
-        ("DEBUG", of_key(KeyEvent::LeaveFailed { error: None })),
-        ("DEBUG", of_key(KeyEvent::WaitFailed { error: failed() })),
-        ("INFO", of_key(KeyEvent::Inherited { from: None })),
-        (
-            "WARN",
-            of_key(KeyEvent::Overdue {
-                held: span,
-                left: span,
-            }),
-        ),
-        ("WARN", of_key(KeyEvent::HeldLong { held: span })),
-        ("WARN", of_key(KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 })),
-        ("ERROR", of_key(KeyEvent::PushForged)),
-        ("DEBUG", lost(LostCause::Ended)),
-        ("WARN", lost(LostCause::Overdue)),
-        ("ERROR", lost(LostCause::Gone)),
-        ("DEBUG", background::connected(span)),
-        ("DEBUG", background::connection_lost(failed())),
-        ("DEBUG", background::inbox_open(None)),
-        ("WARN", background::inbox_open(Some(span))),
-        ("WARN", background::inbox_lost(failed(), true)),
-        ("DEBUG", background::inbox_lost(failed(), false)),
-        ("WARN", background::store_failing(&server, failed())),
-        (
-            "WARN",
-            background::store_recovered(&server, span, Cost::default(), false),
-        ),
-        ("WARN", background::server_changed(&server)),
-        ("WARN", background::server_warning("evicts".into())),
-        ("WARN", background::process_paused(span)),
-        ("ERROR", background::driver_failed()),
-    ];
-    for (at, (level, event)) in events.into_iter().enumerate() {
-        sink.push(event);
-        sink.queue.flush(PATIENCE);
-        let told = std::mem::take(&mut *told.lock().unwrap());
-        assert!(
-            told.len() == 1 && told[0].starts_with(&format!("{level} ")),
-            "event {at} is {told:?}"
-        );
-    }
 }
 
 /// Its last handle may run anything.
