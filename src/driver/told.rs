@@ -63,11 +63,7 @@ impl Node {
 
     fn tell_ended(&self, server: &Server, ended: Option<Ended>) {
         self.events.push(match ended {
-            Some(Ended::Outage {
-                away,
-                cost,
-                is_another,
-            }) => background::store_recovered(&server.text, away, cost, is_another),
+            Some(Ended::Outage(recovery)) => background::store_recovered(&server.text, recovery),
             Some(Ended::Doubt(error, lasted)) => {
                 self.events.push(background::inbox_lost(error, true));
                 match lasted {

@@ -11,9 +11,13 @@ use crate::observe::metrics::kept;
 use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
-/// What an outage cost.
+/// What is told of an outage when it is over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Cost {
+pub(crate) struct Recovery {
+    /// How long the outage was.
+    pub(crate) away: Duration,
+    /// Another run of the server answers.
+    pub(crate) is_another: bool,
     pub(crate) requests_failed: u64,
     pub(crate) callers_refused: u64,
     pub(crate) leases_lost: u64,
@@ -160,15 +164,17 @@ pub(crate) fn store_failing(server: &Arc<str>, error: StoreError) -> Option<Even
     node_event!(WARN: event = "store_failing", server = &*server, %error, "the store fails; what that costs is counted until it is back")
 }
 
-/// A server answers again. `is_another`: another run of it does.
-pub(crate) fn store_recovered(
-    server: &Arc<str>,
-    away: Duration,
-    cost: Cost,
-    is_another: bool,
-) -> Option<Event> {
+/// A server answers again.
+pub(crate) fn store_recovered(server: &Arc<str>, recovery: Recovery) -> Option<Event> {
     let server = server.clone();
-    node_event!(WARN: event = "store_recovered", server = &*server, away_ms = ms(away), requests_failed = cost.requests_failed, callers_refused = cost.callers_refused, leases_lost = cost.leases_lost, is_another, "the store is back")
+    let Recovery {
+        away,
+        is_another,
+        requests_failed,
+        callers_refused,
+        leases_lost,
+    } = recovery;
+    node_event!(WARN: event = "store_recovered", server = &*server, away_ms = ms(away), requests_failed, callers_refused, leases_lost, is_another, "the store is back")
 }
 
 /// Another run of a server answers, and no outage tells of it.

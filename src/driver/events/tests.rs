@@ -15,18 +15,13 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use crate::driver::events::queue::{ROOM, ROOM_BEYOND};
-use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
-use crate::observe::background::Cost;
 use crate::protocol::message::NodeId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A subscriber that does something with each event that has `word` in it.
-struct Each<F> {
-    word: &'static str,
-    act: F,
-}
+/// A subscriber that does something with each event.
+struct Each<F>(F);
 
 impl<F: Fn(&str) + Send + Sync + 'static> Subscriber for Each<F> {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -44,9 +39,7 @@ impl<F: Fn(&str) + Send + Sync + 'static> Subscriber for Each<F> {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
-        if text.0.contains(self.word) {
-            (self.act)(&text.0);
-        }
+        (self.0)(&text.0);
     }
 
     fn enter(&self, _: &Id) {}
@@ -64,18 +57,12 @@ impl Visit for Text {
 
 type Told = Arc<Mutex<Vec<String>>>;
 
-fn label() -> Label {
-    Label::new(NodeId::numbered(1), Some("one"))
-}
-
-fn queue() -> &'static Queue {
-    Box::leak(Box::new(Queue::new()))
-}
-
 /// A sink for the subscriber, on a queue of its own.
-fn sink_for(word: &'static str, act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
-    let queue = queue();
-    with_default(Each { word, act }, || EventSink::to(queue, label()))
+fn sink_for(act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
+    let label = Label::new(NodeId::numbered(1), Some("one"));
+    with_default(Each(act), || {
+        EventSink::to(Box::leak(Box::new(Queue::new())), label)
+    })
 }
 
 fn keeps(told: &Told) -> impl Fn(&str) + Send + Sync + 'static {
@@ -101,7 +88,7 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
     let (go, may_go) = channel::<()>();
     let may_go = Mutex::new(Some(may_go));
     let keep = keeps(told);
-    let sink = sink_for("", move |text| {
+    let sink = sink_for(move |text| {
         let first = may_go.lock().unwrap().take();
         if let Some(may_go) = first {
             blocked.send(()).unwrap();
@@ -143,7 +130,7 @@ fn a_subscriber_that_blocks_costs_events_and_no_loss() {
 fn of_a_hundred_producers_each_event_is_told_or_counted() {
     const EACH: usize = 100;
     let told = Told::default();
-    let sink = sink_for("", keeps(&told));
+    let sink = sink_for(keeps(&told));
     thread::scope(|scope| {
         for n in 0..100 {
             let sink = sink.clone();
@@ -169,7 +156,7 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
 #[test]
 fn what_only_the_simulator_counts_is_not_told() {
     let told = Told::default();
-    let sink = sink_for("", keeps(&told));
+    let sink = sink_for(keeps(&told));
     sink.key_event(&name("a"), &KeyEvent::Yielded);
     sink.queue.flush(PATIENCE);
     assert_eq!(count(&told, ""), 0);
@@ -186,7 +173,7 @@ fn a_subscriber_ends_on_the_event_thread() {
     }
     let (ended, has_ended) = channel();
     let ends = Ends(ended);
-    let sink = sink_for("", move |_| {
+    let sink = sink_for(move |_| {
         let _ = &ends;
     });
     drop(sink);
