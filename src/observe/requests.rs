@@ -10,7 +10,7 @@ use crate::observe::metrics;
 /// A layer answers a request itself.
 pub(crate) struct Refusal<'a> {
     /// The outcome's name; the client is told no more than that.
-    pub(crate) why: &'static str,
+    pub(crate) why: &'a str,
     /// The same as a label.
     pub(crate) label: &'static str,
     /// What was sent.

@@ -196,11 +196,13 @@ impl Store for Reached {
     }
 
     fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        let forget = |open: Open| {
-            let mut server = lock(&open.to.store.server);
-            server.ledger.forget_job(name, open.to.store.now_us())
+        let forgotten = match self.clone().open() {
+            Ok(_) => Ok(lock(&self.store.server)
+                .ledger
+                .forget_job(name, self.store.now_us())),
+            Err(error) => Err(error),
         };
-        Box::pin(ready(self.clone().open().map(forget)))
+        Box::pin(ready(forgotten))
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
