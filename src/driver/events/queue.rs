@@ -1,7 +1,9 @@
 //! The bounded queue of events, and the one thread of the process that tells them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+#[cfg(any(test, feature = "testing"))]
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -49,6 +51,7 @@ enum Work {
     /// Tells this subscriber of events that had no room. It stands where the first of them would have been.
     TellDropped(Option<Dispatch>),
     /// Everything before was told.
+    #[cfg(any(test, feature = "testing"))]
     Flushed(SyncSender<()>),
     /// Something was counted: it is told when no event comes for a while.
     Gather,
@@ -105,7 +108,7 @@ impl Queue {
         if is_event_thread || !self.is_mine() {
             return;
         }
-        let (done, is_done) = std::sync::mpsc::sync_channel(1);
+        let (done, is_done) = sync_channel(1);
         self.send(Work::Flushed(done));
         let _ = is_done.recv_timeout(patience);
     }
@@ -157,6 +160,7 @@ impl Queue {
                     shielded(|| to(dispatch.as_ref(), || background::events_dropped(count)));
                 }
                 // A caller that waited too long for it is gone.
+                #[cfg(any(test, feature = "testing"))]
                 Some(Work::Flushed(done)) => done.try_send(()).unwrap_or(()),
                 Some(Work::Gather) | None => {}
             }
