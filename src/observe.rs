@@ -30,7 +30,7 @@
 //! | `overdue` | warn | a lock was held for as long as its `max_hold` allows; it is renewed no more and lost after `left_ms` |
 //! | `held_long` | warn | a lock has been held for longer than is usual ([`Builder::long_hold`](crate::locks::Builder::long_hold)), `held_ms` so far; told once for each holding, and never of jobs and leaders |
 //! | `capacity_differs` | warn | a semaphore is used with `ours` permits here and `theirs` elsewhere, as while a deploy changes it; told once a minute |
-//! | `lost` | error | a lease ended while it was held; warn when it was not taken up for a whole lease, or its `max_hold` was over. With `paused_ms` when its deadline passed while this process stood still |
+//! | `lost` | error | a lease ended while it was held; warn when it was not taken up for a whole lease, or its `max_hold` was over; debug when a fixed lease or the node came to its end. With `paused_ms` when its deadline passed while this process stood still |
 //! | `released` | trace | a lock was given back |
 //! | `release_failed` | debug | the store could not be told; the lease ends by itself |
 //! | `wait_failed` | debug | a waiter's heartbeat failed and is tried again |
@@ -110,54 +110,28 @@
 //! | `tenure_refused_total` | counter | requests | `why`: `busy`, `in_flight`, `waited_too_long`, `queue_full`, `store_failed`, `closed`, `lost`, `outcome_unknown`, `bad_key`, `no_key`, `bad_options` | requests that a layer answered itself |
 //! | `tenure_observed_total` | counter | requests | `outcome`: `alone`, `overlap`, `refused`. `route`: of yours, as axum knows it, else empty | requests behind a layer that only observes |
 
-use std::sync::Arc;
-use std::time::Duration;
+use tracing::{debug, info, trace};
 
-use tracing::{debug, error, info, trace, warn};
+use crate::error::StoreError;
+use crate::protocol::message::{Fence, Name};
 
-#[cfg(feature = "scheduler")]
-use crate::error::Error;
-use crate::error::{LostCause, StoreError};
-#[cfg(feature = "scheduler")]
-use crate::key::Key;
-#[cfg(feature = "scheduler")]
-use crate::protocol::message::TickTime;
-use crate::protocol::message::{Fence, Name, NodeId};
-
+pub(crate) mod background;
+pub(crate) mod event;
 #[cfg(feature = "scheduler")]
 mod jobs;
 mod metrics;
+#[cfg(feature = "tower")]
+pub(crate) mod requests;
 mod shield;
 
+pub(crate) use event::Label;
 #[cfg(feature = "scheduler")]
-pub(crate) use jobs::{
-    FailedTry, Ran, clock_skewed, engine_missed, job_blocks, job_differs, job_odd_days, job_skips,
-    mark_ahead, storage_shared, store_went_back, tick, tick_early, tick_failed, tick_given_up,
-    tick_overtaken, tick_starts, ticks_passed_over,
-};
-
+pub(crate) use jobs::*;
 pub(crate) use metrics::{Began, answered, describe, gave_up, held, kept};
 pub use metrics::{METRICS, Metric, MetricKind};
+#[cfg(feature = "tower")]
+pub(crate) use requests::*;
 pub(crate) use shield::shielded;
-
-/// Whose events they are.
-#[derive(Debug, Clone)]
-pub(crate) struct Label {
-    pub(crate) node: NodeId,
-    /// What people call it.
-    name: Option<Arc<str>>,
-}
-
-impl Label {
-    pub(crate) fn new(node: NodeId, name: Option<&str>) -> Label {
-        let name = name.map(Arc::from);
-        Label { node, name }
-    }
-
-    fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-}
 
 /// The value of the field `event`, for everything that is ever emitted.
 pub const EVENTS: &[&str] = &[
@@ -235,66 +209,6 @@ pub(crate) fn denied_by_store(of: &Label, name: &Name, error: &StoreError) {
     debug!(target: "tenure", event = "denied", node_name = of.name(), kind = name.kind.word(), key = %name.key, %error, "denied");
 }
 
-pub(crate) fn handed_on(of: &Label, name: &Name) {
-    trace!(target: "tenure", event = "handed_on", node_name = of.name(), kind = name.kind.word(), key = %name.key, "handed on within the process");
-}
-
-pub(crate) fn taken_over(of: &Label, name: &Name) {
-    trace!(target: "tenure", event = "taken_over", node_name = of.name(), kind = name.kind.word(), key = %name.key, "handed over by another process");
-}
-
-pub(crate) fn inherited(of: &Label, name: &Name, from: Option<NodeId>) {
-    let from = from.map(tracing::field::display);
-    info!(target: "tenure", event = "inherited", node_name = of.name(), kind = name.kind.word(), key = %name.key, from, "granted because its owner let the lease run out");
-}
-
-pub(crate) fn overdue(of: &Label, name: &Name, held: Duration, left: Duration) {
-    let (held_ms, left_ms) = (held.as_millis() as u64, left.as_millis() as u64);
-    warn!(target: "tenure", event = "overdue", node_name = of.name(), kind = name.kind.word(), key = %name.key, held_ms, left_ms, "held for as long as it may be: it is renewed no more");
-}
-
-pub(crate) fn held_long(of: &Label, name: &Name, held: Duration) {
-    let held_ms = held.as_millis() as u64;
-    warn!(target: "tenure", event = "held_long", node_name = of.name(), kind = name.kind.word(), key = %name.key, held_ms, "held for long, and still renewed");
-}
-
-pub(crate) fn capacity_differs(of: &Label, name: &Name, ours: u32, theirs: u32) {
-    warn!(target: "tenure", event = "capacity_differs", node_name = of.name(), kind = name.kind.word(), key = %name.key, ours, theirs, "a semaphore is used with another number of permits elsewhere");
-}
-
-pub(crate) fn renewed(of: &Label, name: &Name, slack: Duration) {
-    let slack_ms = slack.as_millis() as u64;
-    trace!(target: "tenure", event = "renewed", node_name = of.name(), kind = name.kind.word(), key = %name.key, slack_ms, "renewed");
-}
-
-pub(crate) fn renew_failed(of: &Label, name: &Name, left: Duration, error: &StoreError) {
-    let left_ms = left.as_millis() as u64;
-    debug!(target: "tenure", event = "renew_failed", node_name = of.name(), kind = name.kind.word(), key = %name.key, left_ms, %error, "renewal failed, trying again");
-}
-
-/// `paused`: its deadline passed while this process stood still, for so long.
-pub(crate) fn lost(of: &Label, name: &Name, cause: LostCause, paused: Option<Duration>) {
-    if let Some(paused) = paused {
-        let paused_ms = paused.as_millis() as u64;
-        error!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, cause = "its deadline passed while this process stood still", paused_ms, "the lease was lost while it was held, as this process stood still");
-        return;
-    }
-    match cause {
-        LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked => {
-            debug!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease is over");
-        }
-        LostCause::Overdue => {
-            warn!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease was lost while it was held, as it was renewed no more");
-        }
-        LostCause::Unfetched => {
-            warn!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "nobody took up the lease, it is given back");
-        }
-        LostCause::Deadline | LostCause::Gone => {
-            error!(target: "tenure", event = "lost", node_name = of.name(), kind = name.kind.word(), key = %name.key, %cause, "the lease was lost while it was held");
-        }
-    }
-}
-
 pub(crate) fn released(of: &Label, name: &Name) {
     trace!(target: "tenure", event = "released", node_name = of.name(), kind = name.kind.word(), key = %name.key, "released");
 }
@@ -304,200 +218,7 @@ pub(crate) fn release_failed(of: &Label, name: &Name, error: &StoreError) {
     debug!(target: "tenure", event = "release_failed", node_name = of.name(), kind = name.kind.word(), key = %name.key, %error, "release failed, the lease ends by itself");
 }
 
-pub(crate) fn leave_failed(of: &Label, name: &Name, error: Option<&StoreError>) {
-    let error = error.map(tracing::field::display);
-    debug!(target: "tenure", event = "leave_failed", node_name = of.name(), kind = name.kind.word(), key = %name.key, error, "could not withdraw, the claim ends by itself");
-}
-
-pub(crate) fn wait_failed(of: &Label, name: &Name, error: &StoreError) {
-    debug!(target: "tenure", event = "wait_failed", node_name = of.name(), kind = name.kind.word(), key = %name.key, %error, "a waiter's heartbeat failed, trying again");
-}
-
-pub(crate) fn requeued(of: &Label, name: &Name) {
-    debug!(target: "tenure", event = "requeued", node_name = of.name(), kind = name.kind.word(), key = %name.key, "the store forgot our place, queueing again");
-}
-
-pub(crate) fn asked_again(of: &Label, name: &Name) {
-    debug!(target: "tenure", event = "asked_again", node_name = of.name(), kind = name.kind.word(), key = %name.key, "an answer got lost, asking for it");
-}
-
-pub(crate) fn late(of: &Label, name: &Name) {
-    debug!(target: "tenure", event = "late", node_name = of.name(), kind = name.kind.word(), key = %name.key, "the store refused a claim as late");
-}
-
-pub(crate) fn unknown_grant(of: &Label, name: &Name) {
-    debug!(target: "tenure", event = "unknown_grant", node_name = of.name(), kind = name.kind.word(), key = %name.key, "granted to a claim that is over, leaving it");
-}
-
-pub(crate) fn stale_grant(of: &Label, name: &Name) {
-    debug!(target: "tenure", event = "stale_grant", node_name = of.name(), kind = name.kind.word(), key = %name.key, "a grant came too late");
-}
-
-pub(crate) fn forged_grant(of: &Label, name: &Name) {
-    error!(target: "tenure", event = "forged_grant", node_name = of.name(), kind = name.kind.word(), key = %name.key, "somebody else publishes on our channel");
-}
-
 /// `Locks` were built.
 pub(crate) fn locks_built(of: &Label, server: &str, prefix: &[u8]) {
     info!(target: "tenure", event = "locks_built", node = %of.node, node_name = of.name(), server, prefix = %prefix.escape_ascii(), "locks are built");
-}
-
-pub(crate) fn connected(of: &Label, took: Duration) {
-    let took_ms = took.as_millis() as u64;
-    debug!(target: "tenure", event = "connected", node = %of.node, node_name = of.name(), took_ms, "connected to the store");
-}
-
-pub(crate) fn connection_lost(of: &Label, error: &StoreError) {
-    debug!(target: "tenure", event = "connection_lost", node = %of.node, node_name = of.name(), %error, "a connection to the store was given up");
-}
-
-pub(crate) fn process_paused(of: &Label, lasted: Duration) {
-    let paused_ms = lasted.as_millis() as u64;
-    warn!(target: "tenure", event = "process_paused", node = %of.node, node_name = of.name(), paused_ms, "this process stood still: it was stopped or suspended, or its background thread got no processor");
-}
-
-pub(crate) fn driver_failed(of: &Label) {
-    error!(target: "tenure", event = "driver_failed", node = %of.node, node_name = of.name(), "the background thread panicked, a fault of this crate");
-}
-
-pub(crate) fn events_dropped(count: u64) {
-    warn!(target: "tenure", event = "events_dropped", count, "the subscriber was too slow, events were not told");
-}
-
-/// `away`: for how long grants were not pushed, if that was told as a warning.
-pub(crate) fn inbox_open(of: &Label, away: Option<Duration>) {
-    if let Some(away) = away {
-        let away_ms = away.as_millis() as u64;
-        warn!(target: "tenure", event = "inbox_open", node = %of.node, node_name = of.name(), away_ms, "grants are pushed to this node again");
-    } else {
-        debug!(target: "tenure", event = "inbox_open", node = %of.node, node_name = of.name(), "grants are pushed to this node");
-    }
-}
-
-/// `is_news`: nothing was told that explains it.
-pub(crate) fn inbox_lost(of: &Label, error: &StoreError, is_news: bool) {
-    if is_news {
-        warn!(target: "tenure", event = "inbox_lost", node = %of.node, node_name = of.name(), %error, "grants are not pushed, waiting goes by timers");
-    } else {
-        debug!(target: "tenure", event = "inbox_lost", node = %of.node, node_name = of.name(), %error, "grants are still not pushed");
-    }
-}
-
-pub(crate) fn store_failing(of: &Label, server: &str, error: &StoreError) {
-    warn!(target: "tenure", event = "store_failing", node = %of.node, node_name = of.name(), server, %error, "the store fails; what that costs is counted until it is back");
-}
-
-pub(crate) fn store_recovered(
-    of: &Label,
-    server: &str,
-    (away, is_another): (Duration, bool),
-    [requests_failed, callers_refused, leases_lost]: [u64; 3],
-) {
-    let away_ms = away.as_millis() as u64;
-    warn!(target: "tenure", event = "store_recovered", node = %of.node, node_name = of.name(), server, away_ms, requests_failed, callers_refused, leases_lost, is_another, "the store is back");
-}
-
-pub(crate) fn server_changed(of: &Label, server: &str) {
-    warn!(target: "tenure", event = "server_changed", node = %of.node, node_name = of.name(), server, "another server answers at this address, or the same one after a restart: what it did not keep is forgotten");
-}
-
-pub(crate) fn server_warning(of: &Label, text: &str) {
-    warn!(target: "tenure", event = "server_warning", node = %of.node, node_name = of.name(), "{text}");
-}
-
-/// A layer answers a request itself.
-#[cfg(feature = "tower")]
-pub(crate) struct Refusal<'a> {
-    /// The outcome's name; the client is told no more than that.
-    pub(crate) why: &'a str,
-    /// The same as a label.
-    pub(crate) label: &'static str,
-    /// What was sent.
-    pub(crate) status: u16,
-    pub(crate) route: Option<&'a str>,
-    /// A layer that is set up wrongly, for the first time.
-    pub(crate) is_news: bool,
-}
-
-#[cfg(feature = "tower")]
-pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>) {
-    metrics::refused(refusal.label);
-    let Refusal {
-        why, status, route, ..
-    } = *refusal;
-    let error = error.map(tracing::field::display);
-    if refusal.is_news {
-        error!(target: "tenure", event = "refused", why, status, route, error, "a request was refused, and the layer is set up wrongly: told once");
-    } else {
-        debug!(target: "tenure", event = "refused", why, status, route, error, "a request was refused");
-    }
-}
-
-/// A layer refused so many requests since this was told last, because others had or awaited their keys.
-#[cfg(feature = "tower")]
-pub(crate) fn refused_busy(count: u64, route: Option<&str>) {
-    warn!(target: "tenure", event = "refused_busy", count, route, "requests were refused, as others had or awaited their keys");
-}
-
-/// A layer that only observes would have made a request wait, or refused it.
-#[cfg(feature = "tower")]
-pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
-    metrics::observed(outcome, route);
-    if outcome != "alone" {
-        info!(target: "tenure", event = "overlap", outcome, route, "another request for the same key is under way, or it would be refused");
-    }
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn lease_missing(path: &str) {
-    error!(target: "tenure", event = "lease_missing", path, "a handler asks for a lease, and no LockLayer took one");
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_waits(of: &Label, job: &Key, mark: TickTime, error: &Error) {
-    debug!(target: "tenure", event = "tick_waits", node_name = of.name(), %job, tick_ms = mark.0, %error, "nobody runs the tick, trying again");
-}
-
-#[cfg(feature = "scheduler")]
-pub(crate) fn tick_untold(of: &Label, job: &Key, mark: TickTime, error: &Error) {
-    warn!(target: "tenure", event = "tick_untold", node_name = of.name(), %job, tick_ms = mark.0, %error, "the store could not be told of the end");
-}
-
-/// Its tick is over with it, whichever that was.
-#[cfg(feature = "scheduler")]
-pub(crate) fn job_refused(of: &Label, job: &Key, why: &dyn std::fmt::Display) {
-    metrics::ticked("refused");
-    error!(target: "tenure", event = "job_refused", node_name = of.name(), %job, %why, "the job cannot be run");
-}
-
-/// A fault of the program that many requests meet: an error now and then, and a detail in between.
-#[cfg(feature = "tower")]
-macro_rules! fault {
-    ($is_news:expr, $($event:tt)+) => {
-        if $is_news {
-            error!($($event)+);
-        } else {
-            debug!($($event)+);
-        }
-    };
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn parameter_missing(parameter: &str, path: &str, is_routed: bool, is_news: bool) {
-    let why = if is_routed {
-        "a LockLayer locks a path parameter that this route does not have"
-    } else {
-        "a LockLayer locks a path parameter where no route is known: use `route_layer`, not `Router::layer`"
-    };
-    fault!(is_news, target: "tenure", event = "parameter_missing", parameter, path, "{why}");
-}
-
-#[cfg(feature = "axum")]
-pub(crate) fn parameter_twice(parameter: &str, path: &str, is_news: bool) {
-    fault!(is_news, target: "tenure", event = "parameter_twice", parameter, path, "a LockLayer locks a path parameter that this route has twice; name them apart");
-}
-
-#[cfg(feature = "tower")]
-pub(crate) fn extension_missing(extension: &str, path: &str, is_news: bool) {
-    fault!(is_news, target: "tenure", event = "extension_missing", extension, path, "a LockLayer makes its key of an extension that the request does not have; put it inside of the layer that adds it");
 }

@@ -1,5 +1,6 @@
-"""path.py <checkout> <n> <callgrind of none> <of n cycles> <of n locks>: functions entered once a cycle or more.
+"""path.py <table> <checkout>: checks the table of features, and fails if a row or a file of src/ is missing.
 
+path.py <table> <checkout> <n> <callgrind of none> <of n cycles> <of n locks>: functions entered once a cycle or more.
 Counted is what somebody wrote in src/: a closure or a static within a function belongs to it, a generic function is one,
 and neither what is derived nor what the compiler makes counts.
 """
@@ -10,7 +11,6 @@ import sys
 from collections import Counter, defaultdict
 
 FUNCTIONS, FILES = 60, 12
-TABLE = os.path.join(os.path.dirname(__file__), "features")
 # The feature that the cycle is of.
 MEASURED = "mutex"
 
@@ -87,53 +87,82 @@ def bare(function):
 class Features:
     """The table of features."""
 
-    def __init__(self, source):
-        self.rows, self.stale = {}, []
-        for line in open(TABLE):
+    def __init__(self, table):
+        self.rows = {}
+        for line in open(table):
             row, _, feature = line.partition("#")[0].strip().partition(" ")
-            if not row:
-                continue
-            path, _, words = row.partition("::")
-            self.rows[path, words] = feature.strip()
-            if not os.path.exists(source + path):
-                self.stale.append(row)
+            if row:
+                path, _, words = row.partition("::")
+                self.rows[path, words] = feature.strip()
 
-    def of(self, file, function):
-        """The feature of a function, or None if no row names its file."""
+    def of(self, file, function=""):
+        """The feature of a function, or None if no row names its file or a folder of its file."""
         found = [
             (words != "", len(path), len(words), feature)
             for (path, words), feature in self.rows.items()
-            if f"{file}/".startswith(f"{path}/") and (not words or f"_{words}_" in f"_{bare(function)}_")
+            if is_within(file, path) and (not words or has_words(function, words))
         ]
         return max(found)[3] if found else None
 
+    def faults(self, source):
+        """Yields what differs between the table and the files and functions of a checkout."""
+        functions = {file: re.findall(r"\bfn (\w+)", open(source + file).read()) for file in files_of(source)}
+        for file in functions:
+            if self.of(file) is None:
+                yield f"no row names src/{file}"
+        for path, words in self.rows:
+            within = [functions[file] for file in functions if is_within(file, path)]
+            if not within:
+                yield f"a row names src/{path}, which does not exist"
+            elif words and not any(has_words(function, words) for function in sum(within, [])):
+                yield f"a row names {path}::{words}, and no function there has these words"
 
-def print_features(source, files):
-    """Prints the functions that belong to another feature, and the rows of the table that are wrong."""
-    features = Features(source)
-    foreign, unknown = defaultdict(list), []
+
+def is_within(file, path):
+    return f"{file}/".startswith(f"{path}/")
+
+
+def has_words(function, words):
+    return f"_{words}_" in f"_{bare(function)}_"
+
+
+def files_of(source):
+    """The Rust files of a checkout but its unit tests, by their paths below src/."""
+    for folder, _, files in os.walk(source):
+        for file in sorted(files):
+            if file.endswith(".rs") and file != "tests.rs":
+                yield os.path.relpath(os.path.join(folder, file), source)
+
+
+def print_features(features, files):
+    """Prints the functions that belong to another feature."""
+    foreign = defaultdict(list)
     for file, found in sorted(files.items()):
         for function, _ in sorted(found):
-            feature = features.of(file, function)
-            if feature is None:
-                unknown.append(file)
-            elif feature != MEASURED:
+            feature = features.of(file, function) or "unknown"
+            if feature != MEASURED:
                 foreign[feature].append(f"src/{file} {bare(function)}")
-    print(f"\nfunctions of another feature than {MEASURED}, by {os.path.relpath(TABLE)}")
+    print(f"\nfunctions of another feature than {MEASURED}")
     for feature, found in sorted(foreign.items()):
         for function in found:
             print(f"  {feature:10} {function}")
     number = sum(map(len, foreign.values()))
-    print(f"  {number:3} functions  at most   0  {'MISSED' if number or unknown else 'met'}")
-    for file in sorted(set(unknown)):
-        print(f"no row names src/{file}")
-    for row in features.stale:
-        print(f"a row names {row}, which does not exist")
+    print(f"  {number:3} functions  at most   0  {'MISSED' if number else 'met'}")
+
+
+def check(features, source):
+    """Ends the program if the table does not fit the checkout."""
+    faults = sorted(features.faults(source))
+    if faults:
+        sys.exit("\n".join(faults))
 
 
 def main():
-    root, times, *runs = sys.argv[1:]
-    source, times = root.rstrip("/") + "/src/", int(times)
+    table, root, *rest = sys.argv[1:]
+    features, source = Features(table), root.rstrip("/") + "/src/"
+    if not rest:
+        return check(features, source)
+    times, runs = int(rest[0]), rest[1:]
     none, cycles, locks = (entries(run, source) for run in runs)
     files, functions = passed(source, times, none, cycles)
     if not functions:
@@ -147,7 +176,7 @@ def main():
         print(f"  {number:3} {what:10} at most {bound:3}  {'met' if number <= bound else 'MISSED'}")
     of_locks, functions = passed(source, times, none, locks)
     print(f"of them lock() alone: {functions} in {len(of_locks)} files")
-    print_features(source, files)
+    print_features(features, files)
 
 
 main()

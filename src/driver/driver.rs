@@ -13,13 +13,12 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::timeout;
 
 use crate::driver::clock::Clock;
-use crate::driver::events::DriverEvent;
 use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::servers::{Connection, Server};
 use crate::driver::waiter::lock;
 use crate::error::{OptionsError, StoreError, StoreErrorKind};
-use crate::observe;
+use crate::observe::{self, background};
 use crate::options::Options;
 use crate::protocol::message::{Batch, Executed, Failure};
 use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
@@ -60,7 +59,7 @@ pub(crate) fn start(
         .spawn(move || {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {
-                driven.events.push(DriverEvent::DriverFailed);
+                driven.events.push(background::driver_failed());
                 runtime.block_on(async { tokio::time::sleep(RESTART).await });
             }
             driven
@@ -225,7 +224,7 @@ impl Node {
             SessionEffect::Event(event) => self.session_event(server, event, now),
         }));
         if done.is_err() {
-            self.events.push(DriverEvent::DriverFailed);
+            self.events.push(background::driver_failed());
         }
     }
 
@@ -239,7 +238,7 @@ impl Node {
             let input = match opened {
                 Ok(link) => {
                     for text in link.warnings().to_vec() {
-                        node.events.push(DriverEvent::ServerWarning { text });
+                        node.events.push(background::server_warning(text));
                     }
                     node.note_run(&to, link.run_id());
                     let time = link.time();

@@ -14,14 +14,13 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::driver::events::queue::{Entry, Queue};
 use crate::error::LostCause;
+use crate::observe::background;
+use crate::observe::event::Event;
 use crate::observe::{Label, kept, shielded};
 use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
-mod event;
 mod queue;
-
-pub(crate) use crate::driver::events::event::DriverEvent;
 
 /// One for a process, and for its child after a fork, and for that one's: a thread is not copied, and a lock may have
 /// been copied in use.
@@ -58,36 +57,23 @@ impl EventSink {
         }
     }
 
-    /// Tells and counts. Never blocks, fails or panics.
-    pub(crate) fn push(&self, event: DriverEvent) {
-        if event.count() {
-            self.queue.counted();
-        }
-        if event.is_on() {
-            self.queue.push(self.entry(Some(event)));
+    /// Tells an event, unless no subscriber listens. Never blocks, fails or panics.
+    pub(crate) fn push(&self, event: Option<Event>) {
+        // Some events are counted, too.
+        self.queue.counted();
+        if event.is_some() {
+            self.queue.push(self.entry(event));
         }
     }
 
-    /// The same for what happened to a key; it is cloned only if it is told.
+    /// Tells what happened to a key.
     pub(crate) fn key_event(&self, name: &Name, event: &KeyEvent) {
-        if event::count_of_key(name, event) {
-            self.queue.counted();
-        }
-        if event::is_on(event::level_of_key(event)) {
-            let (name, event) = (name.clone(), event.clone());
-            self.queue
-                .push(self.entry(Some(DriverEvent::Key { name, event })));
-        }
+        self.push(background::of_key(name, event));
     }
 
     /// A lease ended while it was held.
     pub(crate) fn lost(&self, name: &Name, cause: LostCause) {
-        let name = name.clone();
-        self.push(DriverEvent::Lost {
-            name,
-            cause,
-            paused: None,
-        });
+        self.push(background::lost(name, cause, None));
     }
 
     /// A batch of so many requests leaves for the store. One without any is a sign of life, and no batch.
@@ -103,7 +89,7 @@ impl EventSink {
         &self.label
     }
 
-    fn entry(&self, event: Option<DriverEvent>) -> Entry {
+    fn entry(&self, event: Option<Event>) -> Entry {
         Entry {
             label: self.label.clone(),
             dispatch: self.dispatch.clone(),

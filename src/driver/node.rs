@@ -14,13 +14,13 @@ use foldhash::quality::RandomState;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
-use crate::driver::events::{DriverEvent, EventSink};
+use crate::driver::events::EventSink;
 use crate::driver::outage::Failed;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
 use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::observe::Label;
+use crate::observe::{Label, background};
 use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
@@ -437,11 +437,8 @@ impl Node {
                     self.servers.of(name).outage.lost_lease();
                 }
                 let is_by_deadline = *cause == LostCause::Deadline;
-                self.events.push(DriverEvent::Lost {
-                    name: name.clone(),
-                    cause: *cause,
-                    paused: is_by_deadline.then(|| self.pause_until_now()).flatten(),
-                });
+                let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
+                self.events.push(background::lost(name, *cause, paused));
             }
             Effect::Denied(_, AcquireError::Store(error) | AcquireError::Kept(_, error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);

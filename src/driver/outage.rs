@@ -6,11 +6,13 @@
 //! Two thousand leases that cannot be renewed are one outage. Each of them is told, too, but only to who listens at the
 //! level of debugging.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
+use crate::observe::background::Recovery;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
@@ -27,14 +29,6 @@ pub(crate) enum Failed {
     Request,
     /// A caller was told that the store did not do it.
     Caller,
-}
-
-/// What happened meanwhile.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Cost {
-    pub(crate) requests_failed: u64,
-    pub(crate) callers_refused: u64,
-    pub(crate) leases_lost: u64,
 }
 
 /// The failing of one server, as one node sees it: its connection and its inbox together.
@@ -93,14 +87,7 @@ pub(crate) enum InboxLoss {
 #[derive(Debug, Clone)]
 pub(crate) enum Ended {
     /// The outage.
-    Outage {
-        /// How long it was.
-        away: Duration,
-        /// What it cost.
-        cost: Cost,
-        /// Another run of the server answers.
-        is_another: bool,
-    },
+    Outage(Recovery),
     /// The doubt: only the inbox was lost, for this reason. For how long, if it is open again.
     Doubt(StoreError, Option<Duration>),
 }
@@ -115,9 +102,8 @@ struct On {
     is_again: bool,
     /// A connection was lost: the next one that answers ends it.
     by_connection: bool,
-    /// Another run of the server has answered since.
-    is_another: bool,
-    cost: Cost,
+    /// What is told when it is over. Its length is known then.
+    recovery: Recovery,
 }
 
 impl Outage {
@@ -128,7 +114,7 @@ impl Outage {
         what: Failed,
         error: &StoreError,
     ) -> (bool, Option<StoreError>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(on) = &mut state.on {
             (on.failed, on.answered) = (now, None);
             on.count(what);
@@ -149,8 +135,7 @@ impl Outage {
             answered: None,
             is_again: state.over.is_some_and(|over| now.since(over) < CALM),
             by_connection: false,
-            is_another: false,
-            cost: Cost::default(),
+            recovery: Recovery::default(),
         };
         on.count(what);
         state.on = Some(on);
@@ -162,9 +147,9 @@ impl Outage {
     /// A lease was lost.
     pub(crate) fn lost_lease(&self) {
         if self.is_on()
-            && let Some(on) = &mut self.lock().on
+            && let Some(on) = &mut lock(&self.state).on
         {
-            on.cost.leases_lost += 1;
+            on.recovery.leases_lost += 1;
         }
     }
 
@@ -173,7 +158,7 @@ impl Outage {
         if !self.is_on() {
             return None;
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(on) = &mut state.on {
             on.answered.get_or_insert(now);
             return self.end(&mut state, now);
@@ -193,19 +178,16 @@ impl Outage {
         if is_young || state.inbox.is_awaited && now.since(answered) < CALM {
             return None;
         }
-        let ended = Ended::Outage {
-            away: answered.since(on.since),
-            cost: on.cost,
-            is_another: on.is_another,
-        };
+        let away = answered.since(on.since);
+        let recovery = Recovery { away, ..on.recovery };
         (state.on, state.over) = (None, Some(now));
         self.is_on.store(false, Ordering::Release);
-        Some(ended)
+        Some(Ended::Outage(recovery))
     }
 
     /// The inbox is lost, or was not opened. `is_decided`: the connection need not be asked what that means.
     pub(crate) fn inbox_lost(&self, now: Instant, error: &StoreError, is_decided: bool) -> InboxLoss {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let was_open = std::mem::take(&mut state.inbox.is_open);
         let InboxStory { doubt, away, .. } = &state.inbox;
         if state.on.is_some() || doubt.is_some() || away.is_some() {
@@ -226,7 +208,7 @@ impl Outage {
 
     /// The inbox is open. For how long it was away, if that was told. Nothing is told now while that is in doubt.
     pub(crate) fn inbox_open(&self, now: Instant) -> Option<Option<Duration>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.inbox.is_open = true;
         if let Some(doubt) = &mut state.inbox.doubt {
             doubt.lasted = Some(now.since(doubt.since));
@@ -237,7 +219,7 @@ impl Outage {
 
     /// Whether grants are pushed has changed.
     pub(crate) fn inbox_state(&self, now: Instant, inbox: InboxState) -> Option<Ended> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.inbox.is_awaited = inbox == InboxState::Unconfirmed;
         if state.inbox.is_awaited {
             return None;
@@ -247,28 +229,24 @@ impl Outage {
 
     /// The inbox was lost, and its connection has not said yet what that means.
     pub(crate) fn is_doubted(&self) -> bool {
-        self.is_on() && self.lock().inbox.doubt.is_some()
+        self.is_on() && lock(&self.state).inbox.doubt.is_some()
     }
 
     /// That run of the server answers. True when it is another than before, and no outage is there to tell it.
     pub(crate) fn is_changed(&self, run_id: &str) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let was = state.run_id.replace(run_id.into());
         if was.is_none_or(|was| *was == *run_id) {
             return false;
         }
         if let Some(on) = &mut state.on {
-            on.is_another = true;
+            on.recovery.is_another = true;
             return false;
         }
         // It explains why the inbox was lost.
         state.inbox.doubt = None;
         self.is_on.store(false, Ordering::Release);
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// It fails, or its inbox is in doubt.
@@ -281,8 +259,8 @@ impl On {
     fn count(&mut self, what: Failed) {
         match what {
             Failed::Connection => self.by_connection = true,
-            Failed::Request => self.cost.requests_failed += 1,
-            Failed::Caller => self.cost.callers_refused += 1,
+            Failed::Request => self.recovery.requests_failed += 1,
+            Failed::Caller => self.recovery.callers_refused += 1,
         }
     }
 }
@@ -307,9 +285,9 @@ mod tests {
     }
 
     /// What is over with the answer to what was sent now.
-    fn answered(outage: &Outage, ms: u64) -> Option<(Duration, Cost)> {
+    fn answered(outage: &Outage, ms: u64) -> Option<Recovery> {
         match outage.answered(at(ms), at(ms)) {
-            Some(Ended::Outage { away, cost, .. }) => Some((away, cost)),
+            Some(Ended::Outage(recovery)) => Some(recovery),
             Some(Ended::Doubt(error, _)) => panic!("{error}"),
             None => None,
         }
@@ -326,13 +304,14 @@ mod tests {
         }
         assert!(!begins(&outage, 30, Failed::Caller, TimedOut));
         outage.lost_lease();
-        let cost = Cost {
+        let recovery = Recovery {
+            away: Duration::from_millis(1_490),
+            is_another: false,
             requests_failed: 3,
             callers_refused: 1,
             leases_lost: 1,
         };
-        let away = Duration::from_millis(1_490);
-        assert_eq!(answered(&outage, 1_500), Some((away, cost)));
+        assert_eq!(answered(&outage, 1_500), Some(recovery));
         assert_eq!(answered(&outage, 1_501), None);
     }
 
@@ -346,8 +325,12 @@ mod tests {
             assert!(!begins(&outage, n * 1_000 + 1, Failed::Caller, kind.clone()));
         }
         assert_eq!(answered(&outage, 100_000), None);
-        let (away, cost) = answered(&outage, 104_001).unwrap();
-        assert_eq!((away, cost.callers_refused), (Duration::from_secs(100), 99));
+        let Recovery {
+            away,
+            callers_refused,
+            ..
+        } = answered(&outage, 104_001).unwrap();
+        assert_eq!((away, callers_refused), (Duration::from_secs(100), 99));
     }
 
     #[test]
@@ -408,7 +391,7 @@ mod tests {
         assert_eq!(answered(&outage, 100), None);
         assert_eq!(outage.inbox_open(at(150)), Some(None));
         match outage.inbox_state(at(150), InboxState::Confirmed) {
-            Some(Ended::Outage { away, is_another, .. }) => {
+            Some(Ended::Outage(Recovery { away, is_another, .. })) => {
                 assert_eq!((away, is_another), (Duration::from_millis(90), true));
             }
             other => panic!("{other:?}"),

@@ -6,10 +6,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::driver::events::DriverEvent;
 use crate::driver::node::Node;
 use crate::driver::pulse::{BEAT, Pause};
 use crate::driver::waiter::lock;
+use crate::observe::background;
 use crate::protocol::time::Instant;
 
 impl Node {
@@ -44,7 +44,7 @@ impl Node {
         // Another thread may have told it meanwhile.
         let Some(by) = self.pulse.overdue(now) else { return };
         let lasted = now.since(by);
-        self.events.push(DriverEvent::ProcessPaused { lasted });
+        self.events.push(background::process_paused(lasted));
         *latest = Some(Pause {
             from: Instant::from_nanos(by.as_nanos().saturating_sub(BEAT.as_nanos() as u64)),
             to: now,

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::driver::events::DriverEvent;
 use crate::driver::node::Node;
 use crate::driver::outage::{Ended, Failed, InboxLoss};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
+use crate::observe::background;
 use crate::protocol::message::Reply;
 use crate::protocol::session::step::SessionEvent;
 use crate::protocol::step::{InboxState, Input};
@@ -22,16 +22,11 @@ impl Node {
         }
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
-            self.events.push(DriverEvent::StoreFailing {
-                server: server.text.clone(),
-                error: error.clone(),
-            });
+            let event = background::store_failing(&server.text, error.clone());
+            self.events.push(event);
         }
         if let Some(error) = inbox {
-            self.events.push(DriverEvent::InboxLost {
-                error,
-                is_news: false,
-            });
+            self.events.push(background::inbox_lost(error, false));
         }
     }
 
@@ -56,9 +51,7 @@ impl Node {
     /// A connection to a server opened, which says which run of it this is.
     pub(crate) fn note_run(&self, server: &Server, run_id: Option<&str>) {
         if run_id.is_some_and(|run_id| server.outage.is_changed(run_id)) {
-            self.events.push(DriverEvent::ServerChanged {
-                server: server.text.clone(),
-            });
+            self.events.push(background::server_changed(&server.text));
         }
     }
 
@@ -70,20 +63,11 @@ impl Node {
 
     fn tell_ended(&self, server: &Server, ended: Option<Ended>) {
         self.events.push(match ended {
-            Some(Ended::Outage {
-                away,
-                cost,
-                is_another,
-            }) => DriverEvent::StoreRecovered {
-                server: server.text.clone(),
-                away,
-                cost,
-                is_another,
-            },
+            Some(Ended::Outage(recovery)) => background::store_recovered(&server.text, recovery),
             Some(Ended::Doubt(error, lasted)) => {
-                self.events.push(DriverEvent::InboxLost { error, is_news: true });
+                self.events.push(background::inbox_lost(error, true));
                 match lasted {
-                    Some(_) => DriverEvent::InboxOpen { away: lasted },
+                    Some(_) => background::inbox_open(lasted),
                     None => return,
                 }
             }
@@ -104,8 +88,7 @@ impl Node {
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
         if self.pause_until_now().is_some() {
-            let is_news = false;
-            return self.events.push(DriverEvent::InboxLost { error, is_news });
+            return self.events.push(background::inbox_lost(error, false));
         }
         let is_news = match server.outage.inbox_lost(now, &error, is_decided) {
             _ if self.is_abandoned() => false,
@@ -118,20 +101,20 @@ impl Node {
                 return;
             }
         };
-        self.events.push(DriverEvent::InboxLost { error, is_news });
+        self.events.push(background::inbox_lost(error, is_news));
     }
 
     /// What happened between this node and a server, at the time of the session's step: an answer to what was sent in that
     /// step decides what it means.
     pub(crate) fn session_event(self: &Arc<Self>, server: &Arc<Server>, event: SessionEvent, now: Instant) {
         match event {
-            SessionEvent::Connected(took) => self.events.push(DriverEvent::Connected { took }),
+            SessionEvent::Connected(took) => self.events.push(background::connected(took)),
             SessionEvent::ConnectionLost { error, idle } => {
                 // One that was idle is no trouble, unless the inbox broke with it.
                 if !idle || server.outage.is_doubted() {
                     self.failed(server, Failed::Connection, &error);
                 }
-                self.events.push(DriverEvent::ConnectionLost { error });
+                self.events.push(background::connection_lost(error));
             }
             SessionEvent::Answered { refused: false, sent } => {
                 let ended = server.outage.answered(now, sent);
@@ -139,7 +122,7 @@ impl Node {
             }
             SessionEvent::InboxOpen => {
                 if let Some(away) = server.outage.inbox_open(now) {
-                    self.events.push(DriverEvent::InboxOpen { away });
+                    self.events.push(background::inbox_open(away));
                 }
                 if server.outage.is_on() {
                     self.probe_server(server);

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use tracing::{debug, error, info, warn};
+use tracing::{Level, debug, error, info, warn};
 
+use crate::error::Error;
 use crate::key::Key;
-use crate::observe::{Label, metrics};
+use crate::observe::event::{Label, event_at};
+use crate::observe::metrics;
 use crate::protocol::message::TickTime;
 
 /// A run that came to its end.
@@ -105,17 +107,15 @@ pub(crate) fn tick(of: &Label, job: &Key, mark: TickTime, outcome: &'static str,
     metrics::ticked(outcome);
     let (attempt, fence) = (ran.map(|ran| ran.attempt), ran.map(|ran| ran.fence));
     let took_ms = ran.map(|ran| ran.took.as_millis() as u64);
-    match outcome {
-        "elsewhere" => {
-            debug!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, "a tick is over");
-        }
-        "missed" => {
-            warn!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, attempt, fence, "a tick was missed: no node has run it to its end, and none will");
-        }
-        _ => {
-            info!(target: "tenure", event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, took_ms, attempt, fence, "a tick is over");
-        }
-    }
+    let (level, text) = match outcome {
+        "elsewhere" => (Level::DEBUG, "a tick is over"),
+        "missed" => (
+            Level::WARN,
+            "a tick was missed: no node has run it to its end, and none will",
+        ),
+        _ => (Level::INFO, "a tick is over"),
+    };
+    event_at!(level: event = "tick", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, outcome, took_ms, attempt, fence, "{text}");
 }
 
 /// The nominal time as RFC 3339.
@@ -140,9 +140,21 @@ pub(crate) fn tick_failed(
     let next = again.map_or_else(String::new, |pause| {
         format!(", again in {} s", pause.as_millis() as f64 / 1_000.0)
     });
-    if again.is_none() || is_timeout {
-        warn!(target: "tenure", event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
-    } else {
-        info!(target: "tenure", event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
-    }
+    let is_final = again.is_none() || is_timeout;
+    let level = if is_final { Level::WARN } else { Level::INFO };
+    event_at!(level: event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
+}
+
+pub(crate) fn tick_waits(of: &Label, job: &Key, mark: TickTime, error: &Error) {
+    debug!(target: "tenure", event = "tick_waits", node_name = of.name(), %job, tick_ms = mark.0, %error, "nobody runs the tick, trying again");
+}
+
+pub(crate) fn tick_untold(of: &Label, job: &Key, mark: TickTime, error: &Error) {
+    warn!(target: "tenure", event = "tick_untold", node_name = of.name(), %job, tick_ms = mark.0, %error, "the store could not be told of the end");
+}
+
+/// Its tick is over with it, whichever that was.
+pub(crate) fn job_refused(of: &Label, job: &Key, why: &dyn std::fmt::Display) {
+    metrics::ticked("refused");
+    error!(target: "tenure", event = "job_refused", node_name = of.name(), %job, %why, "the job cannot be run");
 }

@@ -313,24 +313,25 @@ static METADATA: ::metrics::Metadata<'static> =
     ::metrics::Metadata::new("tenure", ::metrics::Level::INFO, Some(module_path!()));
 
 #[cfg(feature = "metrics")]
+fn increment(row: &Row, by: u64) {
+    ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(by));
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 fn count(series: &Series, values: &[&str]) {
+    #[cfg(feature = "metrics")]
     if let Some(row) = series.row(values) {
-        ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(1));
+        increment(row, 1);
     }
 }
 
-#[cfg(feature = "metrics")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 fn record(series: &Series, values: &[&str], value: impl FnOnce() -> f64) {
+    #[cfg(feature = "metrics")]
     if let Some(row) = series.row(values) {
         ::metrics::with_recorder(|to| to.register_histogram(&row.key, &METADATA).record(value()));
     }
 }
-
-#[cfg(not(feature = "metrics"))]
-fn count(_: &Series, _: &[&str]) {}
-
-#[cfg(not(feature = "metrics"))]
-fn record(_: &Series, _: &[&str], _: impl FnOnce() -> f64) {}
 
 /// Gives the recorder units and texts. Whatever is installed later does without.
 pub(crate) fn describe() {
@@ -354,29 +355,14 @@ pub(crate) fn describe() {
     }
 }
 
-/// When a holding began. Nothing at all without the feature, and then no clock is read.
+/// When a holding began, in nanoseconds of the node's clock. Zero without the feature, and then no clock is read.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Began(#[cfg(feature = "metrics")] u64);
+pub(crate) struct Began(u64);
 
 impl Began {
     /// `now` reads the node's clock, in nanoseconds.
     pub(crate) fn at(now: impl FnOnce() -> u64) -> Self {
-        #[cfg(not(feature = "metrics"))]
-        let _ = now;
-        Began(
-            #[cfg(feature = "metrics")]
-            now(),
-        )
-    }
-
-    #[cfg(feature = "metrics")]
-    fn span(self, now: u64) -> Duration {
-        Duration::from_nanos(now.saturating_sub(self.0))
-    }
-
-    #[cfg(not(feature = "metrics"))]
-    fn span(self, _: u64) -> Duration {
-        Duration::ZERO
+        Began(if cfg!(feature = "metrics") { now() } else { 0 })
     }
 }
 
@@ -430,7 +416,8 @@ pub(crate) fn held(
 ) {
     if cfg!(feature = "metrics") {
         let outcome = if over().is_some() { "lost" } else { "released" };
-        shielded(|| record(&HOLD, &[kind(name), outcome], || began.span(now()).as_secs_f64()));
+        let span = || Duration::from_nanos(now().saturating_sub(began.0)).as_secs_f64();
+        shielded(|| record(&HOLD, &[kind(name), outcome], span));
     }
 }
 
@@ -474,15 +461,12 @@ fn word(kind: &StoreErrorKind) -> &'static str {
     }
 }
 
-#[cfg_attr(not(feature = "scheduler"), allow(dead_code, reason = "only jobs have ticks"))]
+#[cfg(feature = "scheduler")]
 pub(super) fn ticked(outcome: &'static str) {
     count(&TICKS, &[outcome]);
 }
 
-#[cfg_attr(
-    not(feature = "scheduler"),
-    allow(dead_code, reason = "only jobs have alarms")
-)]
+#[cfg(feature = "scheduler")]
 pub(super) fn alarmed(alarm: &'static str) {
     count(&ALARMS, &[alarm]);
 }

@@ -333,17 +333,11 @@ impl Engine {
             let wall = DateTime::<Utc>::from(process.wall());
             self.read_jobs(wall).await;
             let due = self.model.next().map(|next| self.look_at(wall, next));
-            let look = async {
-                match due {
-                    Some(due) => sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 Ok(_) | Err(RecvError::Lagged(_)) = created.recv() => {}
                 Ok(_) | Err(RecvError::Lagged(_)) = deleted.recv() => {}
                 () = process.clock_set() => {}
-                () = look => {
+                () = sleep_until(due.unwrap_or(self.looks)), if due.is_some() => {
                     self.looks = Timer::now() + LOOKS_EVERY;
                     let scheduler = self.scheduler.scheduler.read().await;
                     if scheduler.shutdown.load(Ordering::Relaxed) {

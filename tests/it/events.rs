@@ -1,6 +1,6 @@
 //! What is told through `tracing`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure::observe::EVENTS;
@@ -13,26 +13,62 @@ use crate::support::events::Watch;
 
 const OBSERVE: &str = include_str!("../../src/observe.rs");
 const OF_JOBS: &str = include_str!("../../src/observe/jobs.rs");
+const OF_REQUESTS: &str = include_str!("../../src/observe/requests.rs");
+const OF_THE_BACKGROUND: &str = include_str!("../../src/observe/background.rs");
+const SOURCES: [&str; 4] = [OBSERVE, OF_JOBS, OF_REQUESTS, OF_THE_BACKGROUND];
+
+/// The rows of the table at the top, by event.
+fn rows() -> BTreeMap<&'static str, &'static str> {
+    let (events, _metrics) = OBSERVE.split_once("//! # Metrics").unwrap();
+    let rows = events.lines().filter_map(|line| line.strip_prefix("//! | `"));
+    rows.filter_map(|row| row.split_once("` | ")).collect()
+}
 
 /// The names in the table at the top, in the list, and in the code are the same.
 #[test]
 fn every_event_is_documented_listed_and_emitted() {
     let listed: BTreeSet<&str> = EVENTS.iter().copied().collect();
     assert_eq!(listed.len(), EVENTS.len(), "listed twice");
-    let (events, _metrics) = OBSERVE.split_once("//! # Metrics").unwrap();
-    let documented: BTreeSet<&str> = events
-        .lines()
-        .filter_map(|line| line.strip_prefix("//! | `")?.split_once('`'))
-        .map(|(name, _)| name)
-        .collect();
+    let documented: BTreeSet<&str> = rows().into_keys().collect();
     assert_eq!(documented, listed);
     let of_file = |file: &'static str| file.split("event = \"").skip(1);
-    let emitted: BTreeSet<&str> = of_file(OBSERVE)
-        .chain(of_file(OF_JOBS))
+    let emitted: BTreeSet<&str> = SOURCES
+        .into_iter()
+        .flat_map(of_file)
         .filter_map(|rest| rest.split_once('"'))
         .map(|(name, _)| name)
         .collect();
     assert_eq!(emitted, listed);
+}
+
+/// The row of an event names each level that the code has for it, the usual one first.
+#[test]
+fn every_event_is_as_loud_as_its_row_says() {
+    let mut levels: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for source in SOURCES {
+        let events: Vec<&str> = source.split("event = \"").collect();
+        for pair in events.windows(2) {
+            // `warn!(target: …`, `node_event!(WARN: …`, or `event_at!(level: …`, whose level depends on what happened.
+            let (before, words) = pair[0].rsplit_once("!(").unwrap();
+            let call = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
+            let level = match call.unwrap() {
+                "key_event" | "node_event" => words.trim_end_matches([' ', ':']).rsplit(' ').next().unwrap(),
+                "event_at" => continue,
+                level => level,
+            };
+            let (event, _) = pair[1].split_once('"').unwrap();
+            levels.entry(event).or_default().insert(level.to_lowercase());
+        }
+    }
+    assert!(levels.len() > 40, "{levels:?}");
+    let rows = rows();
+    for (event, levels) in levels {
+        let row = rows[event].to_lowercase();
+        let words: Vec<&str> = row.split(|c: char| !c.is_alphanumeric()).collect();
+        let is_usual = levels.contains(words[0]);
+        let are_named = levels.iter().all(|level| words.contains(&level.as_str()));
+        assert!(is_usual && are_named, "{event} has {levels:?}: {row}");
+    }
 }
 
 /// And nobody emits past that file.

@@ -1,22 +1,22 @@
 //! The bounded queue of events, and the one thread of the process that tells them.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+#[cfg(any(test, feature = "testing"))]
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tracing::Dispatch;
 
-use crate::driver::events::event::DriverEvent;
-use crate::observe::{self, Label, kept, shielded};
+use crate::observe::background;
+use crate::observe::event::Event;
+use crate::observe::{Label, kept, shielded};
 
 const THREAD: &str = "tenure-events";
 /// So many events wait at the most, and beyond them so many losses.
 pub(super) const ROOM: usize = 4_096;
 pub(super) const ROOM_BEYOND: usize = 1_024;
-/// What was dropped is told when no more than this wait: not between each two.
-const ROOM_AGAIN: usize = ROOM / 2;
 /// How long counts are gathered before the recorder is told.
 const GATHER: Duration = Duration::from_millis(100);
 
@@ -26,58 +26,45 @@ pub(super) struct Entry {
     pub(super) label: Label,
     pub(super) dispatch: Option<Dispatch>,
     /// `None`: it only brings its subscriber to where that may be dropped.
-    pub(super) event: Option<DriverEvent>,
+    pub(super) event: Option<Event>,
 }
 
-/// Locked for nothing that takes time: no subscriber, recorder or waker is run, and none is dropped.
+/// Pushing takes no lock, runs no subscriber, recorder or waker, and drops none.
 #[derive(Debug)]
 pub(super) struct Queue {
-    state: Mutex<State>,
-    wanted: Condvar,
+    channel: OnceLock<(Sender<Work>, Mutex<Receiver<Work>>)>,
+    /// How many entries wait.
+    waiting: AtomicUsize,
+    /// How many events had no room and are not told yet.
+    dropped: AtomicU64,
     /// Something was counted that the recorder was not told.
     counted: AtomicBool,
-    /// Whose it is; 0 before the first.
+    /// The event thread runs.
+    is_started: AtomicBool,
+    /// The process that the queue belongs to; 0 before the first event.
     pid: AtomicU32,
 }
 
 #[derive(Debug)]
-struct State {
-    entries: VecDeque<Entry>,
-    dropped: Option<Dropped>,
-    flushes: Vec<SyncSender<()>>,
-    is_started: bool,
-    /// The thread waits to be notified.
-    is_asleep: bool,
-}
-
-/// Events for which there was no room. Told where the first of them would have been.
-#[derive(Debug)]
-struct Dropped {
-    count: u64,
-    dispatch: Option<Dispatch>,
-}
-
 enum Work {
     Tell(Entry),
-    TellDropped(Dropped),
-    /// What is counted.
-    Count,
+    /// Tells this subscriber of events that had no room. It stands where the first of them would have been.
+    TellDropped(Option<Dispatch>),
     /// Everything before was told.
-    Flushed(Vec<SyncSender<()>>),
+    #[cfg(any(test, feature = "testing"))]
+    Flushed(SyncSender<()>),
+    /// Something was counted: it is told when no event comes for a while.
+    Gather,
 }
 
 impl Queue {
     pub(super) const fn new() -> Queue {
         Queue {
-            state: Mutex::new(State {
-                entries: VecDeque::new(),
-                dropped: None,
-                flushes: Vec::new(),
-                is_started: false,
-                is_asleep: false,
-            }),
-            wanted: Condvar::new(),
+            channel: OnceLock::new(),
+            waiting: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
             counted: AtomicBool::new(false),
+            is_started: AtomicBool::new(false),
             pid: AtomicU32::new(0),
         }
     }
@@ -88,27 +75,20 @@ impl Queue {
             std::mem::forget(entry);
             return;
         }
-        let is_ordinary = entry.event.as_ref().is_some_and(|event| !event.is_loss());
+        let is_ordinary = entry.event.as_ref().is_some_and(|event| !event.is_loss);
         let room = ROOM + if is_ordinary { 0 } else { ROOM_BEYOND };
-        let mut state = self.lock();
-        if state.entries.len() < room {
-            state.entries.push_back(entry);
-            self.wake_thread(state);
-            return;
-        }
-        if entry.event.is_none() {
+        let enter = |waiting| (waiting < room).then_some(waiting + 1);
+        let entered = self
+            .waiting
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter);
+        if entered.is_ok() {
+            self.send(Work::Tell(entry));
+        } else if entry.event.is_none() {
             // To drop the last handle of a subscriber would run its code here.
             std::mem::forget(entry);
-            return;
+        } else if self.dropped.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.send(Work::TellDropped(entry.dispatch));
         }
-        match &mut state.dropped {
-            Some(dropped) => dropped.count += 1,
-            None => {
-                let dispatch = entry.dispatch.clone();
-                state.dropped = Some(Dropped { count: 1, dispatch });
-            }
-        }
-        self.wake_thread(state);
     }
 
     /// Something was counted, for a recorder.
@@ -117,7 +97,7 @@ impl Queue {
             && !self.counted.load(Ordering::SeqCst)
             && !self.counted.swap(true, Ordering::SeqCst);
         if is_news && self.is_mine() {
-            self.wake_thread(self.lock());
+            self.send(Work::Gather);
         }
     }
 
@@ -128,15 +108,9 @@ impl Queue {
         if is_event_thread || !self.is_mine() {
             return;
         }
-        let (done, is_done) = std::sync::mpsc::sync_channel(1);
-        let mut state = self.lock();
-        state.flushes.push(done);
-        self.wake_thread(state);
+        let (done, is_done) = sync_channel(1);
+        self.send(Work::Flushed(done));
         let _ = is_done.recv_timeout(patience);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Not in a child that was forked since. Whoever asks first owns the queue.
@@ -148,75 +122,63 @@ impl Queue {
         owner.is_ok() || owner == Err(me)
     }
 
-    fn wake_thread(&'static self, mut state: MutexGuard<'_, State>) {
-        let is_new = !std::mem::replace(&mut state.is_started, true);
-        let is_asleep = std::mem::take(&mut state.is_asleep);
-        drop(state);
-        if is_asleep {
-            self.wanted.notify_one();
+    fn channel(&self) -> &(Sender<Work>, Mutex<Receiver<Work>>) {
+        self.channel.get_or_init(|| {
+            let (sender, receiver) = channel();
+            (sender, Mutex::new(receiver))
+        })
+    }
+
+    fn send(&'static self, work: Work) {
+        // The receiver lives as long as the sender.
+        let _ = self.channel().0.send(work);
+        if self.is_started.load(Ordering::SeqCst) || self.is_started.swap(true, Ordering::SeqCst) {
+            return;
         }
-        if is_new {
-            let thread = std::thread::Builder::new().name(THREAD.into());
-            if thread.spawn(|| self.tell_for_ever()).is_err() {
-                // The system has no thread to give. The next event tries again.
-                self.lock().is_started = false;
-            }
+        let thread = std::thread::Builder::new().name(THREAD.into());
+        if thread.spawn(|| self.tell_for_ever()).is_err() {
+            // The system has no thread to give. The next event tries again.
+            self.is_started.store(false, Ordering::SeqCst);
         }
     }
 
     fn tell_for_ever(&self) {
+        let receiver = self.channel().1.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let work = self.next();
+            let work = self.next(&receiver);
             // Before the event of which it was counted, so that whoever sees that finds its count.
             if self.counted.swap(false, Ordering::SeqCst) {
                 kept::flush();
             }
             match work {
-                Work::Tell(entry) => shielded(|| entry.tell()),
-                Work::TellDropped(dropped) => shielded(|| dropped.tell()),
-                // Whoever waited too long for it is gone.
-                Work::Flushed(flushes) => flushes.iter().for_each(|done| done.try_send(()).unwrap_or(())),
-                Work::Count => {}
-            }
-        }
-    }
-
-    /// Waits for something to do.
-    fn next(&self) -> Work {
-        let mut state = self.lock();
-        loop {
-            if let Some(work) = state.take() {
-                return work;
-            }
-            state.is_asleep = true;
-            if self.counted.load(Ordering::SeqCst) {
-                let waited = self.wanted.wait_timeout(state, GATHER);
-                let waited = waited.unwrap_or_else(PoisonError::into_inner);
-                state = waited.0;
-                if waited.1.timed_out() {
-                    state.is_asleep = false;
-                    return Work::Count;
+                Some(Work::Tell(entry)) => {
+                    self.waiting.fetch_sub(1, Ordering::SeqCst);
+                    shielded(|| entry.tell());
                 }
-            } else {
-                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                Some(Work::TellDropped(dispatch)) => {
+                    let count = self.dropped.swap(0, Ordering::SeqCst);
+                    shielded(|| to(dispatch.as_ref(), || background::events_dropped(count)));
+                }
+                // A caller that waited too long for it is gone.
+                #[cfg(any(test, feature = "testing"))]
+                Some(Work::Flushed(done)) => done.try_send(()).unwrap_or(()),
+                Some(Work::Gather) | None => {}
             }
-            state.is_asleep = false;
         }
     }
-}
 
-impl State {
-    fn take(&mut self) -> Option<Work> {
-        if self.entries.len() <= ROOM_AGAIN
-            && let Some(dropped) = self.dropped.take()
-        {
-            return Some(Work::TellDropped(dropped));
+    /// Waits for something to do. `None`: nothing came while counts were gathered.
+    fn next(&self, receiver: &Receiver<Work>) -> Option<Work> {
+        loop {
+            let work = if self.counted.load(Ordering::SeqCst) {
+                receiver.recv_timeout(GATHER).ok()?
+            } else {
+                receiver.recv().ok()?
+            };
+            if !matches!(work, Work::Gather) {
+                return Some(work);
+            }
         }
-        if let Some(entry) = self.entries.pop_front() {
-            return Some(Work::Tell(entry));
-        }
-        let flushes = std::mem::take(&mut self.flushes);
-        (!flushes.is_empty()).then_some(Work::Flushed(flushes))
     }
 }
 
@@ -230,12 +192,6 @@ impl Entry {
         if let Some(event) = event {
             to(dispatch.as_ref(), || event.tell(&label));
         }
-    }
-}
-
-impl Dropped {
-    fn tell(self) {
-        to(self.dispatch.as_ref(), || observe::events_dropped(self.count));
     }
 }
 

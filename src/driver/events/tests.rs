@@ -15,18 +15,13 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use crate::driver::events::queue::{ROOM, ROOM_BEYOND};
-use crate::driver::outage::Cost;
-use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::NodeId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A subscriber that does something with each event that has `word` in it.
-struct Each<F> {
-    word: &'static str,
-    act: F,
-}
+/// A subscriber that does something with each event.
+struct Each<F>(F);
 
 impl<F: Fn(&str) + Send + Sync + 'static> Subscriber for Each<F> {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -44,9 +39,7 @@ impl<F: Fn(&str) + Send + Sync + 'static> Subscriber for Each<F> {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
-        if text.0.contains(self.word) {
-            (self.act)(&text.0);
-        }
+        (self.0)(&text.0);
     }
 
     fn enter(&self, _: &Id) {}
@@ -64,18 +57,12 @@ impl Visit for Text {
 
 type Told = Arc<Mutex<Vec<String>>>;
 
-fn label() -> Label {
-    Label::new(NodeId::numbered(1), Some("one"))
-}
-
-fn queue() -> &'static Queue {
-    Box::leak(Box::new(Queue::new()))
-}
-
 /// A sink for the subscriber, on a queue of its own.
-fn sink_for(word: &'static str, act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
-    let queue = queue();
-    with_default(Each { word, act }, || EventSink::to(queue, label()))
+fn sink_for(act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
+    let label = Label::new(NodeId::numbered(1), Some("one"));
+    with_default(Each(act), || {
+        EventSink::to(Box::leak(Box::new(Queue::new())), label)
+    })
 }
 
 fn keeps(told: &Told) -> impl Fn(&str) + Send + Sync + 'static {
@@ -101,7 +88,7 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
     let (go, may_go) = channel::<()>();
     let may_go = Mutex::new(Some(may_go));
     let keep = keeps(told);
-    let sink = sink_for("", move |text| {
+    let sink = sink_for(move |text| {
         let first = may_go.lock().unwrap().take();
         if let Some(may_go) = first {
             blocked.send(()).unwrap();
@@ -113,41 +100,10 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
 }
 
 #[test]
-fn a_scoped_subscriber_hears_of_it_on_the_event_thread() {
-    let (heard, hears) = channel();
-    let sink = sink_for("", move |text| {
-        let thread = thread::current().name().map(str::to_owned);
-        heard.send((text.to_owned(), thread)).unwrap();
-    });
-    let took = Duration::from_millis(3);
-    sink.push(DriverEvent::Connected { took });
-    let (text, thread) = hears.recv_timeout(PATIENCE).unwrap();
-    assert!(text.contains("connected") && text.contains("took_ms=3"), "{text}");
-    assert_eq!(thread.as_deref(), Some("tenure-events"));
-}
-
-#[test]
-fn a_subscriber_that_panics_ends_nothing() {
-    let told = Told::default();
-    let keep = keeps(&told);
-    let sink = sink_for("", move |text| {
-        keep(text);
-        assert!(!text.contains("renewed"), "a subscriber could not write");
-    });
-    for _ in 0..10 {
-        let slack = Duration::from_millis(1);
-        sink.key_event(&name("a"), &KeyEvent::Renewed { slack });
-        sink.lost(&name("a"), LostCause::Gone);
-    }
-    sink.queue.flush(PATIENCE);
-    assert_eq!((count(&told, "renewed"), count(&told, "lost")), (10, 10));
-}
-
-#[test]
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     let told = Told::default();
     let (sink, is_blocked, go) = blocking(&told);
-    sink.push(DriverEvent::InboxOpen { away: None });
+    sink.push(background::inbox_open(None));
     is_blocked.recv_timeout(PATIENCE).unwrap();
     for _ in 0..ROOM + 100 {
         sink.key_event(&name("a"), &KeyEvent::Late);
@@ -174,7 +130,7 @@ fn a_subscriber_that_blocks_costs_events_and_no_loss() {
 fn of_a_hundred_producers_each_event_is_told_or_counted() {
     const EACH: usize = 100;
     let told = Told::default();
-    let sink = sink_for("", keeps(&told));
+    let sink = sink_for(keeps(&told));
     thread::scope(|scope| {
         for n in 0..100 {
             let sink = sink.clone();
@@ -197,113 +153,13 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
     assert!((0..100).all(|n| count(&told, &format!("of {n}.")) <= EACH));
 }
 
-/// The only test of this binary that sets the global one.
-#[test]
-fn a_global_subscriber_that_is_set_later_hears_of_it() {
-    let queue = queue();
-    let sink = EventSink::to(queue, label());
-    assert!(sink.dispatch.is_none());
-    let told = Told::default();
-    let act = keeps(&told);
-    let word = "set later";
-    tracing::subscriber::set_global_default(Each { word, act }).unwrap();
-    sink.lost(&name(word), LostCause::Gone);
-    queue.flush(PATIENCE);
-    assert_eq!(count(&told, "ERROR"), 1);
-}
-
 #[test]
 fn what_only_the_simulator_counts_is_not_told() {
     let told = Told::default();
-    let sink = sink_for("", keeps(&told));
+    let sink = sink_for(keeps(&told));
     sink.key_event(&name("a"), &KeyEvent::Yielded);
     sink.queue.flush(PATIENCE);
     assert_eq!(count(&told, ""), 0);
-}
-
-#[test]
-#[allow(clippy::too_many_lines, reason = "a list")]
-fn every_event_is_told_as_loudly_as_it_says() {
-    let told = Told::default();
-    let sink = sink_for("", keeps(&told));
-    let error = StoreError::new(StoreErrorKind::TimedOut, "no answer");
-    let (slack, left, took) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    let of_key = [
-        KeyEvent::HandedOn,
-        KeyEvent::PushUsed,
-        KeyEvent::Inherited { from: None },
-        KeyEvent::Overdue { held: left, left },
-        KeyEvent::HeldLong { held: left },
-        KeyEvent::UnlikeCapacity { ours: 3, theirs: 4 },
-        KeyEvent::PushStale,
-        KeyEvent::UnknownLeft,
-        KeyEvent::PushForged,
-        KeyEvent::Renewed { slack },
-        KeyEvent::RenewFailed {
-            left,
-            error: error.clone(),
-        },
-        KeyEvent::Asking,
-        KeyEvent::Late,
-        KeyEvent::Requeued,
-        KeyEvent::LeaveFailed { error: None },
-        KeyEvent::WaitFailed { error: error.clone() },
-    ];
-    let mut events: Vec<DriverEvent> = of_key
-        .map(|event| DriverEvent::Key {
-            name: name("a"),
-            event,
-        })
-        .into();
-    events.extend(
-        [LostCause::Ended, LostCause::Overdue, LostCause::Gone].map(|cause| DriverEvent::Lost {
-            name: name("a"),
-            cause,
-            paused: None,
-        }),
-    );
-    events.extend([
-        DriverEvent::Connected { took },
-        DriverEvent::ConnectionLost { error: error.clone() },
-        DriverEvent::InboxOpen { away: None },
-        DriverEvent::InboxOpen { away: Some(took) },
-        DriverEvent::InboxLost {
-            error: error.clone(),
-            is_news: true,
-        },
-        DriverEvent::InboxLost {
-            error: error.clone(),
-            is_news: false,
-        },
-        DriverEvent::StoreFailing {
-            server: "there".into(),
-            error,
-        },
-        DriverEvent::StoreRecovered {
-            server: "there".into(),
-            away: took,
-            cost: Cost::default(),
-            is_another: false,
-        },
-        DriverEvent::ServerChanged {
-            server: "there".into(),
-        },
-        DriverEvent::ServerWarning {
-            text: "evicts".into(),
-        },
-        DriverEvent::ProcessPaused { lasted: took },
-        DriverEvent::DriverFailed,
-    ]);
-    for event in events {
-        let level = event.level().unwrap();
-        sink.push(event.clone());
-        sink.queue.flush(PATIENCE);
-        let told = std::mem::take(&mut *told.lock().unwrap());
-        assert!(
-            told.len() == 1 && told[0].starts_with(level.as_str()),
-            "{event:?} is {told:?}"
-        );
-    }
 }
 
 /// Its last handle may run anything.
@@ -317,7 +173,7 @@ fn a_subscriber_ends_on_the_event_thread() {
     }
     let (ended, has_ended) = channel();
     let ends = Ends(ended);
-    let sink = sink_for("", move |_| {
+    let sink = sink_for(move |_| {
         let _ = &ends;
     });
     drop(sink);

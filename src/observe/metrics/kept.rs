@@ -1,14 +1,12 @@
 //! What is counted where no foreign code may run: on the driver's thread, and under locks. It costs an atomic, and the
 //! event thread tells it to the recorder.
 
-#[cfg(feature = "metrics")]
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "metrics")]
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 #[cfg(feature = "metrics")]
-use super::{BATCH, METADATA, Row, SLACK};
+use super::{BATCH, METADATA, SLACK, increment};
 use super::{ERRORS, HANDOFFS, LOSSES, Series, kind, loss, word};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 #[cfg(feature = "metrics")]
@@ -38,24 +36,19 @@ pub(crate) fn leave_failed(error: Option<&StoreError>) {
 
 /// A lease was renewed with so much of it left.
 pub(crate) fn renewed(slack: Duration) {
-    #[cfg(feature = "metrics")]
+    if cfg!(feature = "metrics")
+        && let Some(mut slacks) = slacks()
+        && slacks.len() < MOST_SLACKS
     {
-        if let Some(mut slacks) = slacks()
-            && slacks.len() < MOST_SLACKS
-        {
-            slacks.push(slack);
-        }
+        slacks.push(slack);
     }
-    #[cfg(not(feature = "metrics"))]
-    let _ = slack;
 }
 
 /// So many requests leave for the store in one batch.
 pub(crate) fn departed(requests: usize) {
-    #[cfg(feature = "metrics")]
-    BATCHES[requests.min(BATCHES.len() - 1)].fetch_add(1, Ordering::SeqCst);
-    #[cfg(not(feature = "metrics"))]
-    let _ = requests;
+    if cfg!(feature = "metrics") {
+        BATCHES[requests.min(BATCHES.len() - 1)].fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// Tells the recorder what was kept. For the event thread alone; a recorder that panics loses one series' counts.
@@ -86,41 +79,30 @@ pub(crate) fn flush() {
     }
 }
 
-#[cfg(feature = "metrics")]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 fn count(series: &Series, values: &[&str]) {
+    #[cfg(feature = "metrics")]
     if let Some(row) = series.row(values) {
         // In one order with what tells the event thread that there is something.
         row.kept.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-#[cfg(not(feature = "metrics"))]
-fn count(_: &Series, _: &[&str]) {}
-
 /// Batches by their length, which is 128 at the most.
-#[cfg(feature = "metrics")]
 static BATCHES: [AtomicU64; 129] = [const { AtomicU64::new(0) }; 129];
 
 /// Slacks that are kept at the most, for a tenth of a second. The rest is left out: it would say the same.
-#[cfg(feature = "metrics")]
 const MOST_SLACKS: usize = 4_096;
 
-#[cfg(feature = "metrics")]
 static SLACKS: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
 /// `None` while another thread adds one, or in a child that was forked just then: nobody waits for a sample.
-#[cfg(feature = "metrics")]
 fn slacks() -> Option<MutexGuard<'static, Vec<Duration>>> {
     match SLACKS.try_lock() {
         Ok(slacks) => Some(slacks),
         Err(TryLockError::Poisoned(slacks)) => Some(slacks.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
-}
-
-#[cfg(feature = "metrics")]
-fn increment(row: &Row, by: u64) {
-    ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(by));
 }
 
 /// Of a histogram without labels.
