@@ -49,6 +49,8 @@ use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
 use crate::observe;
 use crate::options::Options;
+#[cfg(feature = "scheduler")]
+use crate::primitives::call::Call;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
 #[cfg(feature = "tower")]
@@ -61,13 +63,15 @@ use crate::primitives::rw_lock::RwLock;
 use crate::primitives::scope;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
-#[cfg(feature = "scheduler")]
-use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
+#[cfg(feature = "scheduler")]
+use crate::protocol::step::Answer;
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
 #[cfg(feature = "tower")]
 use crate::protocol::time::Instant;
+#[cfg(feature = "scheduler")]
+use crate::protocol::write::Action;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -239,30 +243,20 @@ impl Locks {
     ///
     /// # Errors
     /// [`Error::Busy`] when somebody runs the job, or stands by for a tick of it: nothing was removed. [`Error::Store`]
-    /// when the store cannot be reached, and [`Error::Closed`] in a fork.
+    /// when the store cannot be reached, and [`Error::Closed`] in a fork or after a shutdown.
     #[cfg(feature = "scheduler")]
     pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
-        let (node, name) = (self.handle.node(), Name::job(name.into()));
+        let name = Name::job(name.into());
         self.handle.not_forked(&name.key)?;
-        let forgotten = node.servers.store.forget_job(&name).await;
-        if forgotten
-            .as_ref()
-            .is_ok_and(|forgotten| *forgotten != Forgotten::InUse)
-        {
-            lock(&self.handle.jobs().over).remove(&name.key);
-        }
+        let time = 4 * self.handle.options().request_timeout;
+        let forgotten = Call::once(&self.handle, &name, (time, Action::ForgetJob), Answer::owned).await;
         match forgotten {
-            Ok(Forgotten::Done) => Ok(true),
-            Ok(Forgotten::Unknown) => Ok(false),
-            Ok(Forgotten::InUse) => Err(Error::Busy {
-                key: name.key,
-                waited: Duration::ZERO,
-            }),
-            Err(source) => Err(Error::Store {
-                key: name.key,
-                source,
-            }),
+            Ok(_) => drop(lock(&self.handle.jobs().over).remove(&name.key)),
+            // Repeating it does no harm.
+            Err(Error::Unanswered { key, source }) => return Err(Error::Store { key, source }),
+            Err(_) => {}
         }
+        forgotten
     }
 
     /// Resolves when nothing is held, waited for or under way in this process.

@@ -13,7 +13,6 @@ use tenure::protocol::session::step::{
 };
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag, Ticket};
 use tenure::protocol::time::Instant;
-use tenure::protocol::write::WriteId;
 
 use crate::Wrong;
 use crate::callers::Caller;
@@ -22,7 +21,6 @@ use crate::inbox::Inbox;
 use crate::planted::Planted;
 use crate::watch::gives;
 use crate::world::{Event, MS, World};
-use crate::writes::Write;
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -52,9 +50,6 @@ pub(crate) struct Node {
     pub(crate) requests: BTreeMap<(ClaimNumber, u32), (u64, usize)>,
     /// Claims, and what gives leases back, in the order in which they were left with the session, which has not sent them.
     pub(crate) unsent: Vec<(Tag, Request)>,
-    /// What was to be written and is not told of, and how often something was.
-    pub(crate) writes: BTreeMap<WriteId, Write>,
-    pub(crate) written: u64,
     pub(crate) probes: BTreeMap<Probe, u64>,
     pub(crate) probed: u64,
     pub(crate) sends: u32,
@@ -141,8 +136,6 @@ impl World {
             live: Vec::new(),
             requests: BTreeMap::new(),
             unsent: Vec::new(),
-            writes: BTreeMap::new(),
-            written: 0,
             probes: BTreeMap::new(),
             probed: 0,
             sends: 0,
@@ -255,6 +248,11 @@ impl World {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => self.queue(slot, outgoing),
+                Effect::Act(action) => self.queue_action(slot, action),
+                Effect::WriteEnded(lease, is_refused) => {
+                    let key = self.index(&lease.name);
+                    self.feed(slot, key, Input::WriteEnded(lease, is_refused));
+                }
                 Effect::Granted(ticket, fence) => {
                     if fence.is_first() {
                         self.nodes[slot].session.saw(fence.number());
@@ -411,12 +409,12 @@ impl World {
                 id,
                 batch,
             } => self.write(slot, connection, id, batch),
-            SessionEffect::Write {
+            SessionEffect::Act {
                 connection,
                 id,
-                write,
-            } => self.send_write(slot, connection, id, write),
-            SessionEffect::WriteFailed(write, why, _) => self.write_failed(slot, write, why),
+                action,
+                ..
+            } => self.send_action(slot, connection, id, action),
             SessionEffect::Tell(name, input) => {
                 let key = self.index(&name);
                 self.told(slot, key, &input);

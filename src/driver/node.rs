@@ -265,9 +265,14 @@ impl Node {
         entered
     }
 
-    /// A caller enters.
-    pub(super) fn note_entry(&self, term: LeaseTimes) {
+    /// A caller enters that asks for no lease.
+    pub(crate) fn note_caller(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A caller enters.
+    pub(crate) fn note_entry(&self, term: LeaseTimes) {
+        self.note_caller();
         let hold_ms = term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
             self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
@@ -417,7 +422,12 @@ impl Node {
                 }
                 false
             }
-            Effect::PushMissed | Effect::Event(_) => true,
+            Effect::Act(action) => {
+                after.sends = true;
+                lock(&self.servers.of(&action.name).session).queue_action(action.clone());
+                false
+            }
+            Effect::WriteEnded(..) | Effect::PushMissed | Effect::Event(_) => true,
         };
         if is_told {
             after.told.push((name.clone(), effect.clone()));
@@ -430,6 +440,9 @@ impl Node {
             Effect::PushMissed => {
                 self.feed(self.servers.of(name), SessionInput::PushMissed);
                 self.alarm.ring();
+            }
+            Effect::WriteEnded(lease, is_refused) => {
+                self.drive(&lease.name, Input::WriteEnded(lease.clone(), *is_refused));
             }
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {

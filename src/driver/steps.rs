@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
+#[cfg(feature = "redis")]
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,8 +15,9 @@ use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
-use crate::protocol::step::{AcquireError, CallOptions, Effect, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
 
 impl Node {
     /// Tells the key machine what happened to `name`.
@@ -141,13 +144,45 @@ impl Node {
         self.note_idle();
     }
 
+    /// A holder of each of these leases is about to write: counts the write, and returns what it is checked against, and the length
+    /// of the shortest lease. `None` if a lease is over, and then no holding counts the write.
+    #[cfg(feature = "redis")]
+    pub(crate) fn begin_write<'a>(
+        self: &Arc<Self>,
+        holders: impl IntoIterator<Item = (&'a Name, Ticket)>,
+    ) -> Option<(Arc<[Precondition]>, Duration)> {
+        let (mut leases, mut shortest) = (Vec::<Precondition>::new(), Duration::MAX);
+        for (name, ticket) in holders {
+            let mut keys = lock(&self.cell(name).keys);
+            let now = keys.now(&self.clock);
+            let begun = keys.shard.begin_write(now, name, ticket);
+            drop(keys);
+            let Some((precondition, lease)) = begun else {
+                let ended = leases
+                    .iter()
+                    .map(|lease| (&lease.name, Input::WriteEnded(lease.clone(), false)));
+                self.drive_each(ended);
+                return None;
+            };
+            leases.push(precondition);
+            shortest = shortest.min(lease);
+        }
+        Some((leases.into(), shortest))
+    }
+
+    /// Returns whether the lease of a write is still held in this process.
+    pub(super) fn holds(&self, lease: &Precondition) -> bool {
+        let mut keys = lock(&self.cell(&lease.name).keys);
+        let now = keys.now(&self.clock);
+        keys.shard.holds(now, lease)
+    }
+
     /// Enters a caller that waits for an answer, and says when.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &Name,
-        options: CallOptions,
+        input: impl FnOnce(Ticket) -> Input,
     ) -> (Ticket, oneshot::Receiver<Told>, Instant) {
-        self.note_entry(options.term);
         let (tell, answer) = oneshot::channel();
         let cell = self.cell(name);
         let mut after = Aftermath::take();
@@ -155,7 +190,7 @@ impl Node {
         let ticket = keys.shard.issue();
         keys.waiters.calls.insert(ticket, tell);
         let now = keys.now(&self.clock);
-        self.step_key(&mut keys, now, name, Input::Call(ticket, options), &mut after);
+        self.step_key(&mut keys, now, name, input(ticket), &mut after);
         cell.unlock(keys, &mut after);
         self.follow_up(after);
         (ticket, answer, now)

@@ -296,7 +296,9 @@ impl Acquire {
             AcquireError::Kept(_, source) => {
                 return observe::denied_by_store(self.label(), &self.name, source);
             }
-            AcquireError::Store(source) => observe::denied_by_store(self.label(), &self.name, source),
+            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
+                observe::denied_by_store(self.label(), &self.name, source)
+            }
             AcquireError::Tick(_) => {}
             AcquireError::Busy
             | AcquireError::QueueFull { .. }
@@ -330,6 +332,7 @@ pub(crate) fn error(
             limit: handle.options().waiters_per_node,
         },
         AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
         AcquireError::Lost(LostCause::Forked) => Error::Closed {
             key,
             why: ClosedCause::Forked,

@@ -1,11 +1,11 @@
 //! The calls of one key, as long as a caller of this process waits for an answer.
 
 use crate::error::StoreError;
-use crate::protocol::call::pending::{Caller, PendingCall};
+use crate::protocol::call::pending::{Caller, PendingAction, PendingCall};
 use crate::protocol::failing::{Failing, LONGEST_RETRY};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::message::{Checkpoint, Reply, Request, Turn, Verb};
+use crate::protocol::message::{Checkpoint, Question, Reply, Request, Turn, Verb};
 use crate::protocol::step::{
     AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
@@ -14,11 +14,19 @@ use crate::protocol::time::Instant;
 /// A timer that never fires, for planted mistakes.
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
+/// What an answer is for.
+enum Asked {
+    Call(usize),
+    Action(PendingAction),
+}
+
 /// The calls of one key.
 #[derive(Debug, Default)]
 pub(crate) struct Calls<P> {
     pub(crate) plant: P,
     pub(crate) pending: Vec<PendingCall>,
+    /// Those that are sent once.
+    pub(crate) actions: Vec<PendingAction>,
     /// Callers whose last call failed, and until when they ask nothing.
     resting: Vec<(Instant, Ticket, CallOptions)>,
     /// When the store last said that there is no news.
@@ -41,7 +49,7 @@ impl<P: Plant> Calls<P> {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.resting.is_empty()
+        self.pending.is_empty() && self.resting.is_empty() && self.actions.is_empty()
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
@@ -58,14 +66,23 @@ impl<P: Plant> Calls<P> {
     /// Takes in what happened to the key. Returns an input that is not about its calls.
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
         let asked = match &input {
-            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.asked_by(*tag),
+            Input::Answered { tag, .. } | Input::Failed { tag, .. } => {
+                let call = self.asked_by(*tag).map(Asked::Call);
+                call.or_else(|| self.take_action(*tag).map(Asked::Action))
+            }
             _ => None,
         };
         match (input, asked) {
             (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
+            (Input::Act(ticket, lease, action), _) => self.act(cx, ticket, lease, action),
             (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
             (Input::Changed, _) => self.changed(),
-            (Input::Answered { sent, reply, .. }, Some(at)) => self.answered(cx, at, sent, reply),
+            (Input::Answered { sent, reply, .. }, Some(Asked::Call(at))) => {
+                self.answered(cx, at, sent, reply);
+            }
+            (Input::Answered { reply, .. }, Some(Asked::Action(action))) => {
+                action.answered(cx, reply);
+            }
             (
                 Input::Failed {
                     why,
@@ -74,8 +91,14 @@ impl<P: Plant> Calls<P> {
                     error,
                     ..
                 },
-                Some(at),
-            ) => self.failed(cx, at, Failing::new(why, heard, away, error)),
+                Some(asked),
+            ) => {
+                let failing = Failing::new(why, heard, away, error);
+                match asked {
+                    Asked::Call(at) => self.failed(cx, at, failing),
+                    Asked::Action(action) => action.failed(cx, failing),
+                }
+            }
             (input, _) => return Some(input),
         }
         None
@@ -112,10 +135,13 @@ impl<P: Plant> Calls<P> {
     fn cancel(&mut self, ticket: Ticket) -> bool {
         let mut pending = self.pending.iter_mut();
         let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
-        pending.any(|call| call.callers.remove(&ticket).is_some()) || resting.next().is_some()
+        let mut actions = self.actions.iter_mut();
+        pending.any(|call| call.callers.remove(&ticket).is_some())
+            || resting.next().is_some()
+            || actions.any(|action| action.caller.take_if(|caller| *caller == ticket).is_some())
     }
 
-    /// Gives up all of them.
+    /// Gives up all of them, except what is sent once: its caller is told what became of it.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         let resting = std::mem::take(&mut self.resting).into_iter();
         let resting = resting.map(|(_, ticket, _)| ticket);
@@ -219,7 +245,8 @@ impl<P: Plant> Calls<P> {
             (call.is_asking, call.failures, call.retries) = (false, 0, false);
             return self.nothing_new(cx, at, version, sent);
         }
-        let Some(answer) = Answer::from_reply(call.options.question, reply) else {
+        let repeats = matches!(call.options.question, Question::Release { repeats: true, .. });
+        let Some(answer) = Answer::from_reply(reply, repeats) else {
             let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
             return self.failed(cx, at, failing);
         };

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::failing::Patience;
-use crate::protocol::message::{Holder, LeaseTimes};
+use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes};
 use crate::protocol::step::{CallOptions, Ticket, ms};
 use crate::protocol::time::Instant;
+use crate::protocol::write::Action;
 
 /// A caller that waits for an answer.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +41,15 @@ pub(crate) struct PendingCall {
     pub(crate) failures: u32,
     /// Why the first of the unanswered requests under this id has no answer.
     pub(crate) unanswered: Option<Box<StoreError>>,
+}
+
+/// An action that was left with the session.
+#[derive(Debug)]
+pub(crate) struct PendingAction {
+    pub(crate) number: ClaimNumber,
+    /// Its caller, until that gives up.
+    pub(crate) caller: Option<Ticket>,
+    pub(crate) action: Action,
 }
 
 impl PendingCall {

@@ -69,7 +69,7 @@ impl<P: Plant> KeyState<P> {
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
-            Input::Refuted(holder, grant) => self.refuted(cx, holder, grant),
+            Input::WriteEnded(lease, is_refused) => self.write_ended(cx, &lease, is_refused),
             Input::Answered {
                 tag,
                 sent,
@@ -89,7 +89,7 @@ impl<P: Plant> KeyState<P> {
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
             // Those are of the calls.
-            Input::Call(..) | Input::Changed => {}
+            Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }
         self.claim_for_line(cx);
     }

@@ -106,12 +106,15 @@ impl<P: Plant> Shard<P> {
 
     fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         match input {
-            Input::Lock(ticket, _) | Input::Call(ticket, _) | Input::Adopt(ticket, ..)
+            Input::Lock(ticket, _)
+            | Input::Call(ticket, _)
+            | Input::Act(ticket, ..)
+            | Input::Adopt(ticket, ..)
                 if self.source.is_closed =>
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input if self.calls.is_empty() && !matches!(input, Input::Call(..)) => {
+            input if self.calls.is_empty() && !matches!(input, Input::Call(..) | Input::Act(..)) => {
                 self.take_in_key(now, name, input);
             }
             input => {
@@ -161,7 +164,7 @@ impl<P: Plant> Shard<P> {
 
     /// Gives an input to the calls of the key. Returns one that is not about them.
     fn take_in_calls(&mut self, now: Instant, name: &Name, input: Input) -> Option<Input> {
-        if matches!(input, Input::Call(..)) {
+        if matches!(input, Input::Call(..) | Input::Act(..)) {
             self.calls.entry(name.clone()).or_insert_with(|| {
                 self.numbers += 1;
                 Calls::new(self.plant, self.numbers)
@@ -258,8 +261,8 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name)?.holding(now, ticket)
     }
 
-    /// A holder is about to write something: what that is checked against, and the length of the lease. `None`: it holds no
-    /// more, and nothing may be sent. Until [`end_write`](Self::end_write) its lease is not handed on in this process.
+    /// A holder is about to write something: returns what that is checked against, and the length of the lease. `None`: the lease
+    /// is over, and nothing may be sent. Until [`Input::WriteEnded`] the lease is not handed on in this process.
     pub fn begin_write(
         &mut self,
         now: Instant,
@@ -269,11 +272,10 @@ impl<P: Plant> Shard<P> {
         self.keys.get_mut(name)?.begin_write(name, ticket, now)
     }
 
-    /// A write of a holder was answered, or is never sent. Not for one that may still be done.
-    pub fn end_write(&mut self, name: &Name, ticket: Ticket) {
-        if let Some(key) = self.keys.get_mut(name) {
-            key.end_write(ticket);
-        }
+    /// Returns whether the lease of a write is still held here.
+    pub fn holds(&mut self, now: Instant, lease: &Precondition) -> bool {
+        let held = self.keys.get_mut(&lease.name).and_then(|key| key.held_as(lease));
+        held.is_some_and(|held| now < held.deadline)
     }
 
     /// How many keys have any state here.

@@ -144,8 +144,6 @@ impl<P: Plant> Session<P> {
         effects: &mut Vec<SessionEffect>,
     ) {
         let late_after = batch.late_after.max(now);
-        let writes = batch.write.filter(|_| batch.deadline.is_some());
-        effects.extend(writes.map(|write| SessionEffect::WriteFailed(write, why, error.clone())));
         let told = batch.requests.into_iter().filter(|request| !request.over);
         let before = effects.len();
         for request in told {

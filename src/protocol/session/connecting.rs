@@ -11,6 +11,7 @@ use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::InFlight;
 use crate::protocol::session::step::{Attempt, PAUSE, SessionEffect, SessionEvent};
 use crate::protocol::session::{NO_ANSWER, Session};
+use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
 
 /// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
@@ -18,7 +19,7 @@ const IDLE: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
     pub(super) fn is_wanted(&self) -> bool {
-        !self.queue.is_empty() || !self.probes.is_empty() || !self.writes.is_empty()
+        !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
     }
 
     /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
@@ -99,16 +100,11 @@ impl<P: Plant> Session<P> {
         self.unreachable = true;
         self.close(now, error, false, effects);
         if self.is_down(now) {
-            self.tell_down(now, effects);
-        } else {
-            // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
-            for outgoing in self.queue.take_renewals() {
-                let input = self.unanswered(outgoing.tag, Unanswered::No, now, self.lost_error());
-                effects.push(SessionEffect::Tell(outgoing.request.name, input));
-            }
+            return self.tell_down(now, effects);
         }
-        self.fail_probes(effects);
-        self.fail_queued_writes(Unanswered::No, effects);
+        // Whoever keeps something knows that it was not kept yet, and tries again. Others wait until it is certain.
+        let renewals = self.queue.take_renewals();
+        self.tell_unsent(now, renewals, Unanswered::No, effects);
     }
 
     /// Closed, and not to be opened again before a pause that doubles.
@@ -143,16 +139,26 @@ impl<P: Plant> Session<P> {
         if !queued.is_empty() {
             effects.push(SessionEffect::Event(SessionEvent::Down(queued.len())));
         }
-        for outgoing in queued {
-            let input = self.unanswered(outgoing.tag, Unanswered::Down, now, self.lost_error());
-            effects.push(SessionEffect::Tell(outgoing.request.name, input));
-        }
-        self.fail_probes(effects);
-        self.fail_queued_writes(Unanswered::Down, effects);
+        self.tell_unsent(now, queued, Unanswered::Down, effects);
     }
 
-    pub(super) fn fail_probes(&mut self, effects: &mut Vec<SessionEffect>) {
+    /// These requests are not sent, nor are the actions and probes that wait.
+    fn tell_unsent(
+        &mut self,
+        now: Instant,
+        requests: Vec<Outgoing>,
+        why: Unanswered,
+        effects: &mut Vec<SessionEffect>,
+    ) {
         let error = self.lost_error();
+        let requests = requests
+            .into_iter()
+            .map(|queued| (queued.request.name, queued.tag));
+        let actions = std::mem::take(&mut self.actions).into_iter();
+        for (name, tag) in requests.chain(actions.map(|queued| (queued.name, queued.tag))) {
+            let input = self.unanswered(tag, why, now, error.clone());
+            effects.push(SessionEffect::Tell(name, input));
+        }
         let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
         effects.extend(self.probes.drain(..).map(failed));
     }

@@ -4,19 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ScriptInvocation, Value,
-};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure};
-use crate::protocol::write::GuardedWrite;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
+use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{ELECTIONS, JOBS, LATCHES, LOCKS, SEMAPHORES, Script};
-use crate::store::redis::write::{self, WriteCall};
+use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{codec, tls};
-use crate::store::{BoxFuture, Link, WriteAnswer};
+use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
@@ -108,17 +106,6 @@ impl RedisLink {
     }
 }
 
-impl RedisLink {
-    /// What another script answers, within the store's deadline.
-    pub(super) async fn ask(&self, call: &ScriptInvocation<'_>) -> Result<Value, StoreError> {
-        let mut connection = self.connection.clone();
-        match tokio::time::timeout(self.store.timeout, call.invoke_async(&mut connection)).await {
-            Ok(answer) => answer.map_err(|error| failure(error).error),
-            Err(_) => Err(too_slow(&self.store)),
-        }
-    }
-}
-
 /// Asks what decides whether the server can be used at all. Returns its clock, and its section `server` of INFO.
 ///
 /// Short, and before the scripts: a server that wants a password hangs up on a script, and its reason would be lost.
@@ -156,13 +143,13 @@ impl Link for RedisLink {
         })
     }
 
-    fn write(&self, write: GuardedWrite) -> BoxFuture<'static, Result<WriteAnswer, Failure>> {
+    fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>> {
         let mut connection = self.connection.clone();
-        let WriteCall { script, call } = write::encode(write, &self.store.names);
+        let ActionCall { script, call } = write::encode(&name, &action, &self.store.names);
         Box::pin(async move {
             match send(&mut connection, &script, call).await? {
-                Ok(answer) => write::decode(answer),
-                Err(error) => failed_write(error),
+                Ok(answer) => write::decode(&action, answer),
+                Err(error) => failed_action(&action, error),
             }
         })
     }
@@ -272,18 +259,19 @@ fn failure(error: RedisError) -> Failure {
     }
 }
 
-/// What a server's error says of a write. Any answer but those that say "not executed" may be that of a script that was cut
-/// off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
-fn failed_write(error: RedisError) -> Result<WriteAnswer, Failure> {
+/// What a server's error says of an action. Any answer to a write but those that say "not executed" may be that of a script that
+/// was cut off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
+fn failed_action(action: &Action, error: RedisError) -> Result<Reply, Failure> {
     let said = said(&error);
     let failure = failure(error);
-    match said {
-        Some(said) if failure.executed == Executed::Unknown => Ok(WriteAnswer::Failed(said)),
+    match (action, said) {
+        (Action::Write(_), Some(said)) if failure.executed == Executed::Unknown => {
+            Ok(Reply::Written(WriteAnswer::Failed(said)))
+        }
         _ => Err(failure),
     }
 }
 
-/// What a server's error text means. For a missing right the text names the command or the key.
 fn refused(text: &str) -> StoreError {
     let refusal = codec::refusal(text);
     match refusal {

@@ -11,7 +11,6 @@ use redis::{Client, ConnectionInfo};
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
-use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
@@ -22,7 +21,6 @@ use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sea
 
 mod codec;
 mod config;
-mod forget;
 mod inbox;
 mod link;
 mod names;
@@ -251,10 +249,6 @@ impl Store for RedisStore {
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
-    }
-
-    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        Box::pin(forget::job(self.inner.clone(), name.clone()))
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
