@@ -249,7 +249,13 @@ impl Locks {
         let name = Name::job(name.into());
         self.handle.not_forked(&name.key)?;
         let time = 4 * self.handle.options().request_timeout;
-        let forgotten = Call::once(&self.handle, &name, (time, Action::ForgetJob), Answer::owned).await;
+        let forgotten = Call::once(
+            &self.handle,
+            &name,
+            (time, Action::ForgetJob),
+            Answer::try_as_owned,
+        )
+        .await;
         match forgotten {
             Ok(_) => drop(lock(&self.handle.jobs().over).remove(&name.key)),
             // Repeating it does no harm.

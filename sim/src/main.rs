@@ -108,7 +108,7 @@ fn many(limits: &Limits) -> ExitCode {
 fn named_flaws(text: &str) -> Result<Vec<Flaw>, String> {
     match text {
         "all" => Ok(Flaw::ALL.to_vec()),
-        _ => named(&Flaw::ALL, text).map(|flaw| vec![flaw]),
+        _ => named(Flaw::ALL, text).map(|flaw| vec![flaw]),
     }
 }
 

@@ -296,7 +296,7 @@ impl Election {
             data: Some(said(name, value)),
             ..self.check(Question::Proclaim { of, seq })?
         };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::owned))
+        Ok(Call::new(&self.handle, &self.name, options, Answer::try_as_owned))
     }
 
     fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
@@ -304,7 +304,12 @@ impl Election {
             rests,
             ..self.check(Question::Leader { known })?
         };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::leader))
+        Ok(Call::new(
+            &self.handle,
+            &self.name,
+            options,
+            Answer::try_as_leader,
+        ))
     }
 
     fn check(&self, question: Question) -> Result<CallOptions, Error> {

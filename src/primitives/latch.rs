@@ -231,7 +231,7 @@ impl CountDownLatch {
         let term = self.handle.options().lock().term;
         let options = call::check(&self.handle, &self.name, term, question)?;
         let options = CallOptions { data, ..options };
-        Ok(Call::new(&self.handle, &self.name, options, Answer::latch))
+        Ok(Call::new(&self.handle, &self.name, options, Answer::try_as_latch))
     }
 
     fn unset(&self) -> Error {

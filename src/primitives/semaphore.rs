@@ -197,7 +197,7 @@ impl Semaphore {
             mode,
             ..call::check(handle, name, term, Question::InUse)?
         };
-        let in_use = Call::new(handle, name, options, Answer::in_use).await?;
+        let in_use = Call::new(handle, name, options, Answer::try_as_in_use).await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))
     }

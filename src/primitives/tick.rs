@@ -62,7 +62,7 @@ async fn ask(
         data,
         ..call::check(handle, &name, term, question)?
     };
-    let report = Call::new(handle, &name, options, Answer::report).await?;
+    let report = Call::new(handle, &name, options, Answer::try_as_report).await?;
     Ok(*report)
 }
 

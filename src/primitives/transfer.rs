@@ -173,7 +173,7 @@ impl Transfer {
             mode: self.mode,
             ..call::check(handle, &self.name, term, question)?
         };
-        if Call::new(handle, &self.name, options, Answer::owned).await? {
+        if Call::new(handle, &self.name, options, Answer::try_as_owned).await? {
             Ok(())
         } else {
             Err(self.gone())

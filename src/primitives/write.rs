@@ -225,7 +225,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     let begun = node.begin_write(held.iter().map(|held| (&held.name, held.ticket)));
     let (leases, shortest) = begun.ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
     let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
-    match Call::once(handle, &held[0].name, (shortest, write), Answer::written).await {
+    match Call::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
         Ok(WriteAnswer::Done(reply)) => Ok(*reply),
         Ok(WriteAnswer::Failed(said)) => Err(Error::Failed { key: key(), said }),
         Ok(WriteAnswer::NotCurrent(places)) => {

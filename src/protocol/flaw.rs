@@ -5,6 +5,8 @@
 
 use std::fmt::Debug;
 
+use strum::VariantArray;
+
 /// Says which mistake is planted.
 pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
     /// Whether it is this one.
@@ -23,7 +25,7 @@ impl Plant for Sound {
 }
 
 /// A mistake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum Flaw {
     // Of the key machine.
     /// The deadline counts from the answer.
@@ -79,6 +81,8 @@ pub enum Flaw {
     AnswerToAnotherCall,
     /// A watch is lost with its connection.
     WatchLostWithConnection,
+    /// An answer is not given to a caller that came after the sender read its clock. Its call is sent again.
+    SenderClockBelieved,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -183,79 +187,5 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 73] = [
-        Flaw::DeadlineFromReply,
-        Flaw::LateRenewalRevives,
-        Flaw::NumberTwice,
-        Flaw::UnansweredRefresh,
-        Flaw::YieldKeepsNumber,
-        Flaw::LeaveKeepsNumber,
-        Flaw::UnknownKept,
-        Flaw::CancelledForgotten,
-        Flaw::OverdueRenewed,
-        Flaw::SoloHandedOn,
-        Flaw::PermitHandedToMany,
-        Flaw::HandedOnUnanswered,
-        Flaw::WatchedByPushAlone,
-        Flaw::OldLookBelieved,
-        Flaw::NeverRests,
-        Flaw::EffectsLeft,
-        Flaw::LostGrantReturned,
-        Flaw::RefusalBelieved,
-        Flaw::DowngradeGivesUp,
-        Flaw::SilentInboxTrusted,
-        Flaw::UncountedWrite,
-        Flaw::RepeatedUnderFreshId,
-        Flaw::SavedAfterLeave,
-        Flaw::AnswerToAnotherCall,
-        Flaw::WatchLostWithConnection,
-        Flaw::NumberKeptOnHandOff,
-        Flaw::DeadHeadGranted,
-        Flaw::NeverSettled,
-        Flaw::LeaveByAnyone,
-        Flaw::LateClaimExecuted,
-        Flaw::NoMark,
-        Flaw::EarlyTickGranted,
-        Flaw::FinishedTickHandedOver,
-        Flaw::NoStandby,
-        Flaw::StandbyNeverGranted,
-        Flaw::StandbyNeverTold,
-        Flaw::LeftFreeForEver,
-        Flaw::NeverLeftFree,
-        Flaw::OpenTickUntold,
-        Flaw::ReaderJoinsPastWriter,
-        Flaw::DowngradeLetsGo,
-        Flaw::AdoptedTwice,
-        Flaw::AdoptKeepsNumber,
-        Flaw::ExtendShortens,
-        Flaw::TickBroughtBackGranted,
-        Flaw::JobByNode,
-        Flaw::PermitReleasedTwice,
-        Flaw::EndedPermitRenewed,
-        Flaw::HalfGranted,
-        Flaw::TogetherPastWriter,
-        Flaw::TogetherAsWriter,
-        Flaw::QueuedTickSkipped,
-        Flaw::RunTickCalledSkipped,
-        Flaw::EarlierTickPassedOver,
-        Flaw::SkippedTickAwaited,
-        Flaw::CheckpointOfLoser,
-        Flaw::CheckpointOutlivesTick,
-        Flaw::LossBelieved,
-        Flaw::WriteUnchecked,
-        Flaw::FirstLeaseChecked,
-        Flaw::CountedAgain,
-        Flaw::CountedLate,
-        Flaw::LatchSetAgain,
-        Flaw::ProclaimedOutlivesLeader,
-        Flaw::ProclaimedLate,
-        Flaw::NotAfterFromOldReading,
-        Flaw::LateAfterTooEarly,
-        Flaw::ConnectionBesideSuccessor,
-        Flaw::ReplyToAnotherBatch,
-        Flaw::RenewalBehindQueue,
-        Flaw::ClaimBeforeLeave,
-        Flaw::ForgottenWithConnection,
-        Flaw::ReloadWithoutBound,
-    ];
+    pub const ALL: &[Flaw] = Flaw::VARIANTS;
 }

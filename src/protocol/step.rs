@@ -14,6 +14,8 @@
 
 use std::time::Duration;
 
+use strum::{EnumCount, EnumTryAs};
+
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
     Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
@@ -260,7 +262,7 @@ pub struct OutgoingAction {
 }
 
 /// What a request is for. It decides what goes first: what comes first here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount)]
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
@@ -275,15 +277,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All of them, the most urgent first.
-    pub(crate) const ALL: [Class; 5] = [
-        Class::OwnerRenewal,
-        Class::Question,
-        Class::Leave,
-        Class::WaiterRenewal,
-        Class::Claim,
-    ];
-
     /// The class of a call.
     pub(crate) fn of_call(question: Question) -> Class {
         match question.of() {
@@ -332,7 +325,7 @@ pub enum AcquireError {
 }
 
 /// The answer to a call.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, EnumTryAs)]
 pub enum Answer {
     /// What the store knows of a job.
     Report(Box<JobReport>),
@@ -364,40 +357,6 @@ impl Answer {
             // No store gives another one to a call, unless it is late.
             _ => None,
         }
-    }
-
-    #[cfg(feature = "scheduler")]
-    pub(crate) fn report(self) -> Option<Box<JobReport>> {
-        let Answer::Report(report) = self else { return None };
-        Some(report)
-    }
-
-    pub(crate) fn in_use(self) -> Option<Option<u64>> {
-        let Answer::InUse(permits) = self else { return None };
-        Some(permits)
-    }
-
-    pub(crate) fn owned(self) -> Option<bool> {
-        let Answer::Owned(owned) = self else { return None };
-        Some(owned)
-    }
-
-    pub(crate) fn latch(self) -> Option<LatchReport> {
-        let Answer::Latch(report) = self else { return None };
-        Some(report)
-    }
-
-    pub(crate) fn leader(self) -> Option<Option<LeaderReport>> {
-        let Answer::Leader(report) = self else { return None };
-        Some(report)
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn written(self) -> Option<WriteAnswer> {
-        let Answer::Written(answer) = self else {
-            return None;
-        };
-        Some(answer)
     }
 }
 
