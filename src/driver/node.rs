@@ -97,6 +97,12 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
+    fn tell_lock(&self, ticket: Ticket, tell: impl FnOnce(&Waiter)) {
+        if let Some(waiter) = self.locks.get(&ticket) {
+            tell(waiter);
+        }
+    }
+
     /// Tells the caller of a call when nothing is locked any more.
     pub(super) fn tell(&mut self, ticket: Ticket, told: Told, wakes: &mut Vec<Wake>) {
         let caller = self.calls.remove(&ticket);
@@ -367,14 +373,17 @@ impl Node {
         after: &mut Aftermath,
     ) {
         let wakes = &mut after.wakes;
-        let is_told = match effect {
+        match effect {
             Effect::Send(outgoing) => {
                 after.sends = true;
                 match &mut after.together {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
-                false
+            }
+            Effect::Act(action) => {
+                after.sends = true;
+                lock(&self.servers.of(&action.name).session).queue_action(action.clone());
             }
             Effect::Granted(ticket, fence) => {
                 // A number that is handed on was heard of with its first holder.
@@ -382,53 +391,33 @@ impl Node {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
                     lock(&self.servers.of(name).session).saw(fence.number());
                 }
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.decide(Ok(*fence), wakes);
-                }
-                false
+                waiters.tell_lock(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }
             Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.decide(Err(error.clone()), wakes);
-                }
-                true
+                waiters.tell_lock(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
             }
-            Effect::Denied(ticket, error) => {
-                match waiters.locks.remove(ticket) {
-                    Some(waiter) => waiter.decide(Err(error.clone()), wakes),
-                    None => waiters.tell(*ticket, Err(error.clone()), wakes),
-                }
-                matches!(error, AcquireError::Store(_))
-            }
-            Effect::Answered(ticket, answer) => {
-                waiters.tell(*ticket, Ok(answer.clone()), wakes);
-                false
-            }
-            Effect::Overdue(ticket) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.overdue(wakes);
-                }
-                false
-            }
-            Effect::Lost(ticket, cause) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.end(*cause, wakes);
-                }
-                true
-            }
+            Effect::Denied(ticket, error) => match waiters.locks.remove(ticket) {
+                Some(waiter) => waiter.decide(Err(error.clone()), wakes),
+                None => waiters.tell(*ticket, Err(error.clone()), wakes),
+            },
+            Effect::Answered(ticket, answer) => waiters.tell(*ticket, Ok(answer.clone()), wakes),
+            Effect::Overdue(ticket) => waiters.tell_lock(*ticket, |waiter| waiter.overdue(wakes)),
+            Effect::Lost(ticket, cause) => waiters.tell_lock(*ticket, |waiter| waiter.end(*cause, wakes)),
             Effect::Released(ticket, outcome) => {
                 if let Some(waiter) = waiters.locks.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
                 }
-                false
             }
-            Effect::Act(action) => {
-                after.sends = true;
-                lock(&self.servers.of(&action.name).session).queue_action(action.clone());
-                false
-            }
-            Effect::WriteEnded(..) | Effect::PushMissed | Effect::Event(_) => true,
-        };
+            Effect::WriteEnded(..) | Effect::PushMissed | Effect::Event(_) => {}
+        }
+        let is_told = matches!(
+            effect,
+            Effect::Lost(..)
+                | Effect::Denied(_, AcquireError::Store(_) | AcquireError::Kept(..))
+                | Effect::WriteEnded(..)
+                | Effect::PushMissed
+                | Effect::Event(_)
+        );
         if is_told {
             after.told.push((name.clone(), effect.clone()));
         }

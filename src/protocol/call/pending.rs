@@ -96,11 +96,9 @@ impl PendingCall {
         ms(self.term().lease_ms)
     }
 
-    /// Takes the callers that the answer to a request is for. A watch may have gained callers since that was sent, at `sent`. Any
-    /// other call has one caller, and its request was sent for that, even if the sender read its clock before the caller came.
+    /// Takes the callers that the answer to a request is for: those that came before the request was sent, at `sent`, or all.
     pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, Caller> {
         let callers = std::mem::take(&mut self.callers).into_iter();
-        let takes_all = takes_all || !self.is_watch();
         let came_after = |(_, caller): &(Ticket, Caller)| caller.entered > sent && !takes_all;
         let (later, told) = callers.partition(came_after);
         self.callers = later;

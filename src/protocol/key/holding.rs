@@ -32,8 +32,8 @@ impl<P: Plant> KeyState<P> {
         };
         self.taken = Some(cx.now);
         // A writer that became a reader has held it since then. Its `max_hold` does not start again.
-        let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
-        claim.origin = None;
+        let origin = claim.origin.take();
+        let before = origin.and_then(|origin| Some(origin.held_to_write(mode)?.local()?.hold));
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
@@ -90,11 +90,11 @@ impl<P: Plant> KeyState<P> {
         if now >= deadline {
             return None;
         }
-        if (self.readers.is_empty() || !self.readers.take_up(ticket))
-            && let Phase::Held(held) = &mut self.claims[number].phase
-            && let Holders::One(local) = &mut held.holders
-        {
-            local.unfetched = None;
+        if let Phase::Held(held) = &mut self.claims[number].phase {
+            match &mut held.holders {
+                Holders::One(local) => local.unfetched = None,
+                Holders::Readers(_) => self.readers.take_up(ticket),
+            }
         }
         Some(deadline)
     }

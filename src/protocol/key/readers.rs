@@ -30,7 +30,8 @@ impl Reader {
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     by_ticket: BTreeMap<Ticket, Reader>,
-    unfetched: BTreeSet<(Instant, Ticket)>,
+    /// Who has not taken up what it was granted, and when that is given back.
+    pub(crate) unfetched: BTreeSet<(Instant, Ticket)>,
 }
 
 impl Readers {
@@ -51,16 +52,7 @@ impl Readers {
         self.unfetched.insert((unfetched, ticket));
     }
 
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_ticket.is_empty()
-    }
-
-    #[inline]
     pub(crate) fn get(&self, ticket: Ticket) -> Option<&Reader> {
-        if self.is_empty() {
-            return None;
-        }
         self.by_ticket.get(&ticket)
     }
 
@@ -84,20 +76,12 @@ impl Readers {
         readers.filter(move |reader| reader.claim == claim)
     }
 
-    /// It was taken up. False for who is none of them.
-    pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
-        let Some(reader) = self.by_ticket.get_mut(&ticket) else {
-            return false;
-        };
-        if let Some(at) = reader.unfetched.take() {
+    /// There is a guard from now on.
+    pub(crate) fn take_up(&mut self, ticket: Ticket) {
+        let reader = self.by_ticket.get_mut(&ticket);
+        if let Some(at) = reader.and_then(|reader| reader.unfetched.take()) {
             self.unfetched.remove(&(at, ticket));
         }
-        true
-    }
-
-    /// When one is given back that nobody has taken up.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.unfetched.first().map(|(at, _)| *at)
     }
 
     /// One that is to be given back by `now`.

@@ -177,7 +177,8 @@ impl<P: Plant> KeyState<P> {
             claim.may_execute_until = Some(late_after.max(cx.now));
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
-                && claim.downgrades().is_some()
+                && let Some(origin) = &claim.origin
+                && origin.held_to_write(claim.mode).is_some()
             {
                 claim.claimant = Claimant::Nobody;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
