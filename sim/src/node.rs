@@ -1,12 +1,12 @@
 //! A node: its shard and its session as they ship, and how their effects are carried out.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Request, TickTime, Verb};
+use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Reply, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
@@ -29,6 +29,8 @@ pub(crate) struct Node {
     pub(crate) life: u32,
     pub(crate) shard: Shard<Planted>,
     pub(crate) session: Session<Planted>,
+    /// What its clock showed when its session was last told something or stepped.
+    pub(crate) session_at: Instant,
     pub(crate) alive: bool,
     pub(crate) paused: Option<u64>,
     pub(crate) paused_at: u64,
@@ -48,6 +50,8 @@ pub(crate) struct Node {
     pub(crate) live: Vec<usize>,
     /// What was left with the session and not told of since: when, while the process runs.
     pub(crate) requests: BTreeMap<(ClaimNumber, u32), (u64, usize)>,
+    /// The calls that were answered. They are not sent again.
+    pub(crate) answered: HashSet<ClaimNumber>,
     /// Claims, and what gives leases back, in the order in which they were left with the session, which has not sent them.
     pub(crate) unsent: Vec<(Tag, Request)>,
     pub(crate) probes: BTreeMap<Probe, u64>,
@@ -116,6 +120,7 @@ impl World {
             life,
             shard: Shard::with_plant(id, 0, 1, Seed::numbered(seed), self.profile.rules, plant),
             session: Session::with_plant(options, plant),
+            session_at: Instant::default(),
             alive: true,
             paused: None,
             paused_at: 0,
@@ -135,6 +140,7 @@ impl World {
             callers: Vec::new(),
             live: Vec::new(),
             requests: BTreeMap::new(),
+            answered: HashSet::new(),
             unsent: Vec::new(),
             probes: BTreeMap::new(),
             probed: 0,
@@ -328,6 +334,13 @@ impl World {
             )
         });
         self.watch_rests(slot, key, &outgoing.request);
+        if matches!(outgoing.request.verb, Verb::Ask(question) if !question.is_watched())
+            && self.nodes[slot].answered.contains(&claim)
+        {
+            self.wrong(Wrong::SentAgain, Some(key), || {
+                format!("call {claim} of node {slot} was answered and is sent again")
+            });
+        }
         let now = self.now;
         let node = &mut self.nodes[slot];
         node.sends += 1;
@@ -344,6 +357,7 @@ impl World {
         self.note(Some(slot), None, || format!("<= {input:?}"));
         let local = self.local(slot);
         let mut effects = Vec::new();
+        self.nodes[slot].session_at = local;
         self.nodes[slot].session.handle(local, input, &mut effects);
         self.perform_all(slot, effects);
         if self.profile.lag == 0 {
@@ -366,7 +380,7 @@ impl World {
     pub(crate) fn step_session(&mut self, slot: usize) {
         let mut rounds = 0;
         loop {
-            let local = self.local(slot);
+            let local = self.reading(slot);
             let mut effects = Vec::new();
             self.nodes[slot].session.step(local, &mut effects);
             if effects.is_empty() {
@@ -381,17 +395,27 @@ impl World {
                 break;
             }
         }
-        let local = self.local(slot);
-        if self.nodes[slot]
-            .session
-            .next_due()
-            .is_some_and(|due| due <= local)
-        {
+        let node = &self.nodes[slot];
+        if node.session.next_due().is_some_and(|due| due <= node.session_at) {
             self.wrong(Wrong::Storm, None, || {
                 format!("a timer of node {slot}'s session fires without end")
             });
         }
         self.arm(slot);
+    }
+
+    /// What the driver's clock showed before it locked the session. A caller may have come since then.
+    fn reading(&mut self, slot: usize) -> Instant {
+        let now = self.local(slot);
+        let age = if self.profile.old_reading {
+            self.of_readings.u64(0..200_000)
+        } else {
+            0
+        };
+        let node = &mut self.nodes[slot];
+        let reading = Instant::from_nanos(now.as_nanos().saturating_sub(age));
+        node.session_at = reading.max(node.session_at);
+        node.session_at
     }
 
     fn perform_all(&mut self, slot: usize, effects: Vec<SessionEffect>) {
@@ -491,6 +515,9 @@ impl World {
         };
         if let Input::Answered { reply, .. } = input {
             self.watch_found(slot, key, tag.claim, reply);
+            if !matches!(reply, Reply::Refused(_) | Reply::Late) {
+                self.nodes[slot].answered.insert(tag.claim);
+            }
         }
         self.nodes[slot].unsent.retain(|(unsent, _)| unsent != tag);
         let known = self.nodes[slot].requests.remove(&(tag.claim, tag.seq));

@@ -208,6 +208,7 @@ pub(crate) struct World {
     pub(crate) rng: fastrand::Rng,
     /// What is drawn for writes, so that nothing else depends on them.
     pub(crate) of_writes: fastrand::Rng,
+    pub(crate) of_readings: fastrand::Rng,
     /// The holders of each write, by its number.
     pub(crate) written: Vec<Vec<Writer>>,
     pub(crate) now: u64,
@@ -263,6 +264,7 @@ impl World {
             setup,
             rng,
             of_writes: fastrand::Rng::with_seed(setup.seed),
+            of_readings: fastrand::Rng::with_seed(setup.seed),
             written: Vec::new(),
             now: 0,
             seq: 0,
