@@ -264,7 +264,10 @@ impl Node {
         (name, action): (Name, Action),
     ) {
         if let Action::Write(write) = &action
-            && !write.leases.iter().all(|lease| self.holds(lease))
+            && !write
+                .leases
+                .iter()
+                .all(|lease| self.look(&lease.name, |shard, now| shard.holds(now, lease)))
         {
             let error = StoreError::refused(StoreRefusal::Other("the lease is over".into()));
             return self.not_sent(server, id, error);

@@ -262,13 +262,7 @@ impl Node {
         input: impl FnOnce(Ticket) -> Input,
     ) -> Entered {
         self.note_entry(term);
-        let cell = self.cell(name);
-        let mut after = Aftermath::take();
-        let mut keys = lock(&cell.keys);
-        let entered = self.enter_shard(&mut keys, name, input, &mut after);
-        cell.unlock(keys, &mut after);
-        self.follow_up(after);
-        entered
+        self.in_shard(name, |keys, after| self.enter_shard(keys, name, input, after))
     }
 
     /// A caller enters that asks for no lease.

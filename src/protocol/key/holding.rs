@@ -56,8 +56,7 @@ impl<P: Plant> KeyState<P> {
         let mut local = Local::new(cx.now, next.ticket, next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
-            self.readers
-                .add(next.ticket, (number, 0), local.hold, cx.now + lease);
+            self.readers.add(local, number, 0);
             Holders::Readers(1)
         } else {
             Holders::One(local)

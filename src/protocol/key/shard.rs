@@ -96,11 +96,6 @@ impl<P: Plant> Shard<P> {
     /// Takes in what happened to `name` at `now`, and returns what is to be done.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
         self.begin();
-        self.take_in(now, name, input);
-        self.effects()
-    }
-
-    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         match input {
             Input::Lock(ticket, _)
             | Input::Call(ticket, _)
@@ -110,11 +105,12 @@ impl<P: Plant> Shard<P> {
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input => self.take_in_key(now, name, input),
+            input => self.take_in(now, name, input),
         }
+        self.effects()
     }
 
-    fn take_in_key(&mut self, now: Instant, name: &Name, input: Input) {
+    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         let effects = &mut self.effects;
         let key = match input {
             // Only these begin anything. All else is about what is over.

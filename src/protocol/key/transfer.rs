@@ -85,7 +85,7 @@ impl<P: Plant> KeyState<P> {
         let (claim, held, index) = self.held_by(ticket)?;
         let (number, held) = (claim.holder.claim, *held);
         let local = held.local().map(|local| local.hold);
-        let reader = self.readers.remove(ticket).map(|reader| reader.hold);
+        let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
         let local = Local {
             ticket: to,
             hold: local.or(reader)?.under_another_ticket(),
