@@ -49,6 +49,8 @@ use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
 use crate::observe;
 use crate::options::Options;
+#[cfg(feature = "scheduler")]
+use crate::primitives::call::Call;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
 use crate::primitives::latch::CountDownLatch;
@@ -57,11 +59,13 @@ use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
-#[cfg(feature = "scheduler")]
-use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId, Question};
+#[cfg(feature = "scheduler")]
+use crate::protocol::step::Answer;
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
+#[cfg(feature = "scheduler")]
+use crate::protocol::write::Action;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
@@ -232,30 +236,26 @@ impl Locks {
     ///
     /// # Errors
     /// [`Error::Busy`] when somebody runs the job, or stands by for a tick of it: nothing was removed. [`Error::Store`]
-    /// when the store cannot be reached, and [`Error::Closed`] in a fork.
+    /// when the store cannot be reached, and [`Error::Closed`] in a fork or after a shutdown.
     #[cfg(feature = "scheduler")]
     pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
-        let (node, name) = (self.handle.node(), Name::job(name.into()));
+        let name = Name::job(name.into());
         self.handle.not_forked(&name.key)?;
-        let forgotten = node.servers.store.forget_job(&name).await;
-        if forgotten
-            .as_ref()
-            .is_ok_and(|forgotten| *forgotten != Forgotten::InUse)
-        {
-            lock(&self.handle.jobs().over).remove(&name.key);
-        }
+        let time = 4 * self.handle.options().request_timeout;
+        let forgotten = Call::once(
+            &self.handle,
+            &name,
+            (time, Action::ForgetJob),
+            Answer::try_as_owned,
+        )
+        .await;
         match forgotten {
-            Ok(Forgotten::Done) => Ok(true),
-            Ok(Forgotten::Unknown) => Ok(false),
-            Ok(Forgotten::InUse) => Err(Error::Busy {
-                key: name.key,
-                waited: Duration::ZERO,
-            }),
-            Err(source) => Err(Error::Store {
-                key: name.key,
-                source,
-            }),
+            Ok(_) => drop(lock(&self.handle.jobs().over).remove(&name.key)),
+            // Repeating it does no harm.
+            Err(Error::Unanswered { key, source }) => return Err(Error::Store { key, source }),
+            Err(_) => {}
         }
+        forgotten
     }
 
     /// Resolves when nothing is held, waited for or under way in this process.

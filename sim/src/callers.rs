@@ -55,12 +55,14 @@ pub(crate) enum State {
         held: bool,
         finished: bool,
     },
+    /// Waits for what becomes of a write.
+    Writing,
     Over,
 }
 
 impl State {
     fn may_be_told(self) -> bool {
-        matches!(self, State::Waiting | State::GivingUp)
+        matches!(self, State::Waiting | State::GivingUp | State::Writing)
     }
 }
 
@@ -543,11 +545,15 @@ impl World {
             String::new()
         };
         let caller = self.expect(slot, ticket, &told, State::may_be_told);
+        if self.nodes[slot].callers[caller].state == State::Writing {
+            self.over(slot, caller);
+            return self.write_denied(denial);
+        }
         self.saw(match denial {
             AcquireError::Busy => Seen::DeniedBusy,
             AcquireError::QueueFull { .. } => Seen::DeniedFull,
             AcquireError::NodeFull => Seen::DeniedNodeFull,
-            AcquireError::Store(_) => Seen::DeniedStore,
+            AcquireError::Store(_) | AcquireError::Unanswered(_) => Seen::DeniedStore,
             AcquireError::Tick(TickRefusal::Over) => Seen::DeniedOver,
             AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
             AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
@@ -602,6 +608,7 @@ impl World {
             Answer::Owned(_) => Seen::OwnerAnswered,
             Answer::Latch(report) => Seen::latch(*report),
             Answer::Leader(_) => Seen::LeaderAnswered,
+            Answer::Written(_) => Seen::WriteAnswered,
         });
         self.over(slot, caller);
         let key = self.nodes[slot].callers[caller].key;
@@ -619,6 +626,7 @@ impl World {
             }
             Answer::Latch(report) => self.latch_answered(slot, caller, *report),
             Answer::Leader(report) => self.told_who_leads(slot, caller, Some(report.as_ref())),
+            Answer::Written(_) => {}
         }
     }
 

@@ -238,6 +238,7 @@ counters! {
     WriteOfSeveralRefused: "write under several leases not done as one of them was not current",
     WriteTooLate: "write not sent as its lease was over",
     WriteNotSent: "write not sent as there was no connection",
+    WriteAnswered: "write answered",
     WriteUnanswered: "write not answered",
     WriteLate: "write arrived after it was given up",
     Calm: "calm periods watched",

@@ -175,6 +175,8 @@ pub enum Wrong {
     Overtaken,
     /// The leave of a claim is sent before a call about that claim, which was queued earlier.
     LeftBefore,
+    /// A call is sent again after it was answered.
+    SentAgain,
     /// A request is neither answered nor reported, or told of twice.
     Unanswered,
     /// A lease is lost in a calm, although its owner is alive.
@@ -199,7 +201,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 50] = [
+    pub const ALL: [Wrong; 51] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -241,6 +243,7 @@ impl Wrong {
         Wrong::Beside,
         Wrong::Overtaken,
         Wrong::LeftBefore,
+        Wrong::SentAgain,
         Wrong::Unanswered,
         Wrong::LostInCalm,
         Wrong::Shared,

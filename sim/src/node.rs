@@ -1,19 +1,18 @@
 //! A node: its shard and its session as they ship, and how their effects are carried out.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Request, TickTime, Verb};
+use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Reply, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
 };
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, Tag, Ticket};
 use tenure::protocol::time::Instant;
-use tenure::protocol::write::WriteId;
 
 use crate::Wrong;
 use crate::callers::Caller;
@@ -22,7 +21,6 @@ use crate::inbox::Inbox;
 use crate::planted::Planted;
 use crate::watch::gives;
 use crate::world::{Event, MS, World};
-use crate::writes::Write;
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -31,6 +29,8 @@ pub(crate) struct Node {
     pub(crate) life: u32,
     pub(crate) shard: Shard<Planted>,
     pub(crate) session: Session<Planted>,
+    /// What its clock showed when its session was last told something or stepped.
+    pub(crate) session_at: Instant,
     pub(crate) alive: bool,
     pub(crate) paused: Option<u64>,
     pub(crate) paused_at: u64,
@@ -50,11 +50,10 @@ pub(crate) struct Node {
     pub(crate) live: Vec<usize>,
     /// What was left with the session and not told of since: when, while the process runs.
     pub(crate) requests: BTreeMap<(ClaimNumber, u32), (u64, usize)>,
+    /// The calls that were answered. They are not sent again.
+    pub(crate) answered: HashSet<ClaimNumber>,
     /// Claims, and what gives leases back, in the order in which they were left with the session, which has not sent them.
     pub(crate) unsent: Vec<(Tag, Request)>,
-    /// What was to be written and is not told of, and how often something was.
-    pub(crate) writes: BTreeMap<WriteId, Write>,
-    pub(crate) written: u64,
     pub(crate) probes: BTreeMap<Probe, u64>,
     pub(crate) probed: u64,
     pub(crate) sends: u32,
@@ -121,6 +120,7 @@ impl World {
             life,
             shard: Shard::with_plant(id, 0, 1, Seed::numbered(seed), self.profile.rules, plant),
             session: Session::with_plant(options, plant),
+            session_at: Instant::default(),
             alive: true,
             paused: None,
             paused_at: 0,
@@ -140,9 +140,8 @@ impl World {
             callers: Vec::new(),
             live: Vec::new(),
             requests: BTreeMap::new(),
+            answered: HashSet::new(),
             unsent: Vec::new(),
-            writes: BTreeMap::new(),
-            written: 0,
             probes: BTreeMap::new(),
             probed: 0,
             sends: 0,
@@ -255,6 +254,11 @@ impl World {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => self.queue(slot, outgoing),
+                Effect::Act(action) => self.queue_action(slot, action),
+                Effect::WriteEnded(lease, is_refused) => {
+                    let key = self.index(&lease.name);
+                    self.feed(slot, key, Input::WriteEnded(lease, is_refused));
+                }
                 Effect::Granted(ticket, fence) => {
                     if fence.is_first() {
                         self.nodes[slot].session.saw(fence.number());
@@ -330,6 +334,13 @@ impl World {
             )
         });
         self.watch_rests(slot, key, &outgoing.request);
+        if matches!(outgoing.request.verb, Verb::Ask(question) if !question.is_watched())
+            && self.nodes[slot].answered.contains(&claim)
+        {
+            self.wrong(Wrong::SentAgain, Some(key), || {
+                format!("call {claim} of node {slot} was answered and is sent again")
+            });
+        }
         let now = self.now;
         let node = &mut self.nodes[slot];
         node.sends += 1;
@@ -346,6 +357,7 @@ impl World {
         self.note(Some(slot), None, || format!("<= {input:?}"));
         let local = self.local(slot);
         let mut effects = Vec::new();
+        self.nodes[slot].session_at = local;
         self.nodes[slot].session.handle(local, input, &mut effects);
         self.perform_all(slot, effects);
         if self.profile.lag == 0 {
@@ -368,7 +380,7 @@ impl World {
     pub(crate) fn step_session(&mut self, slot: usize) {
         let mut rounds = 0;
         loop {
-            let local = self.local(slot);
+            let local = self.reading(slot);
             let mut effects = Vec::new();
             self.nodes[slot].session.step(local, &mut effects);
             if effects.is_empty() {
@@ -383,17 +395,27 @@ impl World {
                 break;
             }
         }
-        let local = self.local(slot);
-        if self.nodes[slot]
-            .session
-            .next_due()
-            .is_some_and(|due| due <= local)
-        {
+        let node = &self.nodes[slot];
+        if node.session.next_due().is_some_and(|due| due <= node.session_at) {
             self.wrong(Wrong::Storm, None, || {
                 format!("a timer of node {slot}'s session fires without end")
             });
         }
         self.arm(slot);
+    }
+
+    /// What the driver's clock showed before it locked the session. A caller may have come since then.
+    fn reading(&mut self, slot: usize) -> Instant {
+        let now = self.local(slot);
+        let age = if self.profile.old_reading {
+            self.of_readings.u64(0..200_000)
+        } else {
+            0
+        };
+        let node = &mut self.nodes[slot];
+        let reading = Instant::from_nanos(now.as_nanos().saturating_sub(age));
+        node.session_at = reading.max(node.session_at);
+        node.session_at
     }
 
     fn perform_all(&mut self, slot: usize, effects: Vec<SessionEffect>) {
@@ -411,12 +433,12 @@ impl World {
                 id,
                 batch,
             } => self.write(slot, connection, id, batch),
-            SessionEffect::Write {
+            SessionEffect::Act {
                 connection,
                 id,
-                write,
-            } => self.send_write(slot, connection, id, write),
-            SessionEffect::WriteFailed(write, why, _) => self.write_failed(slot, write, why),
+                action,
+                ..
+            } => self.send_action(slot, connection, id, action),
             SessionEffect::Tell(name, input) => {
                 let key = self.index(&name);
                 self.told(slot, key, &input);
@@ -493,6 +515,9 @@ impl World {
         };
         if let Input::Answered { reply, .. } = input {
             self.watch_found(slot, key, tag.claim, reply);
+            if !matches!(reply, Reply::Refused(_) | Reply::Late) {
+                self.nodes[slot].answered.insert(tag.claim);
+            }
         }
         self.nodes[slot].unsent.retain(|(unsent, _)| unsent != tag);
         let known = self.nodes[slot].requests.remove(&(tag.claim, tag.seq));

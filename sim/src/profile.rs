@@ -30,6 +30,8 @@ pub(crate) struct Profile {
     pub(crate) poll_gap: u64,
     /// The driver is woken so late at most, in ns; with 0 it steps its session after each input.
     pub(crate) lag: u64,
+    /// The driver may read its clock before the last callers come whose requests it sends.
+    pub(crate) old_reading: bool,
     /// Some callers read.
     pub(crate) readers: bool,
     /// Some of them give their leases up to others, who are told of it.
@@ -115,6 +117,8 @@ impl Profile {
             request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
             poll_gap: [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
+            // Not drawn: in all others the same seed is the same world as without it.
+            old_reading: setup.seed % 8 == 6,
             readers: setup.seed % 5 < 2,
             transfers: setup.seed % 7 == 3,
             permits: setup.seed % 10 == 4,
@@ -158,6 +162,7 @@ impl Profile {
             request_timeout: Duration::from_secs(2),
             poll_gap: 0,
             lag: 0,
+            old_reading: false,
             readers: false,
             transfers: false,
             permits: false,

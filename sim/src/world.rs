@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use tenure::error::StoreError;
 use tenure::key::Key;
 use tenure::protocol::message::{Batch, BatchReply, Failure, Name, NodeId, Push, TickTime};
 use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 use tenure::protocol::step::Effect;
-use tenure::protocol::write::WriteId;
+use tenure::protocol::write::GuardedWrite;
 
 use crate::callers::Act;
 use crate::coverage::{Coverage, Seen};
@@ -21,7 +22,7 @@ use crate::profile::Profile;
 use crate::server::Server;
 use crate::transfers::Letter;
 use crate::watch::Watch;
-use crate::writes::Write;
+use crate::writes::Writer;
 use crate::{Failure as WorldFailure, Run, Setup, Wrong};
 
 /// Nanoseconds in a millisecond: true time is in nanoseconds.
@@ -68,15 +69,7 @@ pub(crate) enum Event {
     Write {
         conn: usize,
         id: BatchId,
-        write: WriteId,
-        content: Box<Write>,
-    },
-    /// And its answer back.
-    Wrote {
-        conn: usize,
-        id: BatchId,
-        write: WriteId,
-        refused: Vec<usize>,
+        write: Arc<GuardedWrite>,
     },
     Reply {
         conn: usize,
@@ -215,6 +208,9 @@ pub(crate) struct World {
     pub(crate) rng: fastrand::Rng,
     /// What is drawn for writes, so that nothing else depends on them.
     pub(crate) of_writes: fastrand::Rng,
+    pub(crate) of_readings: fastrand::Rng,
+    /// The holders of each write, by its number.
+    pub(crate) written: Vec<Vec<Writer>>,
     pub(crate) now: u64,
     seq: u64,
     due: BinaryHeap<Reverse<Due>>,
@@ -268,6 +264,8 @@ impl World {
             setup,
             rng,
             of_writes: fastrand::Rng::with_seed(setup.seed),
+            of_readings: fastrand::Rng::with_seed(setup.seed),
+            written: Vec::new(),
             now: 0,
             seq: 0,
             due: BinaryHeap::new(),
@@ -379,18 +377,7 @@ impl World {
                 reload,
             } => self.arrive(conn, id, batch, reload),
             Event::NoScript { conn, id, batch } => self.no_script(conn, id, batch),
-            Event::Write {
-                conn,
-                id,
-                write,
-                content,
-            } => self.write_arrives(conn, id, write, content),
-            Event::Wrote {
-                conn,
-                id,
-                write,
-                refused,
-            } => self.wrote(conn, id, write, refused),
+            Event::Write { conn, id, write } => self.write_arrives(conn, id, write),
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
             Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),
@@ -459,7 +446,6 @@ impl World {
             Event::Connected { conn, .. }
             | Event::ConnectFailed { conn, .. }
             | Event::NoScript { conn, .. }
-            | Event::Wrote { conn, .. }
             | Event::Reply { conn, .. }
             | Event::ResetSeen { conn } => {
                 let conn = &self.conns[*conn];

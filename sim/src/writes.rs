@@ -3,31 +3,23 @@
 //!
 //! Only in some worlds, and with random numbers of their own: in all others the same seed is the same world as without them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::protocol::message::{BatchReply, Fence, Mode, Unanswered};
-use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
-use tenure::protocol::step::{Input, Ticket};
-use tenure::protocol::write::{Precondition, WriteId};
+use tenure::protocol::message::{BatchReply, Fence, Mode, Reply, WriteAnswer};
+use tenure::protocol::session::step::{Attempt, BatchId};
+use tenure::protocol::step::{AcquireError, Input, OutgoingAction, Ticket};
+use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 use crate::Wrong;
-use crate::callers::{Act, Caller, State};
+use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
-use crate::network::Conn;
 use crate::world::{Event, World};
 
-/// A write whose answer has not arrived.
-#[derive(Debug, Clone)]
-pub(crate) struct Write {
-    holders: Vec<Writer>,
-    leases: Vec<Precondition>,
-}
-
-/// The holder of one of its leases.
+/// The holder of one of the leases of a write.
 #[derive(Debug, Clone, Copy)]
-struct Writer {
+pub(crate) struct Writer {
     key: usize,
-    ticket: Ticket,
     fence: Fence,
 }
 
@@ -71,29 +63,37 @@ impl World {
             // In front: the lease of the caller that writes has to be looked at, too.
             callers.splice(..0, node.live.iter().copied().find(|other| is_other(&other)));
         }
-        let (mut holders, mut leases, mut shortest) = (Vec::new(), Vec::new(), Duration::MAX);
+        let (mut writers, mut leases, mut shortest) = (Vec::new(), Vec::new(), Duration::MAX);
         for caller in callers {
             let Some((writer, precondition, lease)) = self.begin_write_of(slot, caller) else {
-                self.end_write_of(slot, &holders);
+                for (writer, lease) in writers.iter().zip(leases) {
+                    let Writer { key, .. } = *writer;
+                    self.feed(slot, key, Input::WriteEnded(lease, false));
+                }
                 return self.saw(Seen::WriteTooLate);
             };
-            holders.push(writer);
+            writers.push(writer);
             leases.push(precondition);
             shortest = shortest.min(lease);
         }
-        let node = &mut self.nodes[slot];
-        node.written += 1;
-        let id = WriteId(node.written);
-        for Writer { key, ticket, fence } in &holders {
-            self.note(Some(slot), Some(*key), || {
-                format!("ticket {} writes: {id:?}, {fence}", ticket.0)
-            });
-        }
-        let content = Write { holders, leases };
-        self.nodes[slot].writes.insert(id, content);
-        self.tell_session(slot, SessionInput::Write(id, shortest));
-        // As the driver is woken.
-        self.step_soon(slot);
+        let (Writer { key, .. }, want) = (writers[0], self.nodes[slot].callers[caller].want);
+        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
+        self.nodes[slot].callers[caller].state = State::Writing;
+        self.note(Some(slot), Some(key), || {
+            format!("ticket {} writes as {writers:?}", ticket.0)
+        });
+        // What is written is its own number.
+        let write = GuardedWrite {
+            leases: leases.into(),
+            body: WriteBody::Script {
+                text: self.written.len().to_string(),
+                keys: Vec::new(),
+                args: Vec::new(),
+            },
+        };
+        self.written.push(writers);
+        let act = Input::Act(ticket, shortest, Action::Write(Arc::new(write)));
+        self.feed(slot, key, act);
     }
 
     /// What the write of one holder is checked against, and the length of the lease.
@@ -103,16 +103,27 @@ impl World {
         let (node, name) = (&mut self.nodes[slot], &self.keys[key]);
         let (precondition, lease) = node.shard.begin_write(local, name, ticket)?;
         let fence = node.shard.holding(local, name, ticket)?.fence;
-        Some((Writer { key, ticket, fence }, precondition, lease))
+        Some((Writer { key, fence }, precondition, lease))
+    }
+
+    /// Leaves an action with the session, which the driver steps soon.
+    pub(crate) fn queue_action(&mut self, slot: usize, action: OutgoingAction) {
+        let (key, tag) = (self.index(&action.name), action.tag);
+        self.note(Some(slot), Some(key), || format!("   -> action {tag:?}"));
+        let now = self.now;
+        let node = &mut self.nodes[slot];
+        node.requests.insert((tag.claim, tag.seq), (now, key));
+        node.session.queue_action(action);
+        self.step_soon(slot);
     }
 
     /// The session sends it.
-    pub(crate) fn send_write(&mut self, slot: usize, attempt: Attempt, id: BatchId, write: WriteId) {
+    pub(crate) fn send_action(&mut self, slot: usize, attempt: Attempt, id: BatchId, action: Action) {
+        let Action::Write(write) = action else { return };
         self.note(Some(slot), None, || {
-            format!("   sends {write:?} as {id:?} on {attempt:?}")
+            format!("   sends a write as {id:?} on {attempt:?}")
         });
-        let conn = self.usable_conn(slot, attempt);
-        let (Some(conn), Some(content)) = (conn, self.nodes[slot].writes.get(&write).cloned()) else {
+        let Some(conn) = self.usable_conn(slot, attempt) else {
             return;
         };
         self.conns[conn].flights.push_back((id, false));
@@ -124,45 +135,29 @@ impl World {
         let (low, high) = self.profile.delay;
         let arrives = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].up);
         self.conns[conn].up = arrives;
-        let content = Box::new(content);
-        self.at(
-            arrives,
-            Event::Write {
-                conn,
-                id,
-                write,
-                content,
-            },
-        );
+        self.at(arrives, Event::Write { conn, id, write });
     }
 
     /// At the server, where it may arrive when its sender has long given it up.
-    pub(crate) fn write_arrives(&mut self, conn: usize, id: BatchId, write: WriteId, content: Box<Write>) {
+    pub(crate) fn write_arrives(&mut self, conn: usize, id: BatchId, write: Arc<GuardedWrite>) {
         if self.server.down || !self.conns[conn].server || self.conns[conn].silent.is_some() {
             return;
         }
         let held = self.server.stall.max(self.conns[conn].stall);
         if held > self.now {
-            return self.at(
-                held,
-                Event::Write {
-                    conn,
-                    id,
-                    write,
-                    content,
-                },
-            );
+            return self.at(held, Event::Write { conn, id, write });
         }
         let flights = &mut self.conns[conn].flights;
         for (_, executed) in flights.iter_mut().filter(|(of, _)| *of == id) {
             *executed = true;
         }
-        let refused = self.server.ledger.not_current(self.server_us(), &content.leases);
-        self.note(None, Some(content.holders[0].key), || {
-            format!(
-                "server: {write:?} of {:?}: not current {refused:?}",
-                content.holders
-            )
+        let WriteBody::Script { text, .. } = &write.body else {
+            return;
+        };
+        let writers = self.written[text.parse::<usize>().expect("its number")].clone();
+        let refused = self.server.ledger.not_current(self.server_us(), &write.leases);
+        self.note(None, Some(writers[0].key), || {
+            format!("server: {id:?} of {writers:?}: not current {refused:?}")
         });
         let is_current = refused.is_empty();
         self.log.mix(u64::from(is_current));
@@ -174,7 +169,7 @@ impl World {
         } else {
             Seen::WriteRefused
         });
-        if content.leases.len() > 1 {
+        if writers.len() > 1 {
             self.saw(if is_current {
                 Seen::WriteOfSeveralDone
             } else {
@@ -182,20 +177,23 @@ impl World {
             });
         }
         if is_current {
-            let writers = content.holders.iter().zip(&content.leases);
-            writers.for_each(|(writer, lease)| self.watch_write(*writer, lease.mode));
+            let writers = writers.into_iter().zip(&*write.leases);
+            writers.for_each(|(writer, lease)| self.watch_write(writer, lease.mode));
         }
         if self.conns[conn].client && !self.conns[conn].mute {
             let (low, high) = self.profile.delay;
             let back = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].down);
             self.conns[conn].down = back;
-            let wrote = Event::Wrote {
-                conn,
-                id,
-                write,
-                refused,
+            let answer = if is_current {
+                WriteAnswer::Done(Box::default())
+            } else {
+                WriteAnswer::NotCurrent(refused)
             };
-            self.at(back, wrote);
+            let reply = Box::new(Ok(BatchReply {
+                time: 0,
+                replies: vec![Reply::Written(answer)],
+            }));
+            self.at(back, Event::Reply { conn, id, reply });
         }
     }
 
@@ -219,76 +217,11 @@ impl World {
         }
     }
 
-    /// Back at the node.
-    pub(crate) fn wrote(&mut self, conn: usize, id: BatchId, write: WriteId, refused: Vec<usize>) {
-        let Conn {
-            slot,
-            client,
-            stall,
-            silent,
-            ..
-        } = self.conns[conn];
-        if !client || silent.is_some() {
-            return;
-        }
-        if stall > self.now {
-            let wrote = Event::Wrote {
-                conn,
-                id,
-                write,
-                refused,
-            };
-            return self.at(stall, wrote);
-        }
-        let flights = &mut self.conns[conn].flights;
-        let Some(at) = flights.iter().position(|(waiting, _)| *waiting == id) else {
-            return;
-        };
-        flights.remove(at);
-        let content = self.nodes[slot].writes.get(&write).cloned();
-        for (place, content) in refused.into_iter().zip(content.iter().cycle()) {
-            let lease = &content.leases[place];
-            let input = Input::Refuted(lease.holder, lease.number);
-            self.feed(slot, content.holders[place].key, input);
-        }
-        self.end_write(slot, write);
-        let reply = Ok(BatchReply {
-            time: 0,
-            replies: Vec::new(),
+    /// A caller is told that its write was not done, or that the outcome is unknown.
+    pub(crate) fn write_denied(&mut self, denial: &AcquireError) {
+        self.saw(match denial {
+            AcquireError::Unanswered(_) => Seen::WriteUnanswered,
+            _ => Seen::WriteNotSent,
         });
-        self.tell_session(slot, SessionInput::Replied { batch: id, reply });
-    }
-
-    /// The session gives it up, or never sent it.
-    pub(crate) fn write_failed(&mut self, slot: usize, write: WriteId, why: Unanswered) {
-        if !self.nodes[slot].writes.contains_key(&write) {
-            return self.wrong(Wrong::Outcome, None, || {
-                format!("{write:?} of node {slot} is told of twice")
-            });
-        }
-        match why {
-            Unanswered::No | Unanswered::Down => {
-                self.saw(Seen::WriteNotSent);
-                self.end_write(slot, write);
-            }
-            Unanswered::Unknown | Unanswered::Bystander => {
-                self.saw(Seen::WriteUnanswered);
-                self.nodes[slot].writes.remove(&write);
-            }
-        }
-    }
-
-    /// Nothing of it is under way any more. A late answer ends nothing.
-    fn end_write(&mut self, slot: usize, write: WriteId) {
-        if let Some(Write { holders, .. }) = self.nodes[slot].writes.remove(&write) {
-            self.end_write_of(slot, &holders);
-        }
-    }
-
-    fn end_write_of(&mut self, slot: usize, holders: &[Writer]) {
-        let shard = &mut self.nodes[slot].shard;
-        for Writer { key, ticket, .. } in holders {
-            shard.end_write(&self.keys[*key], *ticket);
-        }
     }
 }

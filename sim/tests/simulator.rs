@@ -413,6 +413,11 @@ fn finds_a_watch_that_is_lost_with_its_connection() {
 }
 
 #[test]
+fn finds_a_call_that_is_sent_again_as_its_sender_read_its_clock_before_the_caller_came() {
+    finds(with(Flaw::SenderClockBelieved), Wrong::SentAgain, 1);
+}
+
+#[test]
 fn finds_a_count_down_that_counts_again() {
     finds(with(Flaw::CountedAgain), Wrong::CountedTwice, 1);
 }

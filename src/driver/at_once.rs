@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::waiter::lock;
+use crate::protocol::message::BatchReply;
 use crate::protocol::session::Session;
 use crate::protocol::session::step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
@@ -123,6 +124,10 @@ impl Node {
                         session.handle(now, SessionInput::Replied { batch: id, reply }, told);
                         session.recycle(batch);
                         continue;
+                    }
+                    SessionEffect::Act { id, name, action, .. } => {
+                        let reply = Ok(BatchReply::of_action(store.act(&name, &action)));
+                        SessionInput::Replied { batch: id, reply }
                     }
                     other => {
                         told.push(other);

@@ -17,13 +17,14 @@ use crate::driver::inbox;
 use crate::driver::node::Node;
 use crate::driver::servers::{Connection, Server};
 use crate::driver::waiter::lock;
-use crate::error::{OptionsError, StoreError, StoreErrorKind};
+use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe::{self, background};
 use crate::options::Options;
-use crate::protocol::message::{Batch, Executed, Failure};
+use crate::protocol::message::{BatchReply, Executed, Failure, Name};
 use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
-use crate::store::Store;
+use crate::protocol::write::Action;
+use crate::store::{BoxFuture, Link, Store};
 
 /// While a node that nobody holds on to has something left to do, it is looked at this often.
 const LAST_LOOKS: Duration = Duration::from_millis(50);
@@ -189,14 +190,14 @@ impl Node {
                 batch,
             } => {
                 self.events.sent(batch.requests.len());
-                self.send(server, connection, id, batch);
+                self.send(server, connection, id, |link| link.apply(batch));
             }
-            SessionEffect::Write {
+            SessionEffect::Act {
                 connection,
                 id,
-                write,
-            } => self.send_write(server, connection, id, write),
-            SessionEffect::WriteFailed(write, why, error) => self.write_failed(server, write, why, error),
+                name,
+                action,
+            } => self.act(server, connection, id, (name, action)),
             SessionEffect::Connect(attempt) => self.connect(server, attempt),
             SessionEffect::Close(attempt) => {
                 let mut io = lock(&server.io);
@@ -255,19 +256,52 @@ impl Node {
         lock(&server.io).connecting.insert(attempt, task.abort_handle());
     }
 
-    fn send(self: &Arc<Self>, server: &Arc<Server>, connection: Attempt, id: BatchId, batch: Batch) {
+    /// Sends an action, unless a lease that it needs is over: it may have waited for a connection.
+    fn act(
+        self: &Arc<Self>,
+        server: &Arc<Server>,
+        connection: Attempt,
+        id: BatchId,
+        (name, action): (Name, Action),
+    ) {
+        if let Action::Write(write) = &action
+            && !write
+                .leases
+                .iter()
+                .all(|lease| self.look(&lease.name, |shard, now| shard.holds(now, lease)))
+        {
+            let error = StoreError::refused(StoreRefusal::Other("the lease is over".into()));
+            return self.not_sent(server, id, error);
+        }
+        self.send(server, connection, id, |link| {
+            let reply = link.act(name, action);
+            Box::pin(async move { Ok(BatchReply::of_action(reply.await?)) })
+        });
+    }
+
+    fn not_sent(self: &Arc<Self>, server: &Arc<Server>, id: BatchId, error: StoreError) {
+        let reply = Err(Failure {
+            executed: Executed::No,
+            error,
+        });
+        self.feed(server, SessionInput::Replied { batch: id, reply });
+    }
+
+    fn send(
+        self: &Arc<Self>,
+        server: &Arc<Server>,
+        connection: Attempt,
+        id: BatchId,
+        send: impl FnOnce(&dyn Link) -> BoxFuture<'static, Result<BatchReply, Failure>>,
+    ) {
         let mut io = lock(&server.io);
         let Some(open) = io.connections.get_mut(&connection) else {
             drop(io);
             let error = StoreError::new(StoreErrorKind::Interrupted, "the connection is closed");
-            let reply = Err(Failure {
-                executed: Executed::No,
-                error,
-            });
-            return self.feed(server, SessionInput::Replied { batch: id, reply });
+            return self.not_sent(server, id, error);
         };
         while open.batches.try_join_next().is_some() {}
-        let reply = open.link.apply(batch);
+        let reply = send(&*open.link);
         let (node, to) = (self.clone(), server.clone());
         open.batches.spawn(async move {
             let reply = reply.await;

@@ -15,23 +15,32 @@ use crate::protocol::time::Instant;
 impl Node {
     /// Returns what a caller holds, until a step ends it.
     pub(crate) fn holding(&self, name: &Name, ticket: Ticket) -> Option<Holding> {
-        self.look(name, |shard, now| shard.holding(now, name, ticket))
+        self.look_unless_forked(name, |shard, now| shard.holding(now, name, ticket))
     }
 
     /// Returns the claim by which a caller of this process has the key alone.
     pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
-        let holding = self.look(name, |shard, now| shard.held_alone(now, name));
+        let holding = self.look_unless_forked(name, |shard, now| shard.held_alone(now, name));
         holding.map(|holding| holding.claim)
     }
 
-    fn look(&self, name: &Name, look: impl FnOnce(&Shard, Instant) -> Option<Holding>) -> Option<Holding> {
+    fn look_unless_forked<T>(
+        &self,
+        name: &Name,
+        look: impl FnOnce(&mut Shard, Instant) -> Option<T>,
+    ) -> Option<T> {
         // The parent holds it; its child never did.
         if self.is_forked() {
             return None;
         }
+        self.look(name, look)
+    }
+
+    /// Asks the shard of a key, which takes no step.
+    pub(super) fn look<T>(&self, name: &Name, look: impl FnOnce(&mut Shard, Instant) -> T) -> T {
         let mut keys = lock(&self.cell(name).keys);
         let now = keys.now(&self.clock);
-        look(&keys.shard, now)
+        look(&mut keys.shard, now)
     }
 
     /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.

@@ -3,9 +3,7 @@
 //! Reading order: [`node`] (what callers do), [`steps`] (of keys, on any thread), [`lookups`] (what it is asked without
 //! one), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
 //! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), [`pulse`] and [`pause`] (a
-//! process that stood still),
-//! `jobs`, [`writes`] and
-//! [`pending_writes`] (of callers' data), [`clock`], [`handle`]. `process` is part of simulations.
+//! process that stood still), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod at_once;
 pub(crate) mod clock;
@@ -20,7 +18,6 @@ pub(crate) mod lookups;
 pub(crate) mod node;
 pub(crate) mod outage;
 pub(crate) mod pause;
-pub(crate) mod pending_writes;
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 pub(crate) mod process;
 pub(crate) mod pulse;
@@ -28,4 +25,3 @@ pub(crate) mod servers;
 pub(crate) mod steps;
 pub(crate) mod told;
 pub(crate) mod waiter;
-pub(crate) mod writes;

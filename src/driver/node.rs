@@ -97,6 +97,12 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
+    fn tell_lock(&self, ticket: Ticket, tell: impl FnOnce(&Waiter)) {
+        if let Some(waiter) = self.locks.get(&ticket) {
+            tell(waiter);
+        }
+    }
+
     /// Tells the caller of a call when nothing is locked any more.
     pub(super) fn tell(&mut self, ticket: Ticket, told: Told, wakes: &mut Vec<Wake>) {
         let caller = self.calls.remove(&ticket);
@@ -256,18 +262,17 @@ impl Node {
         input: impl FnOnce(Ticket) -> Input,
     ) -> Entered {
         self.note_entry(term);
-        let cell = self.cell(name);
-        let mut after = Aftermath::take();
-        let mut keys = lock(&cell.keys);
-        let entered = self.enter_shard(&mut keys, name, input, &mut after);
-        cell.unlock(keys, &mut after);
-        self.follow_up(after);
-        entered
+        self.in_shard(name, |keys, after| self.enter_shard(keys, name, input, after))
+    }
+
+    /// A caller enters that asks for no lease.
+    pub(crate) fn note_caller(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A caller enters.
-    pub(super) fn note_entry(&self, term: LeaseTimes) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn note_entry(&self, term: LeaseTimes) {
+        self.note_caller();
         let hold_ms = term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
             self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
@@ -362,14 +367,17 @@ impl Node {
         after: &mut Aftermath,
     ) {
         let wakes = &mut after.wakes;
-        let is_told = match effect {
+        match effect {
             Effect::Send(outgoing) => {
                 after.sends = true;
                 match &mut after.together {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
-                false
+            }
+            Effect::Act(action) => {
+                after.sends = true;
+                lock(&self.servers.of(&action.name).session).queue_action(action.clone());
             }
             Effect::Granted(ticket, fence) => {
                 // A number that is handed on was heard of with its first holder.
@@ -377,48 +385,33 @@ impl Node {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
                     lock(&self.servers.of(name).session).saw(fence.number());
                 }
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.decide(Ok(*fence), wakes);
-                }
-                false
+                waiters.tell_lock(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }
             Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.decide(Err(error.clone()), wakes);
-                }
-                true
+                waiters.tell_lock(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
             }
-            Effect::Denied(ticket, error) => {
-                match waiters.locks.remove(ticket) {
-                    Some(waiter) => waiter.decide(Err(error.clone()), wakes),
-                    None => waiters.tell(*ticket, Err(error.clone()), wakes),
-                }
-                matches!(error, AcquireError::Store(_))
-            }
-            Effect::Answered(ticket, answer) => {
-                waiters.tell(*ticket, Ok(answer.clone()), wakes);
-                false
-            }
-            Effect::Overdue(ticket) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.overdue(wakes);
-                }
-                false
-            }
-            Effect::Lost(ticket, cause) => {
-                if let Some(waiter) = waiters.locks.get(ticket) {
-                    waiter.end(*cause, wakes);
-                }
-                true
-            }
+            Effect::Denied(ticket, error) => match waiters.locks.remove(ticket) {
+                Some(waiter) => waiter.decide(Err(error.clone()), wakes),
+                None => waiters.tell(*ticket, Err(error.clone()), wakes),
+            },
+            Effect::Answered(ticket, answer) => waiters.tell(*ticket, Ok(answer.clone()), wakes),
+            Effect::Overdue(ticket) => waiters.tell_lock(*ticket, |waiter| waiter.overdue(wakes)),
+            Effect::Lost(ticket, cause) => waiters.tell_lock(*ticket, |waiter| waiter.end(*cause, wakes)),
             Effect::Released(ticket, outcome) => {
                 if let Some(waiter) = waiters.locks.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
                 }
-                false
             }
-            Effect::PushMissed | Effect::Event(_) => true,
-        };
+            Effect::WriteEnded(..) | Effect::PushMissed | Effect::Event(_) => {}
+        }
+        let is_told = matches!(
+            effect,
+            Effect::Lost(..)
+                | Effect::Denied(_, AcquireError::Store(_) | AcquireError::Kept(..))
+                | Effect::WriteEnded(..)
+                | Effect::PushMissed
+                | Effect::Event(_)
+        );
         if is_told {
             after.told.push((name.clone(), effect.clone()));
         }
@@ -430,6 +423,9 @@ impl Node {
             Effect::PushMissed => {
                 self.feed(self.servers.of(name), SessionInput::PushMissed);
                 self.alarm.ring();
+            }
+            Effect::WriteEnded(lease, is_refused) => {
+                self.drive(&lease.name, Input::WriteEnded(lease.clone(), *is_refused));
             }
             Effect::Event(event) => self.events.key_event(name, event),
             Effect::Lost(_, cause) => {

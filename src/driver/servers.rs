@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::driver::outage::Outage;
-use crate::driver::pending_writes::Writes;
 use crate::driver::waiter::lock;
 use crate::error::StoreError;
 use crate::key::Key;
@@ -44,7 +43,6 @@ pub(crate) struct Server {
     /// As errors and events name it.
     pub(crate) text: Arc<str>,
     pub(crate) outage: Outage,
-    pub(crate) writes: Mutex<Writes>,
     probes: Mutex<HashMap<Probe, oneshot::Sender<Result<(), StoreError>>>>,
 }
 
@@ -143,7 +141,6 @@ impl Servers {
             io: Mutex::default(),
             text,
             outage: Outage::default(),
-            writes: Mutex::default(),
             probes: Mutex::default(),
         }
     }

@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
+#[cfg(feature = "redis")]
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,8 +15,9 @@ use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
-use crate::protocol::step::{AcquireError, CallOptions, Effect, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
+use crate::protocol::write::Precondition;
 
 impl Node {
     /// Tells the key machine what happened to `name`.
@@ -24,9 +27,22 @@ impl Node {
 
     /// The same, with the clock as it was read for this.
     pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
+        self.in_shard(name, |keys, after| self.step_key(keys, now, name, input, after));
+    }
+
+    /// Takes steps of one shard, which is locked meanwhile, and then sees to what follows.
+    pub(super) fn in_shard<T>(
+        self: &Arc<Self>,
+        name: &Name,
+        steps: impl FnOnce(&mut Keys, &mut Aftermath) -> T,
+    ) -> T {
+        let cell = self.cell(name);
         let mut after = Aftermath::take();
-        self.step_of(Some(now), name, input, &mut after);
+        let mut keys = lock(&cell.keys);
+        let stepped = steps(&mut keys, &mut after);
+        cell.unlock(keys, &mut after);
         self.follow_up(after);
+        stepped
     }
 
     /// Takes a step of each of these keys, one after the other, and only then sees to what follows: what they have to send
@@ -34,18 +50,12 @@ impl Node {
     pub(crate) fn drive_each<'a>(self: &Arc<Self>, inputs: impl IntoIterator<Item = (&'a Name, Input)>) {
         let mut after = Aftermath::take();
         for (name, input) in inputs {
-            self.step_of(None, name, input, &mut after);
+            let cell = self.cell(name);
+            let mut keys = lock(&cell.keys);
+            self.step_key(&mut keys, self.clock.now(), name, input, &mut after);
+            cell.unlock(keys, &mut after);
         }
         self.follow_up(after);
-    }
-
-    /// Takes a step of one key, at `now` or when its shard is locked.
-    fn step_of(&self, now: Option<Instant>, name: &Name, input: Input, after: &mut Aftermath) {
-        let cell = self.cell(name);
-        let mut keys = lock(&cell.keys);
-        let now = now.unwrap_or_else(|| self.clock.now());
-        self.step_key(&mut keys, now, name, input, after);
-        cell.unlock(keys, after);
     }
 
     /// Takes a step of one key of a shard that is locked.
@@ -141,23 +151,43 @@ impl Node {
         self.note_idle();
     }
 
+    /// A holder of each of these leases is about to write: counts the write, and returns what it is checked against, and the length
+    /// of the shortest lease. `None` if a lease is over, and then no holding counts the write.
+    #[cfg(feature = "redis")]
+    pub(crate) fn begin_write<'a>(
+        self: &Arc<Self>,
+        holders: impl IntoIterator<Item = (&'a Name, Ticket)>,
+    ) -> Option<(Arc<[Precondition]>, Duration)> {
+        let (mut leases, mut shortest) = (Vec::<Precondition>::new(), Duration::MAX);
+        for (name, ticket) in holders {
+            let begun = self.look(name, |shard, now| shard.begin_write(now, name, ticket));
+            let Some((precondition, lease)) = begun else {
+                let ended = leases
+                    .iter()
+                    .map(|lease| (&lease.name, Input::WriteEnded(lease.clone(), false)));
+                self.drive_each(ended);
+                return None;
+            };
+            leases.push(precondition);
+            shortest = shortest.min(lease);
+        }
+        Some((leases.into(), shortest))
+    }
+
     /// Enters a caller that waits for an answer, and says when.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &Name,
-        options: CallOptions,
+        input: impl FnOnce(Ticket) -> Input,
     ) -> (Ticket, oneshot::Receiver<Told>, Instant) {
-        self.note_entry(options.term);
         let (tell, answer) = oneshot::channel();
-        let cell = self.cell(name);
-        let mut after = Aftermath::take();
-        let mut keys = lock(&cell.keys);
-        let ticket = keys.shard.issue();
-        keys.waiters.calls.insert(ticket, tell);
-        let now = keys.now(&self.clock);
-        self.step_key(&mut keys, now, name, Input::Call(ticket, options), &mut after);
-        cell.unlock(keys, &mut after);
-        self.follow_up(after);
+        let (ticket, now) = self.in_shard(name, |keys, after| {
+            let ticket = keys.shard.issue();
+            keys.waiters.calls.insert(ticket, tell);
+            let now = keys.now(&self.clock);
+            self.step_key(keys, now, name, input(ticket), after);
+            (ticket, now)
+        });
         (ticket, answer, now)
     }
 

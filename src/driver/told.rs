@@ -32,20 +32,16 @@ impl Node {
 
     /// What a key is told may be that the store fails.
     pub(crate) fn note_failure(&self, server: &Server, input: &Input) {
-        match input {
-            Input::Failed { error, .. } => self.failed(server, Failed::Request, error),
-            Input::Answered {
-                reply: Reply::Refused(refusal),
-                ..
-            } => self.failed(server, Failed::Request, &StoreError::refused(refusal.clone())),
-            Input::Answered {
-                reply: Reply::Late, ..
-            } => {
-                let error = StoreError::new(StoreErrorKind::TimedOut, "requests reach the store too late");
-                self.failed(server, Failed::Request, &error);
-            }
-            _ => {}
-        }
+        let error = match input {
+            Input::Failed { error, .. } => error.clone(),
+            Input::Answered { reply, .. } => match reply {
+                Reply::Refused(refusal) => StoreError::refused(refusal.clone()),
+                Reply::Late => StoreError::new(StoreErrorKind::TimedOut, "requests reach the store too late"),
+                _ => return,
+            },
+            _ => return,
+        };
+        self.failed(server, Failed::Request, &error);
     }
 
     /// A connection to a server opened, which says which run of it this is.

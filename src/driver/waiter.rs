@@ -161,29 +161,30 @@ impl Waiter {
     }
 
     pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
-        let mut state = lock(&self.state);
-        match state.decision.take() {
-            Some(decision) => Poll::Ready(decision),
-            None => state.wait(cx),
-        }
+        self.wait(cx, |state| state.decision.take())
     }
 
     /// Ready when the holding is over. There is one caller, so it costs no token; others have [`token`](Self::token).
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.state);
-        match state.over {
-            Some(_) => Poll::Ready(()),
-            None => state.wait(cx),
-        }
+        self.wait(cx, |state| state.over.map(drop))
     }
 
     pub(crate) fn poll_outcome(&self, cx: &Context<'_>) -> Poll<Outcome> {
+        self.wait(cx, |state| state.outcome.take())
+    }
+
+    /// Ready with what `take` finds. Until then the caller is woken when something is said to its ticket.
+    fn wait<T>(&self, cx: &Context<'_>, take: impl FnOnce(&mut State) -> Option<T>) -> Poll<T> {
         let mut state = lock(&self.state);
-        match state.outcome.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => state.wait(cx),
+        if let Some(found) = take(&mut state) {
+            return Poll::Ready(found);
         }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => state.waker = Some(cx.waker().clone()),
+        }
+        Poll::Pending
     }
 }
 
@@ -205,13 +206,5 @@ impl State {
         if let Some(waker) = self.waker.take() {
             wakes.push(Wake::Caller(waker));
         }
-    }
-
-    fn wait<T>(&mut self, cx: &Context<'_>) -> Poll<T> {
-        match &mut self.waker {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => self.waker = Some(cx.waker().clone()),
-        }
-        Poll::Pending
     }
 }

@@ -300,7 +300,9 @@ impl Lock {
             AcquireError::Busy if self.options.goes_on => return,
             AcquireError::Kept(_, source) => return observe::denied_by_store(label, name, source),
             AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
-            AcquireError::Store(source) => observe::denied_by_store(label, name, source),
+            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
+                observe::denied_by_store(label, name, source);
+            }
             AcquireError::Busy
             | AcquireError::QueueFull { .. }
             | AcquireError::NodeFull
@@ -333,6 +335,7 @@ pub(crate) fn error(
             limit: handle.options().waiters_per_node,
         },
         AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
         AcquireError::Closed => lost(key, LostCause::Shutdown),
         AcquireError::Lost(cause) => lost(key, cause),
         AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },

@@ -13,8 +13,10 @@ use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::primitives::acquire;
 use crate::protocol::message::{LeaseTimes, Name, Question};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, Ticket};
+use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, Ticket};
 use crate::protocol::time::Instant;
+#[cfg(any(feature = "redis", feature = "scheduler"))]
+use crate::protocol::write::Action;
 
 /// Resolves to the answer. Dropping it ends the interest in that: what was sent may be done all the same.
 #[derive(Debug)]
@@ -58,7 +60,29 @@ impl<T> Call<T> {
         options: CallOptions,
         read: fn(Answer) -> Option<T>,
     ) -> Self {
-        let (ticket, answer, since) = handle.node().call(name, options);
+        handle.node().note_entry(options.term);
+        Self::enter(handle, name, |ticket| Input::Call(ticket, options), read)
+    }
+
+    /// Has an action done, once. A quarter of `lease` is its time.
+    #[cfg(any(feature = "redis", feature = "scheduler"))]
+    pub(crate) fn once(
+        handle: &Handle,
+        name: &Name,
+        (lease, action): (Duration, Action),
+        read: fn(Answer) -> Option<T>,
+    ) -> Self {
+        handle.node().note_caller();
+        Self::enter(handle, name, |ticket| Input::Act(ticket, lease, action), read)
+    }
+
+    fn enter(
+        handle: &Handle,
+        name: &Name,
+        input: impl FnOnce(Ticket) -> Input,
+        read: fn(Answer) -> Option<T>,
+    ) -> Self {
+        let (ticket, answer, since) = handle.node().call(name, input);
         Call {
             handle: handle.clone(),
             name: name.clone(),
@@ -93,7 +117,9 @@ impl<T> Call<T> {
             Err(why) => why,
         };
         match &why {
-            AcquireError::Store(source) => observe::denied_by_store(label, name, source),
+            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
+                observe::denied_by_store(label, name, source);
+            }
             why => observe::denied(label, name, why),
         }
         let limit = handle.options().waiters_per_key;

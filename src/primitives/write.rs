@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
-use crate::driver::pending_writes::Unwritten;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::key::Key;
+use crate::primitives::call::Call;
 use crate::primitives::held::Held;
-use crate::protocol::write::WriteBody;
+use crate::protocol::message::WriteAnswer;
+use crate::protocol::step::Answer;
+use crate::protocol::write::{Action, GuardedWrite, WriteBody};
 
 /// The most words of one command: its name, its keys and its arguments. A call in Lua has room for no more.
 const MAX_COMMAND_WORDS: usize = 7_997;
@@ -202,39 +204,39 @@ async fn query<T: FromRedisValue>(held: &[Arc<Held>], body: WriteBody) -> Result
 }
 
 async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
-    let node = held[0].handle.node();
-    let lost = || {
-        held.iter()
-            .find(|held| !held.is_held())
-            .unwrap_or(&held[0])
-            .lost()
-    };
+    let (handle, node) = (&held[0].handle, held[0].handle.node());
+    let lost = || held.iter().find(|held| !held.is_held()).map(|held| held.lost());
     held[0].not_forked()?;
     let key = || first(held).clone();
     let unsupported = |why: &str| Error::Unsupported {
         key: key(),
         why: why.to_owned(),
     };
+    let keeps_leases_only = "its store keeps leases only, and what is written under a lease needs Redis";
     if held.iter().any(|held| !held.is_of(node)) {
         return Err(unsupported("other leases of the guard are of another `Locks`"));
     }
-    let holders: Vec<_> = held.iter().map(|held| (&held.name, held.ticket)).collect();
-    let answer = node.write(&holders, body);
-    let ended = || {
-        let error = StoreError::new(StoreErrorKind::Interrupted, "the driver has ended");
-        Err(Unwritten::Unanswered(error))
-    };
-    answer.await.unwrap_or_else(|_| ended()).map_err(|why| match why {
-        Unwritten::NotHeld => lost(),
-        Unwritten::NotCurrent(place) => held.get(place).unwrap_or(&held[0]).gone(),
-        Unwritten::Apart => unsupported("other leases of the guard are on another server"),
-        Unwritten::Failed(said) => Error::Failed { key: key(), said },
-        Unwritten::NotDone(source) if is_unsupported(&source) => {
-            unsupported("its store keeps leases only, and what is written under a lease needs Redis")
+    if node.servers.at_once().is_some() {
+        return Err(unsupported(keeps_leases_only));
+    }
+    if node.servers.of_all(held.iter().map(|held| &held.name)).is_none() {
+        return Err(unsupported("other leases of the guard are on another server"));
+    }
+    let begun = node.begin_write(held.iter().map(|held| (&held.name, held.ticket)));
+    let (leases, shortest) = begun.ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
+    let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
+    match Call::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
+        Ok(WriteAnswer::Done(reply)) => Ok(*reply),
+        Ok(WriteAnswer::Failed(said)) => Err(Error::Failed { key: key(), said }),
+        Ok(WriteAnswer::NotCurrent(places)) => {
+            let place = places.first().and_then(|place| held.get(*place));
+            Err(place.unwrap_or(&held[0]).gone())
         }
-        Unwritten::NotDone(source) => Error::Store { key: key(), source },
-        Unwritten::Unanswered(source) => Error::Unanswered { key: key(), source },
-    })
+        Err(Error::Store { source, .. }) if is_unsupported(&source) => Err(unsupported(keeps_leases_only)),
+        // Nothing was done, and nothing can be done any more.
+        Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
+        Err(error) => Err(error),
+    }
 }
 
 fn keys(held: &[Arc<Held>]) -> Vec<&Key> {

@@ -5,6 +5,8 @@
 
 use std::fmt::Debug;
 
+use strum::VariantArray;
+
 /// Says which mistake is planted.
 pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
     /// Whether it is this one.
@@ -23,7 +25,7 @@ impl Plant for Sound {
 }
 
 /// A mistake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum Flaw {
     // Of the key machine.
     /// The deadline counts from the answer.
@@ -79,6 +81,8 @@ pub enum Flaw {
     AnswerToAnotherCall,
     /// A watch is lost with its connection.
     WatchLostWithConnection,
+    /// An answer is not given to a caller that came after the sender read its clock. Its call is sent again.
+    SenderClockBelieved,
 
     // Of the ledger.
     /// A hand-off keeps the old grant number.
@@ -183,5 +187,5 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: &[Flaw] = <Flaw as strum::VariantArray>::VARIANTS;
+    pub const ALL: &[Flaw] = Flaw::VARIANTS;
 }

@@ -153,8 +153,8 @@ impl Verb {
     }
 }
 
-/// What a store answers to one request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a store answers to one request, or to an action.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
     Granted(GrantNumber),
@@ -202,6 +202,8 @@ pub enum Reply {
     Late,
     /// This claim neither owns nor waits.
     Gone,
+    /// The answer to a write under leases.
+    Written(WriteAnswer),
     /// Left.
     Done,
     /// There was nothing to leave.
@@ -221,6 +223,24 @@ impl Reply {
             _ => None,
         }
     }
+}
+
+/// What commands or a script answered.
+#[cfg(feature = "redis")]
+pub type WriteReply = ::redis::Value;
+/// What commands or a script answered. Without Redis there are none.
+#[cfg(not(feature = "redis"))]
+pub type WriteReply = ();
+
+/// What a store answers to a write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WriteAnswer {
+    /// It was done while all its leases were current.
+    Done(Box<WriteReply>),
+    /// The leases at these places are not current. Nothing was done.
+    NotCurrent(Vec<usize>),
+    /// It failed, in the server's words. What was written before that stands.
+    Failed(String),
 }
 
 /// How the requests of a batch stand to each other.
@@ -259,12 +279,22 @@ impl Batch {
 }
 
 /// The answer to a batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BatchReply {
     /// The server's clock when it executed the batch, in microseconds; 0 when it did not look.
     pub time: u64,
     /// One reply per request, in order.
     pub replies: Vec<Reply>,
+}
+
+impl BatchReply {
+    /// The answer to an action, which names no time.
+    pub(crate) fn of_action(reply: Reply) -> Self {
+        BatchReply {
+            time: 0,
+            replies: vec![reply],
+        }
+    }
 }
 
 /// A grant that was pushed to a waiting node. It repeats what the claim said of itself.

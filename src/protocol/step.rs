@@ -14,12 +14,15 @@
 
 use std::time::Duration;
 
+use strum::{EnumCount, EnumTryAs};
+
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, GrantNumber, Holder, JobReport, LatchReport, LeaderReport,
-    LeaseTimes, Mode, Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered,
+    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
+    Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered, WriteAnswer,
 };
 use crate::protocol::time::Instant;
+use crate::protocol::write::{Action, Precondition};
 
 /// One caller: waiting, then holding. Unique in a shard, and older callers have smaller ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,6 +148,9 @@ pub enum Input {
     Lock(Ticket, LockOptions),
     /// A caller wants an answer and no lease: [`Effect::Answered`]. Sent once per ticket.
     Call(Ticket, CallOptions),
+    /// A caller has something done in a call of its own, which is sent once: [`Effect::Answered`]. A quarter of the duration is its
+    /// time. Sent once per ticket.
+    Act(Ticket, Duration, Action),
     /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
     Cancel(Ticket),
     /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
@@ -159,8 +165,9 @@ pub enum Input {
     Adopt(Ticket, LockOptions, Holder),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
-    /// The store did not do a write because this claim has no lease under this grant: the lease is over.
-    Refuted(Holder, GrantNumber),
+    /// A write under this lease was answered, or is never sent. `true`: the store did not do it, as the claim has no lease under
+    /// this grant: the lease is over.
+    WriteEnded(Precondition, bool),
     /// A holder gives it back and waits for [`Effect::Released`].
     Release(Ticket),
     /// The same, and the tick was run to its end, and whether it went well.
@@ -202,6 +209,10 @@ pub enum Input {
 pub enum Effect {
     /// Send this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
     Send(Outgoing),
+    /// Send this action, once. Its [`Tag`] comes back as that of a request does.
+    Act(OutgoingAction),
+    /// Tell the key machine of the lease [that the write has ended](Input::WriteEnded).
+    WriteEnded(Precondition, bool),
     /// The caller holds the lock now.
     Granted(Ticket, Fence),
     /// The answer to a call.
@@ -235,8 +246,23 @@ pub struct Outgoing {
     pub called: Instant,
 }
 
+/// An action on its way. It is sent once.
+#[derive(Debug, Clone)]
+pub struct OutgoingAction {
+    /// Comes back with the answer.
+    pub tag: Tag,
+    /// What it is about; the first lease of a write.
+    pub name: Name,
+    /// A quarter of this is its time.
+    pub lease: Duration,
+    /// When it was called for. Its time begins then, and not when it is sent.
+    pub called: Instant,
+    /// What is to be done.
+    pub action: Action,
+}
+
 /// What a request is for. It decides what goes first: what comes first here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount)]
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
@@ -251,9 +277,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All of them, the most urgent first.
-    pub(crate) const ALL: &[Class] = <Class as strum::VariantArray>::VARIANTS;
-
     /// The class of a call.
     pub(crate) fn of_call(question: Question) -> Class {
         match question.of() {
@@ -289,6 +312,8 @@ pub enum AcquireError {
     NodeFull,
     /// The store did not do it.
     Store(StoreError),
+    /// The action may have been done, and may still be.
+    Unanswered(StoreError),
     /// The tick may not run now, or never.
     Tick(TickRefusal),
     /// The node is closing.
@@ -300,7 +325,7 @@ pub enum AcquireError {
 }
 
 /// The answer to a call.
-#[derive(Debug, Clone, strum::EnumTryAs)]
+#[derive(Debug, Clone, EnumTryAs)]
 pub enum Answer {
     /// What the store knows of a job.
     Report(Box<JobReport>),
@@ -312,22 +337,22 @@ pub enum Answer {
     Latch(LatchReport),
     /// The leader, if there is one.
     Leader(Option<LeaderReport>),
+    /// What became of a write.
+    Written(WriteAnswer),
 }
 
 impl Answer {
-    /// The answer that a reply to `question` is, if it is one.
-    pub(crate) fn from_reply(question: Question, reply: Reply) -> Option<Answer> {
+    /// Returns the answer that a reply is, if it is one. `repeats`: an earlier request may have been executed.
+    pub(crate) fn from_reply(reply: Reply, repeats: bool) -> Option<Answer> {
         match reply {
             Reply::Report(report) => Some(Answer::Report(report)),
             Reply::InUse(permits) => Some(Answer::InUse(permits)),
             Reply::Latch(report) => Some(Answer::Latch(report)),
             Reply::Leader(report) => Some(Answer::Leader(report)),
             Reply::Done => Some(Answer::Owned(true)),
+            Reply::Written(answer) => Some(Answer::Written(answer)),
             // "Not there" may be the work of the first request.
-            Reply::NotThere => Some(Answer::Owned(matches!(
-                question,
-                Question::Release { repeats: true, .. }
-            ))),
+            Reply::NotThere => Some(Answer::Owned(repeats)),
             Reply::Gone => Some(Answer::Owned(false)),
             // No store gives another one to a call, unless it is late.
             _ => None,

@@ -1,12 +1,17 @@
-//! Writes of users' data that are done only while a lease is current: what is sent, and what it is checked against.
+//! Actions: what a store does in a call of its own, once. Most of them write data of users while a lease is current.
 
 use std::sync::Arc;
 
 use crate::protocol::message::{GrantNumber, Holder, Mode, Name};
 
-/// A write that was asked for. Never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WriteId(pub u64);
+/// What is done in a call of its own.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Write this, if its leases are current.
+    Write(Arc<GuardedWrite>),
+    /// Remove what is known of a job, unless a claim runs it or waits for it.
+    ForgetJob,
+}
 
 /// A lease that must be current when the store does the write.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::ledger::{Forgotten, Ledger};
+use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
+use crate::protocol::write::Action;
 use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
@@ -110,10 +111,6 @@ impl Store for MemoryStore {
         Box::pin(ready(Err(needs_no("connection"))))
     }
 
-    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        Box::pin(ready(Ok(self.lock().ledger.forget_job(name, now_us()))))
-    }
-
     fn inbox(&self, _: ServerId, _: NodeId, _: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
         Box::pin(ready(Err(needs_no("subscription"))))
     }
@@ -144,6 +141,10 @@ impl AtOnce for MemoryStore {
             }
         }
         reply
+    }
+
+    fn act(&self, name: &Name, action: &Action) -> Reply {
+        self.lock().ledger.act(name, action, now_us())
     }
 
     fn time(&self) -> u64 {

@@ -9,10 +9,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::error::{StoreError, StoreRefusal};
-use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, InboxEvent, Name, NodeId, Reply};
-use crate::protocol::write::GuardedWrite;
+use crate::error::StoreError;
+use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::write::Action;
 
 pub mod memory;
 #[cfg(feature = "redis")]
@@ -79,16 +78,15 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         node: NodeId,
         sink: Sink,
     ) -> BoxFuture<'static, Result<Inbox, StoreError>>;
-
-    /// Removes what is known of a job, unless somebody runs it or stands by for it, on the runtime that this is called
-    /// on and with a deadline. No request of the protocol: who asks is no claim.
-    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>>;
 }
 
 /// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.
 pub trait AtOnce {
     /// Applies a batch. Grants for others are pushed to their inboxes. `replies` is empty and has room for them.
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply;
+
+    /// Does an action about `name`.
+    fn act(&self, name: &Name, action: &Action) -> Reply;
 
     /// The store's clock in microseconds.
     fn time(&self) -> u64;
@@ -103,14 +101,9 @@ pub trait Link: Debug + Send + Sync + 'static {
     /// polls. Dropping the future does not undo what was sent.
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>>;
 
-    /// Sends the write and waits for its answer, without a deadline. It is sent once: again only where the server said that
-    /// it did not do it. Dropping the future does not undo what was sent.
-    fn write(&self, _: GuardedWrite) -> BoxFuture<'static, Result<WriteAnswer, Failure>> {
-        Box::pin(std::future::ready(Err(Failure {
-            executed: Executed::No,
-            error: StoreError::refused(StoreRefusal::Unsupported),
-        })))
-    }
+    /// Sends an action about `name` and waits for its answer, without a deadline. It is sent once: again only where the server
+    /// said that it did not do it. Dropping the future does not undo what was sent.
+    fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>>;
 
     /// The server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
@@ -124,24 +117,6 @@ pub trait Link: Debug + Send + Sync + 'static {
     fn warnings(&self) -> &[String] {
         &[]
     }
-}
-
-/// What commands or a script answered.
-#[cfg(feature = "redis")]
-pub type WriteReply = ::redis::Value;
-/// What commands or a script answered. Without Redis there are none.
-#[cfg(not(feature = "redis"))]
-pub type WriteReply = std::convert::Infallible;
-
-/// What a store answers to a write.
-#[derive(Debug)]
-pub enum WriteAnswer {
-    /// It was done while all its leases were current.
-    Done(WriteReply),
-    /// The leases at these places are not current. Nothing was done.
-    NotCurrent(Vec<usize>),
-    /// It failed, in the server's words. What was written before that stands.
-    Failed(String),
 }
 
 /// An inbox that is open. Dropping it closes it.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::ready;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, watch};
@@ -10,8 +9,11 @@ use tokio::sync::{mpsc, watch};
 use crate::driver::process::{Process, World};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::ledger::{Forgotten, Ledger};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, InboxEvent, Kind, Name, NodeId, Verb};
+use crate::protocol::ledger::Ledger;
+use crate::protocol::message::{
+    Batch, BatchReply, Executed, Failure, InboxEvent, Kind, Name, NodeId, Reply, Verb,
+};
+use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Store, sealed};
 
 /// What plays the Redis of a [`Simulation`](crate::testing::Simulation). It answers at once, and does what a test says:
@@ -195,16 +197,6 @@ impl Store for Reached {
         })
     }
 
-    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        let forgotten = match self.clone().open() {
-            Ok(_) => Ok(lock(&self.store.server)
-                .ledger
-                .forget_job(name, self.store.now_us())),
-            Err(error) => Err(error),
-        };
-        Box::pin(ready(forgotten))
-    }
-
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
         let reached = self.clone();
         Box::pin(async move {
@@ -285,22 +277,30 @@ impl Open {
     fn is_broken(&self) -> bool {
         *self.to.store.state.borrow() != self.state
     }
+
+    async fn reach<T>(self, ask: impl FnOnce(&SimulatedStore) -> T) -> Result<T, Failure> {
+        // What a dead process has not sent it never sends, and a stopped one later.
+        self.to.process.goes().await;
+        if self.is_broken() {
+            return Err(Failure {
+                executed: Executed::No,
+                error: away(),
+            });
+        }
+        Ok(ask(&self.to.store))
+    }
 }
 
 impl Link for Open {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
-        let open = self.clone();
-        Box::pin(async move {
-            // What a dead process has not sent it never sends, and a stopped one later.
-            open.to.process.goes().await;
-            if open.is_broken() {
-                return Err(Failure {
-                    executed: Executed::No,
-                    error: away(),
-                });
-            }
-            Ok(open.to.store.apply(&batch))
-        })
+        Box::pin(self.clone().reach(move |store| store.apply(&batch)))
+    }
+
+    fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>> {
+        Box::pin(self.clone().reach(move |store| {
+            let now_us = store.now_us();
+            lock(&store.server).ledger.act(&name, &action, now_us)
+        }))
     }
 
     fn time(&self) -> u64 {

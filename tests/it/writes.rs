@@ -1,13 +1,17 @@
 //! Writes under a lease: what a store without data says, and whose lease is not handed on.
 
+use std::time::Duration;
+
 use tenure::Fence;
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{ClaimNumber, GrantNumber, Holder, Mode, Reply, Unanswered, Verb};
+use tenure::protocol::message::{
+    ClaimNumber, GrantNumber, Holder, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
+};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
-use tenure::protocol::step::{Effect, Input, LockOptions, Rules, Ticket};
+use tenure::protocol::step::{Effect, Input, LockOptions, OutgoingAction, Rules, Tag, Ticket};
 use tenure::protocol::time::Instant;
-use tenure::protocol::write::WriteId;
+use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 use tenure::testing::timed_out;
 
 use crate::help::ms;
@@ -82,49 +86,54 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
     (machine, holder, next)
 }
 
-fn begin_write(machine: &mut Machine, of: Ticket) -> bool {
+/// What the write is checked against, if the caller holds.
+fn begin_write(machine: &mut Machine, of: Ticket) -> Option<Precondition> {
     let (now, name) = (machine.now, machine.name.clone());
-    let begun = machine.shard.begin_write(now, &name, of);
-    if let Some((precondition, lease)) = &begun {
-        assert_eq!(precondition.number, GrantNumber(7));
-        assert_eq!(
-            Some(precondition.holder),
-            machine.shard.holding(now, &name, of).map(|held| held.claim)
-        );
-        assert_eq!(*lease, ms(1_000));
-    }
-    begun.is_some()
+    let (precondition, lease) = machine.shard.begin_write(now, &name, of)?;
+    assert_eq!(precondition.number, GrantNumber(7));
+    assert_eq!(
+        Some(precondition.holder),
+        machine.shard.holding(now, &name, of).map(|held| held.claim)
+    );
+    assert_eq!(lease, ms(1_000));
+    Some(precondition)
 }
 
-fn end_write(machine: &mut Machine, of: Ticket) {
-    let name = machine.name.clone();
-    machine.shard.end_write(&name, of);
+fn end_write(machine: &mut Machine, write: &Precondition) {
+    machine.tell(Input::WriteEnded(write.clone(), false));
+}
+
+/// The store has no lease of this claim under this grant.
+fn refuse_write(machine: &mut Machine, holder: Holder, number: u64) {
+    let write = Precondition {
+        name: machine.name.clone(),
+        holder,
+        mode: Mode::Exclusive,
+        number: GrantNumber(number),
+    };
+    machine.tell(Input::WriteEnded(write, true));
 }
 
 #[test]
 fn a_lease_with_a_write_under_way_is_not_handed_on() {
     let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
-    assert!(begin_write(&mut machine, holder) && begin_write(&mut machine, holder));
+    let [_, write] = [(); 2].map(|()| begin_write(&mut machine, holder).unwrap());
     // Of two one is answered.
-    end_write(&mut machine, holder);
+    end_write(&mut machine, &write);
     machine.tell(Input::Release(holder));
     assert!(!machine.is_granted(next));
     assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
     machine.answer(Reply::Granted(GrantNumber(8)));
     assert!(machine.holds(next));
     // What is told of it later is nothing to the next one's writes.
-    end_write(&mut machine, holder);
+    end_write(&mut machine, &write);
 }
 
 #[test]
 fn a_lease_whose_writes_are_answered_is_handed_on() {
     let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
-    for _ in 0..2 {
-        assert!(begin_write(&mut machine, holder));
-    }
-    for _ in 0..2 {
-        end_write(&mut machine, holder);
-    }
+    let writes = [(); 2].map(|()| begin_write(&mut machine, holder).unwrap());
+    writes.iter().for_each(|write| end_write(&mut machine, write));
     let sends = machine.sends();
     machine.tell(Input::Release(holder));
     assert!(machine.is_granted(next) && machine.holds(next));
@@ -143,7 +152,7 @@ fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
     machine.tell(Input::Cancel(writer));
     let second = machine.enter(reads);
     assert!(machine.is_granted(second));
-    assert!(begin_write(&mut machine, first));
+    assert!(begin_write(&mut machine, first).is_some());
     machine.tell(Input::Release(first));
     let third = machine.enter(reads);
     assert!(!machine.is_granted(third), "it came after who wrote");
@@ -154,12 +163,12 @@ fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
 #[test]
 fn whose_lease_is_over_writes_nothing() {
     let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
-    assert!(!begin_write(&mut machine, next), "it waits");
+    assert!(begin_write(&mut machine, next).is_none(), "it waits");
     machine.later(ms(999));
-    assert!(begin_write(&mut machine, holder));
+    assert!(begin_write(&mut machine, holder).is_some());
     // No timer fired.
     machine.later(ms(1));
-    assert!(!begin_write(&mut machine, holder));
+    assert!(begin_write(&mut machine, holder).is_none());
     let claim = machine.holding(holder).map(|of| of.claim.claim);
     assert_eq!(claim, Some(ClaimNumber(1)), "it is still to be told");
 }
@@ -180,7 +189,7 @@ fn a_refused_write_ends_the_holding_at_once() {
         let holder = machine.enter(wanted);
         machine.answer(Reply::Granted(GrantNumber(7)));
         assert!(machine.take_up(holder));
-        assert!(begin_write(&mut machine, holder));
+        let write = begin_write(&mut machine, holder).unwrap();
         // A renewal is under way, and its answer comes late.
         let sends = machine.sends() + usize::from(!fixed);
         if !fixed {
@@ -188,9 +197,9 @@ fn a_refused_write_ends_the_holding_at_once() {
         }
         let (asked, renewal) = (machine.now, machine.sent());
         let of = machine.holding(holder).unwrap().claim;
-        machine.tell(Input::Refuted(of, GrantNumber(7)));
+        refuse_write(&mut machine, of, 7);
         assert!(is_lost(&machine, holder));
-        end_write(&mut machine, holder);
+        end_write(&mut machine, &write);
         if !fixed {
             machine.answer_to(&renewal, asked, Reply::Granted(GrantNumber(7)));
         }
@@ -217,7 +226,7 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
     // The one that wrote has gone.
     machine.tell(Input::Release(first));
     assert!(machine.holds(second));
-    machine.tell(Input::Refuted(of, GrantNumber(7)));
+    refuse_write(&mut machine, of, 7);
     assert!(is_lost(&machine, second));
 }
 
@@ -227,26 +236,33 @@ fn a_refused_write_ends_no_other_holding() {
     let mut machine = Machine::new(Rules::default());
     let writer = machine.holder(1_000);
     let of = machine.holding(writer).unwrap().claim;
-    machine.tell(Input::Refuted(of, GrantNumber(6)));
+    refuse_write(&mut machine, of, 6);
     let foreign = Holder {
         nonce: !of.nonce,
         ..of
     };
-    machine.tell(Input::Refuted(foreign, GrantNumber(7)));
+    refuse_write(&mut machine, foreign, 7);
     assert!(machine.holds(writer));
     // It becomes a reader before the answer comes.
     let reader = machine.shard.issue();
     machine.tell(Input::Downgrade(writer, reader));
-    machine.tell(Input::Refuted(of, GrantNumber(7)));
+    refuse_write(&mut machine, of, 7);
     machine.answer(Reply::Granted(GrantNumber(8)));
-    machine.tell(Input::Refuted(of, GrantNumber(7)));
-    machine.tell(Input::Refuted(of, GrantNumber(8)));
+    refuse_write(&mut machine, of, 7);
+    refuse_write(&mut machine, of, 8);
     assert!(machine.holds(reader) && !is_lost(&machine, reader));
 }
 
 // The session.
 
-const TIMEOUT: std::time::Duration = ms(2_000);
+const TIMEOUT: Duration = ms(2_000);
+
+fn tag(number: u64) -> Tag {
+    Tag {
+        claim: ClaimNumber(number),
+        seq: 1,
+    }
+}
 
 struct Bench {
     session: Session,
@@ -258,7 +274,7 @@ impl Bench {
     /// With a connection.
     fn connected() -> (Bench, Attempt) {
         let mut bench = Bench::new();
-        bench.tell(SessionInput::Write(WriteId(0), ms(10_000)));
+        bench.write(0, ms(10_000));
         let attempt = bench.connects();
         let time = 1_700_000_000_000_000;
         bench.tell(SessionInput::Connected { attempt, time });
@@ -307,6 +323,26 @@ impl Bench {
         }
     }
 
+    /// Leaves a write under a lease of this length.
+    fn write(&mut self, number: u64, lease: Duration) {
+        let write = GuardedWrite {
+            leases: [].into(),
+            body: WriteBody::Script {
+                text: String::new(),
+                keys: Vec::new(),
+                args: Vec::new(),
+            },
+        };
+        self.session.queue_action(OutgoingAction {
+            tag: tag(number),
+            name: Name::lock(number.to_string().into()),
+            lease,
+            called: self.now,
+            action: Action::Write(write.into()),
+        });
+        self.step();
+    }
+
     /// Until what is due next.
     fn passes(&mut self) {
         self.now = self.session.next_due().expect("something is due").max(self.now);
@@ -316,7 +352,7 @@ impl Bench {
     fn answer(&mut self, batch: BatchId) {
         let reply = Ok(tenure::protocol::message::BatchReply {
             time: 0,
-            replies: Vec::new(),
+            replies: vec![Reply::Written(WriteAnswer::Done(Box::default()))],
         });
         self.tell(SessionInput::Replied { batch, reply });
     }
@@ -324,7 +360,7 @@ impl Bench {
     /// What was sent, and as what.
     fn sent(&self) -> Vec<(u64, BatchId)> {
         let sent = self.effects.iter().filter_map(|effect| match effect {
-            SessionEffect::Write { id, write, .. } => Some((write.0, *id)),
+            SessionEffect::Act { id, name, .. } => Some((name.key.to_string().parse().unwrap(), *id)),
             _ => None,
         });
         sent.collect()
@@ -332,7 +368,7 @@ impl Bench {
 
     fn failed(&self) -> Vec<(u64, Unanswered)> {
         let failed = self.effects.iter().filter_map(|effect| match effect {
-            SessionEffect::WriteFailed(write, why, _) => Some((write.0, *why)),
+            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim.0, *why)),
             _ => None,
         });
         failed.collect()
@@ -343,8 +379,8 @@ impl Bench {
 fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
     let (mut bench, attempt) = Bench::connected();
     let start = bench.now;
-    bench.tell(SessionInput::Write(WriteId(1), ms(1_000)));
-    bench.tell(SessionInput::Write(WriteId(2), ms(60_000)));
+    bench.write(1, ms(1_000));
+    bench.write(2, ms(60_000));
     let sent = bench.sent();
     assert_eq!(sent.iter().map(|(write, _)| *write).collect::<Vec<_>>(), [1, 2]);
     assert!(!bench.session.is_idle());
@@ -370,11 +406,11 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
 #[test]
 fn a_write_that_finds_no_connection_is_not_sent_later() {
     let mut bench = Bench::new();
-    bench.tell(SessionInput::Write(WriteId(1), ms(1_000)));
+    bench.write(1, ms(1_000));
     let attempt = bench.connects();
     bench.passes();
     assert_eq!(bench.failed(), [(1, Unanswered::No)], "its time is over");
-    bench.tell(SessionInput::Write(WriteId(2), ms(1_000)));
+    bench.write(2, ms(1_000));
     let error = timed_out();
     bench.tell(SessionInput::ConnectFailed { attempt, error });
     assert_eq!(bench.failed().len(), 2);
@@ -386,7 +422,7 @@ fn a_write_that_finds_no_connection_is_not_sent_later() {
 fn many_writes_leave_room_for_renewals() {
     let (mut bench, _) = Bench::connected();
     for write in 1..=40 {
-        bench.tell(SessionInput::Write(WriteId(write), ms(10_000)));
+        bench.write(write, ms(10_000));
     }
     assert_eq!(bench.sent().len(), 16);
     // A sign of life is a batch as a renewal is.

@@ -717,7 +717,7 @@ async fn a_tick_sends_as_many_commands_as_before() {
             ("tick: last_success", 1, 4),
             ("tick: finished", 1, 7),
             ("reset_job", 1, 6),
-            ("forget_job", 1, 6),
+            ("forget_job", 1, 5),
         ],
     );
 

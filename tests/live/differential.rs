@@ -712,6 +712,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Report(_) => "Report",
         Reply::Latch(_) | Reply::Watching(_) => "of a latch",
         Reply::Leader(_) => "of an election",
+        Reply::Written(_) => "of a write",
         Reply::Refused(_) => "Refused",
     }
 }

@@ -1,47 +1,52 @@
 //! The calls of one key, as long as a caller of this process waits for an answer.
 
 use crate::error::StoreError;
-use crate::protocol::call::pending::{Caller, PendingCall};
+use crate::protocol::call::pending::{Caller, PendingAction, PendingCall};
 use crate::protocol::failing::{Failing, LONGEST_RETRY};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::message::{Checkpoint, Reply, Request, Turn, Verb};
+use crate::protocol::message::{Checkpoint, Question, Reply, Request, Turn, Verb};
 use crate::protocol::step::{
-    AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
+    AcquireError, Answer, CallOptions, Class, Effect, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
 /// A timer that never fires, for planted mistakes.
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
+/// What a request was for.
+pub(crate) enum Asked {
+    /// A call, at this place.
+    Call(usize),
+    /// An action, which is sent once.
+    Action(PendingAction),
+}
+
 /// The calls of one key.
 #[derive(Debug, Default)]
 pub(crate) struct Calls<P> {
     pub(crate) plant: P,
     pub(crate) pending: Vec<PendingCall>,
+    /// Those that are sent once.
+    pub(crate) actions: Vec<PendingAction>,
     /// Callers whose last call failed, and until when they ask nothing.
     resting: Vec<(Instant, Ticket, CallOptions)>,
     /// When the store last said that there is no news.
     pub(crate) watched: Option<Instant>,
     /// What kept requests from being answered since the last answer.
     pub(crate) error: Option<StoreError>,
-    /// What its shard tells it apart by.
-    pub(crate) number: u64,
-    /// The timer that the shard keeps for it.
-    pub(crate) due: Option<Instant>,
 }
 
 impl<P: Plant> Calls<P> {
-    pub(crate) fn new(plant: P, number: u64) -> Self {
+    pub(crate) fn new(plant: P) -> Self {
         Calls {
             plant,
-            number,
             ..Calls::default()
         }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.resting.is_empty()
+        self.pending.is_empty() && self.resting.is_empty() && self.actions.is_empty()
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
@@ -55,35 +60,9 @@ impl<P: Plant> Calls<P> {
         self.watched.is_some_and(|at| at >= since) && self.error.is_none()
     }
 
-    /// Takes in what happened to the key. Returns an input that is not about its calls.
-    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
-        let asked = match &input {
-            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.asked_by(*tag),
-            _ => None,
-        };
-        match (input, asked) {
-            (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
-            (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
-            (Input::Changed, _) => self.changed(),
-            (Input::Answered { sent, reply, .. }, Some(at)) => self.answered(cx, at, sent, reply),
-            (
-                Input::Failed {
-                    why,
-                    heard,
-                    away,
-                    error,
-                    ..
-                },
-                Some(at),
-            ) => self.failed(cx, at, Failing::new(why, heard, away, error)),
-            (input, _) => return Some(input),
-        }
-        None
-    }
-
     // What callers do.
 
-    fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
+    pub(crate) fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
             let until = cx.now + cx.source.jittered(ms(options.term.lease_ms) / 3);
             self.resting.push((until, ticket, options));
@@ -109,13 +88,16 @@ impl<P: Plant> Calls<P> {
 
     /// The caller's future was dropped. An answer means nothing then, and nothing is left behind in the store. Returns whether
     /// there was a call of it.
-    fn cancel(&mut self, ticket: Ticket) -> bool {
+    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
         let mut pending = self.pending.iter_mut();
         let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
-        pending.any(|call| call.callers.remove(&ticket).is_some()) || resting.next().is_some()
+        let mut actions = self.actions.iter_mut();
+        pending.any(|call| call.callers.remove(&ticket).is_some())
+            || resting.next().is_some()
+            || actions.any(|action| action.caller.take_if(|caller| *caller == ticket).is_some())
     }
 
-    /// Gives up all of them.
+    /// Gives up all of them, except what is sent once: its caller is told what became of it.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         let resting = std::mem::take(&mut self.resting).into_iter();
         let resting = resting.map(|(_, ticket, _)| ticket);
@@ -196,42 +178,65 @@ impl<P: Plant> Calls<P> {
 
     // What the store says.
 
-    /// The call whose request in flight this is.
-    fn asked_by(&self, tag: Tag) -> Option<usize> {
+    /// Returns what the request in flight is for, if it is for one of these.
+    pub(crate) fn asked_by(&mut self, tag: Tag) -> Option<Asked> {
         let is_its = |call: &PendingCall| call.is_asking && call.id.is_some_and(|id| id.claim == tag.claim);
-        self.pending.iter().position(is_its)
+        let call = self.pending.iter().position(is_its).map(Asked::Call);
+        call.or_else(|| self.take_action(tag).map(Asked::Action))
     }
 
     /// A request that was sent at `sent` is answered.
-    fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
+    pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, asked: Asked, sent: Instant, reply: Reply) {
+        match asked {
+            Asked::Call(at) => self.call_answered(cx, at, sent, reply),
+            Asked::Action(action) => action.answered(cx, reply),
+        }
+    }
+
+    /// A request came to nothing.
+    pub(crate) fn failed(&mut self, cx: &mut StepContext<'_>, asked: Asked, failing: Failing) {
+        match asked {
+            Asked::Call(at) => self.call_failed(cx, at, failing),
+            Asked::Action(action) => action.failed(cx, failing),
+        }
+    }
+
+    fn call_answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
         if self.plant.planted(Flaw::AnswerToAnotherCall) {
             let first = self.pending.iter().position(|call| call.is_asking);
             at = first.unwrap_or(at);
         }
         if let Reply::Refused(refusal) = reply {
             let failing = Failing::of_answer(self.watched, StoreError::refused(refusal));
-            return self.failed(cx, at, failing);
+            return self.call_failed(cx, at, failing);
         }
         self.error = None;
-        let takes_all = self.plant.planted(Flaw::OldLookBelieved);
+        let (takes_all, takes_one) = (
+            self.plant.planted(Flaw::OldLookBelieved),
+            !self.plant.planted(Flaw::SenderClockBelieved),
+        );
         let call = &mut self.pending[at];
         if let Reply::Watching(version) = reply {
             (call.is_asking, call.failures, call.retries) = (false, 0, false);
             return self.nothing_new(cx, at, version, sent);
         }
-        let Some(answer) = Answer::from_reply(call.options.question, reply) else {
+        let repeats = matches!(call.options.question, Question::Release { repeats: true, .. });
+        let Some(answer) = Answer::from_reply(reply, repeats) else {
             let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
-            return self.failed(cx, at, failing);
+            return self.call_failed(cx, at, failing);
         };
         (call.is_asking, call.failures, call.retries) = (false, 0, false);
-        let told = call.take_callers(sent, takes_all).into_keys();
+        // A watch may have gained callers since the request was sent. Any other call has one caller, and its request was sent for
+        // that, even if the sender read its clock before the caller came.
+        let is_for_all = takes_all || takes_one && !call.is_watch();
+        let told = call.take_callers(sent, is_for_all).into_keys();
         call.look_now();
         cx.effects
             .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
 
-    /// A request came to nothing. The callers that may still be answered in time have it asked again, the first time at once.
-    fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
+    /// The callers that may still be answered in time have it asked again, the first time at once.
+    fn call_failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
         let now = cx.now;
         self.error = Some(failing.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::failing::Patience;
-use crate::protocol::message::{Holder, LeaseTimes};
+use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes};
 use crate::protocol::step::{CallOptions, Ticket, ms};
 use crate::protocol::time::Instant;
+use crate::protocol::write::Action;
 
 /// A caller that waits for an answer.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +41,15 @@ pub(crate) struct PendingCall {
     pub(crate) failures: u32,
     /// Why the first of the unanswered requests under this id has no answer.
     pub(crate) unanswered: Option<Box<StoreError>>,
+}
+
+/// An action that was left with the session.
+#[derive(Debug)]
+pub(crate) struct PendingAction {
+    pub(crate) number: ClaimNumber,
+    /// Its caller, until that gives up.
+    pub(crate) caller: Option<Ticket>,
+    pub(crate) action: Action,
 }
 
 impl PendingCall {
@@ -86,11 +96,9 @@ impl PendingCall {
         ms(self.term().lease_ms)
     }
 
-    /// Takes the callers that the answer to a request is for. A watch may have gained callers since that was sent, at `sent`. Any
-    /// other call has one caller, and its request was sent for that, even if the sender read its clock before the caller came.
+    /// Takes the callers that the answer to a request is for: those that came before the request was sent, at `sent`, or all.
     pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, Caller> {
         let callers = std::mem::take(&mut self.callers).into_iter();
-        let takes_all = takes_all || !self.is_watch();
         let came_after = |(_, caller): &(Ticket, Caller)| caller.entered > sent && !takes_all;
         let (later, told) = callers.partition(came_after);
         self.callers = later;

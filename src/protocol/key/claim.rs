@@ -67,6 +67,14 @@ pub(crate) enum Origin {
     Pass(Box<Pass>),
 }
 
+impl Origin {
+    /// What the holder held as a writer, if it is to become a reader.
+    pub(crate) fn held_to_write(&self, mode: Mode) -> Option<&Held> {
+        let Origin::Pass(pass) = self else { return None };
+        pass.ours.as_ref().filter(|old| old.mode != mode)?.held()
+    }
+}
+
 /// A lease that is taken over from its owner.
 #[derive(Debug)]
 pub(crate) struct Pass {
@@ -363,12 +371,6 @@ impl Claim {
             Phase::Held(held) => Some(held),
             _ => None,
         }
-    }
-
-    /// What the holder held as a writer, while it is to become a reader.
-    pub(crate) fn downgrades(&self) -> Option<&Held> {
-        let old = self.pass()?.ours.as_ref();
-        old.filter(|old| old.mode != self.mode)?.held()
     }
 
     pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {

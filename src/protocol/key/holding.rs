@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Local, Phase};
+use crate::protocol::key::claim::{Claimant, Held, Holders, Local, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Holder, Mode, Name};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -32,8 +32,8 @@ impl<P: Plant> KeyState<P> {
         };
         self.taken = Some(cx.now);
         // A writer that became a reader has held it since then. Its `max_hold` does not start again.
-        let before = claim.downgrades().and_then(Held::local).map(|local| local.hold);
-        claim.origin = None;
+        let origin = claim.origin.take();
+        let before = origin.and_then(|origin| Some(origin.held_to_write(mode)?.local()?.hold));
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
@@ -56,8 +56,7 @@ impl<P: Plant> KeyState<P> {
         let mut local = Local::new(cx.now, next.ticket, next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
-            self.readers
-                .add(next.ticket, (number, 0), local.hold, cx.now + lease);
+            self.readers.add(local, number, 0);
             Holders::Readers(1)
         } else {
             Holders::One(local)
@@ -90,11 +89,11 @@ impl<P: Plant> KeyState<P> {
         if now >= deadline {
             return None;
         }
-        if (self.readers.is_empty() || !self.readers.take_up(ticket))
-            && let Phase::Held(held) = &mut self.claims[number].phase
-            && let Holders::One(local) = &mut held.holders
-        {
-            local.unfetched = None;
+        if let Phase::Held(held) = &mut self.claims[number].phase {
+            match &mut held.holders {
+                Holders::One(local) => local.unfetched = None,
+                Holders::Readers(_) => self.readers.take_up(ticket),
+            }
         }
         Some(deadline)
     }
@@ -143,40 +142,43 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A holder is about to write: what that is checked against, and the length of the lease. Until it has
-    /// [ended](Self::end_write) nobody of this process is next under this number.
+    /// A holder is about to write. Counts the write, and returns what it is checked against with the length of the lease; `None` if
+    /// the lease is over. Until the write has [ended](Self::write_ended) the lease is not handed on in this process.
     pub(crate) fn begin_write(
         &mut self,
         name: &Name,
         ticket: Ticket,
         now: Instant,
     ) -> Option<(Precondition, Duration)> {
-        let (claim, held, _) = self.held_by(ticket)?;
-        if now >= held.deadline {
-            return None;
-        }
+        let (claim, held, _) = self.held_by(ticket).filter(|(_, held, _)| now < held.deadline)?;
         let precondition = Precondition {
             name: name.clone(),
             holder: claim.holder,
             mode: claim.mode,
             number: held.number,
         };
-        let (number, lease) = (claim.holder.claim, claim.lease());
+        let lease = claim.lease();
         let is_counted = !self.plant.planted(Flaw::UncountedWrite);
-        self.writes_of(number, |writes| writes + u32::from(is_counted));
+        self.held_as(&precondition)?.writes += u32::from(is_counted);
         Some((precondition, lease))
     }
 
-    /// A write of a holder was answered, or never sent.
-    pub(crate) fn end_write(&mut self, ticket: Ticket) {
-        if let Some(number) = self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
-            self.writes_of(number, |writes| writes.saturating_sub(1));
+    /// A write under this lease was answered, or is never sent. If it was refused, the store has no such lease.
+    pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
+        match self.held_as(lease) {
+            Some(_) if is_refused => self.lose(cx, lease.holder.claim, LostCause::Gone),
+            Some(held) => held.writes = held.writes.saturating_sub(1),
+            None => {}
         }
     }
 
-    fn writes_of(&mut self, number: ClaimNumber, change: impl FnOnce(u32) -> u32) {
-        if let Phase::Held(held) = &mut self.claims[number].phase {
-            held.writes = change(held.writes);
+    /// Returns what is held by the claim of this lease under its grant. A claim whose lease was passed on has another number by now,
+    /// and keeps its lease.
+    pub(crate) fn held_as(&mut self, lease: &Precondition) -> Option<&mut Held> {
+        let claim = self.claims.get_mut(lease.holder.claim);
+        match &mut claim.filter(|claim| claim.holder == lease.holder)?.phase {
+            Phase::Held(held) if held.number == lease.number => Some(held),
+            _ => None,
         }
     }
 
@@ -191,16 +193,6 @@ impl<P: Plant> KeyState<P> {
         match self.claims[number].mode {
             Mode::Exclusive | Mode::Read => self.yield_(cx, number, release),
             Mode::Permits(_) => self.leave(cx, number, release),
-        }
-    }
-
-    /// The store has no lease of this claim under this grant. A claim whose lease was passed on has another number by now, and
-    /// keeps its lease.
-    pub(crate) fn refuted(&mut self, cx: &mut StepContext<'_>, holder: Holder, grant: GrantNumber) {
-        let claim = self.claims.get(holder.claim);
-        let held = claim.filter(|claim| claim.holder == holder).and_then(Claim::held);
-        if held.is_some_and(|held| held.number == grant) {
-            self.lose(cx, holder.claim, LostCause::Gone);
         }
     }
 

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::call::calls::{Asked, Calls};
 use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Held, Holding, Origin, Phase, RequestKind};
+use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimNumber, Holder, Mode, NodeId};
-use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Tag, Ticket};
 use crate::protocol::time::Instant;
 
 /// The state of one key.
@@ -28,6 +29,8 @@ pub(crate) struct KeyState<P> {
     /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
+    /// The calls of the key. Mostly there are none.
+    pub(crate) calls: Option<Box<Calls<P>>>,
     /// When to claim again for those that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
     /// Failures in a row of the line's claims.
@@ -62,6 +65,8 @@ impl<P: Plant> KeyState<P> {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Call(ticket, options) => self.calls().call(cx, ticket, options),
+            Input::Act(ticket, lease, action) => self.calls().act(cx, ticket, lease, action),
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
@@ -69,13 +74,16 @@ impl<P: Plant> KeyState<P> {
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
-            Input::Refuted(holder, grant) => self.refuted(cx, holder, grant),
+            Input::WriteEnded(lease, is_refused) => self.write_ended(cx, &lease, is_refused),
             Input::Answered {
                 tag,
                 sent,
                 time,
                 reply,
-            } => self.answered(cx, tag, (sent, time), reply),
+            } => match self.call_of(tag) {
+                Some((calls, call)) => calls.answered(cx, call, sent, reply),
+                None => self.answered(cx, tag, (sent, time), reply),
+            },
             Input::Failed {
                 tag,
                 why,
@@ -85,13 +93,45 @@ impl<P: Plant> KeyState<P> {
                 error,
             } => {
                 let failing = Failing::new(why, heard, away, error);
-                self.failed(cx, tag, late_after, failing);
+                match self.call_of(tag) {
+                    Some((calls, call)) => calls.failed(cx, call, failing),
+                    None => self.failed(cx, tag, late_after, failing),
+                }
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            // Those are of the calls.
-            Input::Call(..) | Input::Changed => {}
+            Input::Changed => self.step_calls(cx, |calls, _| calls.changed()),
         }
+        self.end_step(cx);
+    }
+
+    /// Sends what the callers that wait here need: claims, and calls.
+    pub(crate) fn end_step(&mut self, cx: &mut StepContext<'_>) {
         self.claim_for_line(cx);
+        if let Some(calls) = &mut self.calls {
+            calls.send_all(cx);
+            self.calls.take_if(|calls| calls.is_idle());
+        }
+    }
+
+    fn calls(&mut self) -> &mut Calls<P> {
+        self.calls.get_or_insert_with(|| Box::new(Calls::new(self.plant)))
+    }
+
+    /// Returns the call that a request was for, if it was for one.
+    fn call_of(&mut self, tag: Tag) -> Option<(&mut Calls<P>, Asked)> {
+        let calls = self.calls.as_mut()?;
+        let asked = calls.asked_by(tag)?;
+        Some((calls, asked))
+    }
+
+    pub(crate) fn step_calls(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        step: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
+    ) {
+        if let Some(calls) = &mut self.calls {
+            step(calls, cx);
+        }
     }
 
     /// As new, when it is idle, with the room that it had, unless that was much.
@@ -109,7 +149,7 @@ impl<P: Plant> KeyState<P> {
 
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty()
+        self.line.is_empty() && self.solos.is_empty() && self.claims.is_empty() && self.calls.is_none()
     }
 
     pub(crate) fn released_too_late(ticket: Ticket) -> Effect {
@@ -124,19 +164,20 @@ impl<P: Plant> KeyState<P> {
         let mut claims = self.claims.iter();
         self.line.is_empty()
             && self.solos.is_empty()
+            && self.calls.is_none()
             && self.reclaim.is_none()
             && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
     }
 
     /// The claim by which a caller holds, with what it holds, and its place among the local holders.
     pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held, u64)> {
-        if let Some(reader) = self.readers.get(ticket) {
-            let claim = self.claims.get(reader.claim)?;
-            return Some((claim, claim.held()?, reader.index));
+        if let Some(claim) = self.claims.of(ticket) {
+            let held = claim.held()?;
+            return Some((claim, held, held.index));
         }
-        let claim = self.claims.of(ticket)?;
-        let held = claim.held()?;
-        Some((claim, held, held.index))
+        let reader = self.readers.get(ticket)?;
+        let claim = self.claims.get(reader.claim)?;
+        Some((claim, claim.held()?, reader.index))
     }
 
     /// Returns what a caller holds, until a step ends it.
@@ -171,7 +212,15 @@ impl<P: Plant> KeyState<P> {
         };
         let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
         // Nor does it hold through an outage.
-        held.is_some_and(|held| now < held.deadline) || was_told && self.error.is_none()
+        held.is_some_and(|held| now < held.deadline)
+            || was_told && self.error.is_none()
+            || self.calls.as_ref().is_some_and(|calls| calls.is_watched(since))
+    }
+
+    /// What kept requests from being answered since the last answer.
+    pub(crate) fn last_error(&self) -> Option<StoreError> {
+        let of_calls = self.calls.as_ref().and_then(|calls| calls.error.clone());
+        of_calls.or_else(|| self.error.clone())
     }
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
@@ -244,14 +293,14 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
+        if self.line.remove(ticket)
+            || self.solos.remove(&ticket).is_some()
+            || self.calls.as_mut().is_some_and(|calls| calls.cancel(ticket))
+        {
             return;
-        }
-        if self.readers.get(ticket).is_some() {
-            return self.part(cx, ticket, None);
         }
         let Some(claim) = self.claims.of(ticket) else {
-            return;
+            return self.part(cx, ticket, None);
         };
         let number = claim.holder.claim;
         if claim.held().is_some() {
@@ -262,23 +311,25 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
-        if self.readers.get(ticket).is_some() {
-            return self.part(cx, ticket, Some(ticket));
-        }
-        match self.held_by(ticket).map(|(claim, ..)| claim.holder.claim) {
-            Some(number) => {
+        let Some((claim, held, _)) = self.held_by(ticket) else {
+            return cx.effects.push(Self::released_too_late(ticket));
+        };
+        let number = claim.holder.claim;
+        match held.holders {
+            Holders::One(_) => {
                 if let Some(tick) = &mut self.claims[number].tick {
                     tick.finished = finished;
                 }
                 self.give_back(cx, number, Some(ticket));
             }
-            None => cx.effects.push(Self::released_too_late(ticket)),
+            Holders::Readers(_) => self.part(cx, ticket, Some(ticket)),
         }
     }
 
     /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
+        self.step_calls(cx, Calls::close);
         let solos = std::mem::take(&mut self.solos);
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));
@@ -300,6 +351,6 @@ impl<P: Plant> KeyState<P> {
                 _ => {}
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 }

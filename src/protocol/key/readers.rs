@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::protocol::key::claim::Hold;
+use crate::protocol::key::claim::Local;
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
@@ -14,15 +14,13 @@ pub(crate) struct Reader {
     pub(crate) claim: ClaimNumber,
     /// Its place among the local holders of the grant.
     pub(crate) index: u64,
-    pub(crate) hold: Hold,
-    /// When it is given back, if its caller has not taken it up by then.
-    unfetched: Option<Instant>,
+    pub(crate) local: Local,
 }
 
 impl Reader {
     /// There is a guard.
     pub(crate) fn is_taken_up(&self) -> bool {
-        self.unfetched.is_none()
+        self.local.unfetched.is_none()
     }
 }
 
@@ -30,43 +28,26 @@ impl Reader {
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     by_ticket: BTreeMap<Ticket, Reader>,
-    unfetched: BTreeSet<(Instant, Ticket)>,
+    /// Who has not taken up what it was granted, and when that is given back.
+    pub(crate) unfetched: BTreeSet<(Instant, Ticket)>,
 }
 
 impl Readers {
-    pub(crate) fn add(
-        &mut self,
-        ticket: Ticket,
-        (claim, index): (ClaimNumber, u64),
-        hold: Hold,
-        unfetched: Instant,
-    ) {
-        let reader = Reader {
-            claim,
-            index,
-            hold,
-            unfetched: Some(unfetched),
-        };
-        self.by_ticket.insert(ticket, reader);
-        self.unfetched.insert((unfetched, ticket));
+    /// Lets a caller read by this claim, at this place among the local holders of the grant.
+    pub(crate) fn add(&mut self, local: Local, claim: ClaimNumber, index: u64) {
+        self.unfetched
+            .extend(local.unfetched.map(|at| (at, local.ticket)));
+        self.by_ticket
+            .insert(local.ticket, Reader { claim, index, local });
     }
 
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_ticket.is_empty()
-    }
-
-    #[inline]
     pub(crate) fn get(&self, ticket: Ticket) -> Option<&Reader> {
-        if self.is_empty() {
-            return None;
-        }
         self.by_ticket.get(&ticket)
     }
 
     pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Reader> {
         let reader = self.by_ticket.remove(&ticket)?;
-        if let Some(at) = reader.unfetched {
+        if let Some(at) = reader.local.unfetched {
             self.unfetched.remove(&(at, ticket));
         }
         Some(reader)
@@ -84,20 +65,12 @@ impl Readers {
         readers.filter(move |reader| reader.claim == claim)
     }
 
-    /// It was taken up. False for who is none of them.
-    pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
-        let Some(reader) = self.by_ticket.get_mut(&ticket) else {
-            return false;
-        };
-        if let Some(at) = reader.unfetched.take() {
+    /// There is a guard from now on.
+    pub(crate) fn take_up(&mut self, ticket: Ticket) {
+        let reader = self.by_ticket.get_mut(&ticket);
+        if let Some(at) = reader.and_then(|reader| reader.local.unfetched.take()) {
             self.unfetched.remove(&(at, ticket));
         }
-        true
-    }
-
-    /// When one is given back that nobody has taken up.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.unfetched.first().map(|(at, _)| *at)
     }
 
     /// One that is to be given back by `now`.

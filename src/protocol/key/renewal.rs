@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::call::calls::Calls;
 use crate::protocol::failing::LONGEST_RETRY;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Holders, Local, Phase, RequestKind};
@@ -30,9 +31,10 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn next_due(&mut self) -> Option<Instant> {
         let mut due = self.claims.next_due();
         let mut add = |other: Option<Instant>| due = due.into_iter().chain(other).min();
-        if !self.readers.is_empty() {
-            add(self.readers.next_due());
+        if let Some(calls) = &self.calls {
+            add(calls.next_due());
         }
+        add(self.readers.unfetched.first().map(|(at, _)| *at));
         if !self.line.is_empty() || !self.solos.is_empty() {
             // Without a pause all callers have claims, except those that rest.
             let rested = || self.solos.values().map(|caller| caller.entered).min();
@@ -43,12 +45,13 @@ impl<P: Plant> KeyState<P> {
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
+        self.step_calls(cx, Calls::wake);
         for number in self.claims.due(cx.now) {
             if self.claims[number].act.is_some_and(|act| act <= cx.now) {
                 self.act(cx, number);
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// Its pause is over.
@@ -133,7 +136,7 @@ impl<P: Plant> KeyState<P> {
                 self.give_back(cx, number, None);
             }
         }
-        if !self.readers.is_empty() {
+        if !self.readers.unfetched.is_empty() {
             self.give_back_unfetched(cx);
         }
     }
@@ -141,6 +144,7 @@ impl<P: Plant> KeyState<P> {
     /// Whether grants are pushed has changed, or they are again and some may have been missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
+        self.step_calls(cx, Calls::inbox);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
@@ -157,19 +161,20 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// A connection opened: what failed and waits to be repeated is repeated now.
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
         self.expire(cx);
+        self.step_calls(cx, Calls::reachable);
         for number in self.claims.all() {
             if self.claims[number].retries {
                 self.act(cx, number);
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// A lease is renewed when a third of it is over. A lease of fixed length is not.

@@ -126,10 +126,8 @@ impl<P: Plant> KeyState<P> {
         let deadline = if from_reply { cx.now } else { sent } + lease;
         claim.unanswered = None;
         // A fixed lease does not start again when its writer becomes a reader.
-        let ends = claim
-            .downgrades()
-            .filter(|_| claim.fixed)
-            .map(|held| held.deadline);
+        let origin = claim.origin.as_ref().filter(|_| claim.fixed);
+        let ends = origin.and_then(|origin| Some(origin.held_to_write(claim.mode)?.deadline));
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {

@@ -1,4 +1,4 @@
-//! A share of the keys: finds the key machine and the calls of a key, and keeps the timers.
+//! A share of the keys: finds the state of a key, and keeps the timers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
@@ -7,7 +7,6 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
-use crate::protocol::call::calls::Calls;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, Source, StepContext};
@@ -20,13 +19,11 @@ use crate::protocol::write::Precondition;
 /// A shard keeps room for so many effects between steps.
 const MAX_KEPT_EFFECTS: usize = 64;
 
-/// The key machine and the calls of the keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
+/// The keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard<P = Sound> {
     plant: P,
     keys: HashMap<Name, Box<KeyState<P>>, RandomState>,
-    /// The calls of these keys. Mostly there are none.
-    calls: HashMap<Name, Calls<P>, RandomState>,
     /// The state of a key that was forgotten, empty and with room, for the next.
     spare: Option<Box<KeyState<P>>>,
     timers: Timers,
@@ -81,7 +78,6 @@ impl<P: Plant> Shard<P> {
         Shard {
             plant,
             keys: HashMap::default(),
-            calls: HashMap::default(),
             spare: None,
             timers: Timers::default(),
             numbers: 0,
@@ -100,33 +96,25 @@ impl<P: Plant> Shard<P> {
     /// Takes in what happened to `name` at `now`, and returns what is to be done.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
         self.begin();
-        self.take_in(now, name, input);
-        self.effects()
-    }
-
-    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         match input {
-            Input::Lock(ticket, _) | Input::Call(ticket, _) | Input::Adopt(ticket, ..)
+            Input::Lock(ticket, _)
+            | Input::Call(ticket, _)
+            | Input::Act(ticket, ..)
+            | Input::Adopt(ticket, ..)
                 if self.source.is_closed =>
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input if self.calls.is_empty() && !matches!(input, Input::Call(..)) => {
-                self.take_in_key(now, name, input);
-            }
-            input => {
-                if let Some(input) = self.take_in_calls(now, name, input) {
-                    self.take_in_key(now, name, input);
-                }
-            }
+            input => self.take_in(now, name, input),
         }
+        self.effects()
     }
 
-    fn take_in_key(&mut self, now: Instant, name: &Name, input: Input) {
+    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         let effects = &mut self.effects;
         let key = match input {
             // Only these begin anything. All else is about what is over.
-            Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) => {
+            Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) | Input::Call(..) | Input::Act(..) => {
                 self.keys.entry(name.clone()).or_insert_with(|| {
                     let mut key = self.spare.take().unwrap_or_default();
                     self.numbers += 1;
@@ -157,21 +145,6 @@ impl<P: Plant> Shard<P> {
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
         }
-    }
-
-    /// Gives an input to the calls of the key. Returns one that is not about them.
-    fn take_in_calls(&mut self, now: Instant, name: &Name, input: Input) -> Option<Input> {
-        if matches!(input, Input::Call(..)) {
-            self.calls.entry(name.clone()).or_insert_with(|| {
-                self.numbers += 1;
-                Calls::new(self.plant, self.numbers)
-            });
-        }
-        let mut input = Some(input);
-        self.step_calls(now, name, |calls, cx| {
-            input = input.take().and_then(|input| calls.handle(cx, input));
-        });
-        input
     }
 
     /// A caller takes up what it was granted: from here on there is a guard. Returns until when it is held at least, or
@@ -209,7 +182,7 @@ impl<P: Plant> Shard<P> {
     pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
         let name = name.clone();
-        self.step(now, &name, KeyState::wake, Calls::wake);
+        self.step(now, &name, KeyState::wake);
         Some((name, self.effects()))
     }
 
@@ -218,39 +191,35 @@ impl<P: Plant> Shard<P> {
     pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
         let before = std::mem::replace(&mut self.source.inbox, state);
         if before != state || state == InboxState::Confirmed {
-            self.each(now, KeyState::inbox, Calls::inbox, perform);
+            self.each(now, KeyState::inbox, perform);
         }
     }
 
     /// A connection opened: whatever failed and waits to be tried again is tried now.
     pub fn reachable(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
-        self.each(now, KeyState::reachable, Calls::reachable, perform);
+        self.each(now, KeyState::reachable, perform);
     }
 
     /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
     /// sent, and nothing else.
     pub fn is_free(&self, name: &Name) -> bool {
-        !self.source.is_closed
-            && self.keys.get(name).is_none_or(|key| key.is_free())
-            && !self.calls.contains_key(name)
+        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
     }
 
     /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
     pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
         self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
-            || self.calls.get(name).is_some_and(|calls| calls.is_watched(since))
     }
 
     /// What kept this key's requests from being answered since the last answer.
     pub fn last_error(&self, name: &Name) -> Option<StoreError> {
-        let of_calls = self.calls.get(name).and_then(|calls| calls.error.clone());
-        of_calls.or_else(|| self.keys.get(name)?.error.clone())
+        self.keys.get(name)?.last_error()
     }
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
     pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
         self.source.is_closed = true;
-        self.each(now, KeyState::close, Calls::close, perform);
+        self.each(now, KeyState::close, perform);
     }
 
     /// Returns what a caller holds, until a step ends it.
@@ -258,8 +227,8 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name)?.holding(now, ticket)
     }
 
-    /// A holder is about to write something: what that is checked against, and the length of the lease. `None`: it holds no
-    /// more, and nothing may be sent. Until [`end_write`](Self::end_write) its lease is not handed on in this process.
+    /// A holder is about to write something: returns what that is checked against, and the length of the lease. `None`: the lease
+    /// is over, and nothing may be sent. Until [`Input::WriteEnded`] the lease is not handed on in this process.
     pub fn begin_write(
         &mut self,
         now: Instant,
@@ -269,22 +238,20 @@ impl<P: Plant> Shard<P> {
         self.keys.get_mut(name)?.begin_write(name, ticket, now)
     }
 
-    /// A write of a holder was answered, or is never sent. Not for one that may still be done.
-    pub fn end_write(&mut self, name: &Name, ticket: Ticket) {
-        if let Some(key) = self.keys.get_mut(name) {
-            key.end_write(ticket);
-        }
+    /// Returns whether the lease of a write is still held here.
+    pub fn holds(&mut self, now: Instant, lease: &Precondition) -> bool {
+        let held = self.keys.get_mut(&lease.name).and_then(|key| key.held_as(lease));
+        held.is_some_and(|held| now < held.deadline)
     }
 
     /// How many keys have any state here.
     pub fn len(&self) -> usize {
-        let only_calls = self.calls.keys().filter(|name| !self.keys.contains_key(*name));
-        self.keys.len() + only_calls.count()
+        self.keys.len()
     }
 
     /// No key has any state here.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.calls.is_empty()
+        self.keys.is_empty()
     }
 
     /// Returns every holder that may act as one at `now`, for checkers.
@@ -311,39 +278,27 @@ impl<P: Plant> Shard<P> {
     /// A line per key, for histories.
     #[doc(hidden)]
     pub fn describe(&self, name: &Name) -> String {
-        let (key, calls) = (self.keys.get(name), self.calls.get(name));
-        format!("{key:?} {calls:?}")
+        format!("{:?}", self.keys.get(name))
     }
 
     fn each(
         &mut self,
         now: Instant,
-        of_key: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
-        of_calls: impl Fn(&mut Calls<P>, &mut StepContext<'_>),
+        step: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
         mut perform: impl FnMut(&Name, &Effect),
     ) {
         // In order of names: a simulation must not depend on how a map is laid out.
-        let mut names: Vec<Name> = self.keys.keys().chain(self.calls.keys()).cloned().collect();
+        let mut names: Vec<Name> = self.keys.keys().cloned().collect();
         names.sort_unstable();
-        names.dedup();
         for name in names {
-            self.step(now, &name, &of_key, &of_calls);
+            self.step(now, &name, &step);
             self.effects().iter().for_each(|effect| perform(&name, effect));
         }
     }
 
-    /// Takes one step of a key and one of its calls, where they have any state.
-    fn step(
-        &mut self,
-        now: Instant,
-        name: &Name,
-        of_key: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>),
-        of_calls: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
-    ) {
+    /// Takes one step of a key that has any state.
+    fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>)) {
         self.begin();
-        if !self.calls.is_empty() {
-            self.step_calls(now, name, of_calls);
-        }
         let Some(key) = self.keys.get_mut(name) else {
             return;
         };
@@ -353,34 +308,9 @@ impl<P: Plant> Shard<P> {
             source: &mut self.source,
             effects: &mut self.effects,
         };
-        of_key(key, &mut cx);
+        step(key, &mut cx);
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
-        }
-    }
-
-    /// Takes one step of the calls of a key, if there are any.
-    fn step_calls(
-        &mut self,
-        now: Instant,
-        name: &Name,
-        step: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
-    ) {
-        let Some(calls) = self.calls.get_mut(name) else {
-            return;
-        };
-        let mut cx = StepContext {
-            now,
-            name,
-            source: &mut self.source,
-            effects: &mut self.effects,
-        };
-        step(calls, &mut cx);
-        calls.send_all(&mut cx);
-        let (number, due) = (calls.number, calls.next_due());
-        self.timers.change(name, number, &mut calls.due, due);
-        if calls.is_idle() {
-            self.calls.remove(name);
         }
     }
 
@@ -417,11 +347,11 @@ impl<P: Plant> Shard<P> {
     }
 }
 
-/// When a key or its calls are due. A number tells those of one moment apart.
+/// When a key is due. A number tells those of one moment apart.
 type Due = (Instant, u64);
 
-/// One timer per key and one for its calls at the most. The earliest is kept beside the others: most of the time there is one or
-/// none, and a tree would be made and freed for each lease.
+/// One timer per key at the most. The earliest is kept beside the others: most of the time there is one or none, and a tree would
+/// be made and freed for each lease.
 #[derive(Debug, Default)]
 struct Timers {
     first: Option<(Due, Name)>,

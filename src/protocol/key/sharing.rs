@@ -6,7 +6,7 @@
 
 use crate::error::LostCause;
 use crate::protocol::flaw::Plant;
-use crate::protocol::key::claim::{Held, Hold, Holders, Phase};
+use crate::protocol::key::claim::{Held, Holders, Local, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
@@ -54,9 +54,8 @@ impl<P: Plant> KeyState<P> {
         *count += 1;
         let (index, fence) = (*index, Fence::new(*grant, *index));
         self.line.pop();
-        let unfetched = cx.now + lease;
-        let hold = Hold::new(cx.now, next.options);
-        self.readers.add(next.ticket, (number, index), hold, unfetched);
+        let local = Local::new(cx.now, next.ticket, next.options, lease);
+        self.readers.add(local, number, index);
         self.taken = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
@@ -160,9 +159,9 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn note_long_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let long = cx.source.rules.long_hold;
         for reader in self.readers.of_mut(number) {
-            let held = cx.now.since(reader.hold.since);
-            if held >= long && !reader.hold.is_told {
-                reader.hold.is_told = true;
+            let held = cx.now.since(reader.local.hold.since);
+            if held >= long && !reader.local.hold.is_told {
+                reader.local.hold.is_told = true;
                 cx.effects.push(Effect::Event(KeyEvent::HeldLong { held }));
             }
         }

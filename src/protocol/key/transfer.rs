@@ -85,7 +85,7 @@ impl<P: Plant> KeyState<P> {
         let (claim, held, index) = self.held_by(ticket)?;
         let (number, held) = (claim.holder.claim, *held);
         let local = held.local().map(|local| local.hold);
-        let reader = self.readers.remove(ticket).map(|reader| reader.hold);
+        let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
         let local = Local {
             ticket: to,
             hold: local.or(reader)?.under_another_ticket(),
@@ -177,7 +177,8 @@ impl<P: Plant> KeyState<P> {
             claim.may_execute_until = Some(late_after.max(cx.now));
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
-                && claim.downgrades().is_some()
+                && let Some(origin) = &claim.origin
+                && origin.held_to_write(claim.mode).is_some()
             {
                 claim.claimant = Claimant::Nobody;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));

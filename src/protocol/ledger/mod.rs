@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use foldhash::quality::RandomState;
 
+use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
@@ -19,7 +20,7 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     Batch, BatchReply, GrantNumber, Holder, Kind, Name, NodeId, Push, Reply, Request, Rule,
 };
-use crate::protocol::write::Precondition;
+use crate::protocol::write::{Action, Precondition};
 
 pub mod branch;
 pub(crate) mod election;
@@ -32,17 +33,6 @@ pub(crate) mod shares;
 pub(crate) mod ticks;
 pub mod transaction;
 pub(crate) mod watchers;
-
-/// What became of what was known of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forgotten {
-    /// It is forgotten.
-    Done,
-    /// Nothing was known.
-    Unknown,
-    /// Somebody runs the job or stands by for it: nothing was done.
-    InUse,
-}
 
 /// All keys of one server.
 #[derive(Debug, Clone, Default)]
@@ -279,18 +269,25 @@ impl<P: Plant> Ledger<P> {
         self.jobs.get(name)
     }
 
-    /// Forgets a job that is no more.
-    pub fn forget_job(&mut self, name: &Name, now_us: u64) -> Forgotten {
+    /// Does an action about `name`. Data of users is not kept here.
+    pub fn act(&mut self, name: &Name, action: &Action, now_us: u64) -> Reply {
+        match action {
+            Action::Write(_) => Reply::Refused(StoreRefusal::Unsupported),
+            Action::ForgetJob => self.forget_job(name, now_us),
+        }
+    }
+
+    fn forget_job(&mut self, name: &Name, now_us: u64) -> Reply {
         let now = now_us / 1000;
         let waits = |state: &State| state.queue.iter().any(|entry| now <= entry.dies);
         if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
-            return Forgotten::InUse;
+            return Reply::Busy(None);
         }
         self.states.remove(name);
         if self.jobs.remove(name).is_some() {
-            Forgotten::Done
+            Reply::Done
         } else {
-            Forgotten::Unknown
+            Reply::NotThere
         }
     }
 

@@ -124,9 +124,6 @@ impl<P: Plant> Session<P> {
         cx: &mut SessionContext<'_>,
     ) {
         let late_after = batch.late_after.max(cx.now);
-        let writes = batch.write.filter(|_| batch.deadline.is_some());
-        let failed = writes.map(|write| SessionEffect::WriteFailed(write, why, error.clone()));
-        cx.effects.extend(failed);
         let before = cx.effects.len();
         for Pending { tag, name, .. } in batch.requests.into_iter().filter(|request| !request.over) {
             let request = Expired {

@@ -19,7 +19,7 @@ const IDLE: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
     pub(super) fn is_wanted(&self) -> bool {
-        !self.queue.is_empty() || !self.probes.is_empty() || !self.writes.is_empty()
+        !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
     }
 
     /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
@@ -99,20 +99,22 @@ impl<P: Plant> Session<P> {
         self.tell_unsent(renewals, Unanswered::No, cx);
     }
 
-    /// Tells that these requests were not sent, nor what asks for a sign of life, nor writes.
+    /// Tells that these requests are not sent, nor the actions and probes that wait.
     fn tell_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
         let error = self.lost_error();
-        for outgoing in unsent {
+        let requests = unsent.into_iter().map(|queued| (queued.request.name, queued.tag));
+        let actions = std::mem::take(&mut self.actions).into_iter();
+        for (name, tag) in requests.chain(actions.map(|queued| (queued.name, queued.tag))) {
+            let late_after = cx.now;
             let request = Expired {
-                tag: outgoing.tag,
-                name: outgoing.request.name,
-                late_after: cx.now,
+                tag,
+                name,
+                late_after,
             };
             cx.effects.push(self.unanswered(request, why, error.clone()));
         }
         let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
         cx.effects.extend(self.probes.drain(..).map(failed));
-        self.fail_queued_writes(why, cx.effects);
     }
 
     /// Closed, and not to be opened again before a pause that doubles.

@@ -1,14 +1,11 @@
 //! A batch that was sent and is not answered yet.
 
-use std::time::Duration;
-
 use crate::protocol::message::{Kind, Name};
 use crate::protocol::session::step::{Attempt, BatchId, Probe};
 use crate::protocol::step::Tag;
 use crate::protocol::time::Instant;
-use crate::protocol::write::WriteId;
 
-/// A batch under way, or a write.
+/// A batch in flight, or an action.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) id: BatchId,
@@ -23,17 +20,8 @@ pub(crate) struct InFlight {
     pub(crate) deadline: Option<Instant>,
     pub(crate) requests: Vec<Pending>,
     pub(crate) probes: Vec<Probe>,
-    /// The write that it is. It has no requests then, and a deadline until its caller was told.
-    pub(crate) write: Option<WriteId>,
-}
-
-/// A write that waits to be sent.
-#[derive(Debug)]
-pub(crate) struct QueuedWrite {
-    pub(crate) write: WriteId,
-    /// The lease behind it. A quarter of it is its time.
-    pub(crate) lease: Duration,
-    pub(crate) deadline: Instant,
+    /// It is an action, in the place of one request.
+    pub(crate) is_action: bool,
 }
 
 /// A request under way.
@@ -61,7 +49,7 @@ impl InFlight {
     /// An answer about some job is still waited for.
     pub(crate) fn is_of_jobs(&self) -> bool {
         let mut waited = self.requests.iter().filter(|request| !request.over);
-        waited.any(|request| request.name.kind == Kind::Job)
+        !self.is_action && waited.any(|request| request.name.kind == Kind::Job)
     }
 
     /// Requests whose own time is over are waited for no more; the batch goes on.

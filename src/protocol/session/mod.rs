@@ -19,7 +19,7 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
-use crate::protocol::session::in_flight::{InFlight, Pending, QueuedWrite};
+use crate::protocol::session::in_flight::{InFlight, Pending};
 use crate::protocol::session::inbox::Inbox;
 use crate::protocol::session::queue::{Limits, Queue};
 use crate::protocol::session::server_clock::ServerClock;
@@ -27,9 +27,10 @@ use crate::protocol::session::step::{
     Attempt, BatchId, Probe, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionInput,
     SessionOptions,
 };
-use crate::protocol::step::{Class, Outgoing};
+use crate::protocol::step::{Class, Outgoing, OutgoingAction};
 use crate::protocol::time::Instant;
 
+pub(crate) mod actions;
 pub(crate) mod backoff;
 pub(crate) mod batch_replies;
 pub(crate) mod connecting;
@@ -39,7 +40,6 @@ pub(crate) mod inbox;
 pub(crate) mod queue;
 pub mod server_clock;
 pub mod step;
-pub(crate) mod writing;
 
 /// Requests per batch: about half a millisecond of a Redis server's time.
 const REQUESTS: usize = 128;
@@ -66,7 +66,7 @@ pub struct Session<P: Plant = Sound> {
     options: SessionOptions,
     queue: Queue,
     probes: Vec<Probe>,
-    writes: VecDeque<QueuedWrite>,
+    actions: VecDeque<OutgoingAction>,
     connection: Connection,
     in_flight: VecDeque<InFlight>,
     clock: Option<ServerClock>,
@@ -113,7 +113,7 @@ impl<P: Plant> Session<P> {
             inbox: Inbox::new(&options),
             queue: Queue::with_plant(plant),
             probes: Vec::new(),
-            writes: VecDeque::new(),
+            actions: VecDeque::new(),
             connection: Connection::Closed {
                 since: Instant::default(),
                 until: Instant::default(),
@@ -169,11 +169,8 @@ impl<P: Plant> Session<P> {
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
             && self.probes.is_empty()
-            && self.writes.is_empty()
-            && self
-                .in_flight
-                .iter()
-                .all(|batch| batch.requests.is_empty() && batch.write.is_none())
+            && self.actions.is_empty()
+            && self.in_flight.iter().all(|batch| batch.requests.is_empty())
     }
 
     /// Room for the replies to a batch.
@@ -199,7 +196,6 @@ impl<P: Plant> Session<P> {
             SessionInput::ConnectFailed { attempt, error } => self.connect_failed(attempt, error, cx),
             SessionInput::Replied { batch, reply } => self.replied(batch, reply, cx),
             SessionInput::Probed(probe) => self.probes.push(probe),
-            SessionInput::Write(write, lease) => self.queue_write(now, write, lease),
             SessionInput::InboxWanted => self.inbox.want(now),
             SessionInput::InboxOpened(attempt) => {
                 if self.inbox.opened(attempt, cx) {
@@ -244,7 +240,9 @@ impl<P: Plant> Session<P> {
             }
             Connection::Open { used, .. } => {
                 self.send_all(cx);
-                self.send_writes(now, cx.effects);
+                if !self.actions.is_empty() {
+                    self.send_actions(cx);
+                }
                 if self.options.remote && self.in_flight.is_empty() && now.since(used) >= SILENCE {
                     self.ask_for_a_sign(cx);
                 }
@@ -270,8 +268,13 @@ impl<P: Plant> Session<P> {
         let batches = self.in_flight.iter();
         let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
         let gathered = self.jobs_sent.and_then(|sent| self.gathered_at(sent));
+        let actions = if self.actions.is_empty() {
+            None
+        } else {
+            self.next_action_due()
+        };
         let timers = connection.into_iter().chain(gathered);
-        let timers = timers.chain(self.next_write_due());
+        let timers = timers.chain(actions);
         batches.chain(timers).chain(self.inbox.next_due()).min()
     }
 
@@ -279,10 +282,7 @@ impl<P: Plant> Session<P> {
 
     /// How many are under way.
     fn batches(&self) -> usize {
-        self.in_flight
-            .iter()
-            .filter(|batch| batch.write.is_none())
-            .count()
+        self.in_flight.iter().filter(|batch| !batch.is_action).count()
     }
 
     /// Many jobs are due in one moment, and each claims when its own timer fires: so what is asked about jobs while an answer
@@ -376,7 +376,7 @@ impl<P: Plant> Session<P> {
             deadline,
             requests: pending,
             probes,
-            write: None,
+            is_action: false,
         });
         self.used(now);
         let batch = Batch {
@@ -431,7 +431,9 @@ impl<P: Plant> Session<P> {
             let error = self.timed_out(StoreErrorKind::Unreachable, "no connection to", waited);
             self.connect_failed(attempt, error, cx);
         }
-        self.look_at_queued_writes(now, cx.effects);
+        if !self.actions.is_empty() {
+            self.expire_actions(cx);
+        }
         if self.in_flight.is_empty() {
             return;
         }
@@ -441,16 +443,14 @@ impl<P: Plant> Session<P> {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of", now.since(sent));
             self.give_up(connection, sent, error, cx);
         }
-        let (mut expired, mut overdue, mut missed) = (Vec::new(), Vec::new(), None);
+        let (mut expired, mut missed) = (Vec::new(), None);
         for batch in &mut self.in_flight {
             if batch.deadline.is_some_and(|deadline| deadline <= now) {
-                overdue.extend(batch.write);
                 batch.expire(now, &mut expired);
                 missed.get_or_insert(batch.sent);
             }
         }
         missed.inspect(|sent| self.miss(*sent));
-        self.tell_overdue_writes(overdue, cx.effects);
         if !expired.is_empty() {
             cx.event(SessionEvent::TimedOut(expired.len()));
         }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
+use strum::EnumCount;
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Kind, Name, Request, Rule};
@@ -24,7 +25,7 @@ const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 /// back.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    kinds: [[Line; Class::ALL.len()]; Kind::ALL.len()],
+    kinds: [[Line; Class::COUNT]; Kind::ALL.len()],
     /// For each kind a bit per class whose line has requests, the most urgent first. It is looked at before and after each
     /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
     filled: [u8; Kind::ALL.len()],

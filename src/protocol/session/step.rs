@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, Name, Unanswered};
+use crate::protocol::message::{Batch, BatchReply, Failure, Name};
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
-use crate::protocol::write::WriteId;
+use crate::protocol::write::Action;
 
 /// The pauses before a connection or an inbox is opened again: the first, and the longest.
 pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -69,8 +69,6 @@ pub enum SessionInput {
     },
     /// Somebody wants a sign of life.
     Probed(Probe),
-    /// Something is to be written under a lease of this length, in a call of its own.
-    Write(WriteId, Duration),
     /// Grants will be waited for.
     InboxWanted,
     /// The inbox is open: from now on grants are pushed.
@@ -101,17 +99,17 @@ pub enum SessionEffect {
         /// What to send.
         batch: Batch,
     },
-    /// Send this write, which is sent once.
-    Write {
+    /// Send this action, once.
+    Act {
         /// On which connection.
         connection: Attempt,
-        /// Comes back with the reply, which has no replies in it.
+        /// Comes back with the reply, which is one.
         id: BatchId,
+        /// What the action is about.
+        name: Name,
         /// What to send.
-        write: WriteId,
+        action: Action,
     },
-    /// A write came to nothing, as far as is known. One that was answered is not told of.
-    WriteFailed(WriteId, Unanswered, StoreError),
     /// Tell the key machine of this name.
     Tell(Name, Input),
     /// A connection opened: whatever waits to be told to the server can be told now.

@@ -7,15 +7,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::ledger::Forgotten;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name};
-use crate::protocol::write::GuardedWrite;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
+use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{said, text};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{FORGET, SCRIPTS, Script};
-use crate::store::redis::write::{self, WriteCall};
+use crate::store::redis::script::{SCRIPTS, Script};
+use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{codec, tls};
-use crate::store::{BoxFuture, Link, WriteAnswer};
+use crate::store::{BoxFuture, Link};
 
 /// The oldest Redis that can do what the script asks.
 const OLDEST: (u32, u32) = (6, 2);
@@ -90,28 +89,6 @@ impl RedisLink {
     }
 }
 
-impl RedisLink {
-    /// Removes what is known of a job that is no more, within the store's deadline.
-    pub(super) async fn forget_job(&self, name: &Name) -> Result<Forgotten, StoreError> {
-        let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
-        self.store.names.push_record(name, &mut record);
-        self.store.names.push_queue(name, &mut queue);
-        self.store.names.push_memory(name, &mut memory);
-        let mut call = Cmd::new();
-        call.arg("EVALSHA").arg(&*FORGET.sha).arg(3);
-        call.arg(record).arg(queue).arg(memory);
-        let mut connection = self.connection.clone();
-        let asked = tokio::time::timeout(self.store.timeout, send(&mut connection, &FORGET, call));
-        let answer = asked.await.map_err(|_| too_slow(&self.store))?;
-        match answer.and_then(|answer| answer.map_err(failure)) {
-            Ok(Value::Int(0)) => Ok(Forgotten::Unknown),
-            Ok(Value::Int(_)) => Ok(Forgotten::Done),
-            Ok(_) => Ok(Forgotten::InUse),
-            Err(failure) => Err(failure.error),
-        }
-    }
-}
-
 /// Returns the answers of a server to the `N` commands of a pipeline.
 async fn ask_all<const N: usize>(
     store: &Config,
@@ -157,13 +134,13 @@ impl Link for RedisLink {
         })
     }
 
-    fn write(&self, write: GuardedWrite) -> BoxFuture<'static, Result<WriteAnswer, Failure>> {
+    fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>> {
         let mut connection = self.connection.clone();
-        let WriteCall { script, call } = write::encode(write, &self.store.names);
+        let ActionCall { script, call } = write::encode(&name, &action, &self.store.names);
         Box::pin(async move {
             match send(&mut connection, &script, call).await? {
-                Ok(answer) => write::decode(answer),
-                Err(error) => failed_write(error),
+                Ok(answer) => write::decode(&action, answer),
+                Err(error) => failed_action(&action, error),
             }
         })
     }
@@ -259,18 +236,19 @@ fn failure(error: RedisError) -> Failure {
     }
 }
 
-/// What a server's error says of a write. Any answer but those that say "not executed" may be that of a script that was cut
-/// off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
-fn failed_write(error: RedisError) -> Result<WriteAnswer, Failure> {
+/// What a server's error says of an action. Any answer to a write but those that say "not executed" may be that of a script that
+/// was cut off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
+fn failed_action(action: &Action, error: RedisError) -> Result<Reply, Failure> {
     let said = said(&error);
     let failure = failure(error);
-    match said {
-        Some(said) if failure.executed == Executed::Unknown => Ok(WriteAnswer::Failed(said)),
+    match (action, said) {
+        (Action::Write(_), Some(said)) if failure.executed == Executed::Unknown => {
+            Ok(Reply::Written(WriteAnswer::Failed(said)))
+        }
         _ => Err(failure),
     }
 }
 
-/// What a server's error text means. For a missing right the text names the command or the key.
 fn refused(text: &str) -> StoreError {
     let refusal = codec::refusal(text);
     match refusal {

@@ -11,7 +11,6 @@ use redis::{Client, ConnectionInfo};
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
-use crate::protocol::ledger::Forgotten;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
@@ -238,12 +237,6 @@ impl Store for RedisStore {
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
-    }
-
-    fn forget_job(&self, name: &Name) -> BoxFuture<'static, Result<Forgotten, StoreError>> {
-        let (inner, name) = (self.inner.clone(), name.clone());
-        // On a connection of its own, which checks the server as every connection does: a replica must not answer.
-        Box::pin(async move { RedisLink::open(inner).await?.forget_job(&name).await })
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {

@@ -179,7 +179,7 @@ mod tests {
             b"{",
         ] {
             let full = [b"lock:", key].concat();
-            for kind in Kind::ALL {
+            for &kind in Kind::ALL {
                 let name = Name::new(kind, Key::from(key));
                 let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
                 names.push_record(&name, &mut record);
@@ -189,7 +189,7 @@ mod tests {
                     assert_eq!(slot(of_kind), slot(&full), "{key:?}");
                 }
                 assert!(queue.ends_with(&record), "{key:?}");
-                for other in Kind::ALL.into_iter().filter(|other| *other != Kind::Lock) {
+                for other in Kind::ALL.iter().copied().filter(|other| *other != Kind::Lock) {
                     let found = names.name(other, &record);
                     assert_eq!(found, (other == kind).then(|| name.clone()), "{key:?}");
                 }

@@ -48,10 +48,6 @@ pub(super) static SCRIPTS: [LazyLock<Script>; Kind::ALL.len()] = [
     ),
 ];
 
-/// The script that removes what is known of a job.
-pub(super) static FORGET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/forget.lua").to_owned()));
-
 impl Script {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();

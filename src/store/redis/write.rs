@@ -1,10 +1,10 @@
-//! Writes that are done if a lease is current: the script that they are wrapped in, its call and its answer.
+//! Actions: the script of each, its call and its answer. What is written under leases is wrapped in a script that looks at those
+//! first.
 
 use redis::{Cmd, Value};
 
-use crate::protocol::message::{Failure, Mode, Permits};
-use crate::protocol::write::{GuardedWrite, WriteBody};
-use crate::store::WriteAnswer;
+use crate::protocol::message::{Failure, Mode, Name, Permits, Reply, WriteAnswer};
+use crate::protocol::write::{Action, GuardedWrite, WriteBody};
 use crate::store::redis::codec::malformed;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::Script;
@@ -12,11 +12,43 @@ use crate::store::redis::script::Script;
 const CHECK: &str = include_str!("lua/write.lua");
 const COMMANDS: &str = include_str!("lua/commands.lua");
 const GLOBALS: &str = include_str!("lua/globals.lua");
+const FORGET: &str = include_str!("lua/forget.lua");
 
-/// A write on its way: the script, and the call of it.
-pub(super) struct WriteCall {
+/// An action on its way: the script, and the call of it.
+pub(super) struct ActionCall {
     pub(super) script: Script,
     pub(super) call: Cmd,
+}
+
+pub(super) fn encode(name: &Name, action: &Action, names: &Names) -> ActionCall {
+    match action {
+        Action::Write(write) => encode_write(write, names),
+        Action::ForgetJob => encode_forget(name, names),
+    }
+}
+
+/// What the script of an action answered.
+pub(super) fn decode(action: &Action, answer: Value) -> Result<Reply, Failure> {
+    match action {
+        Action::Write(_) => Ok(Reply::Written(decode_write(answer)?)),
+        Action::ForgetJob => Ok(match answer {
+            Value::Int(0) => Reply::NotThere,
+            Value::Int(_) => Reply::Done,
+            _ => Reply::Busy(None),
+        }),
+    }
+}
+
+fn encode_forget(name: &Name, names: &Names) -> ActionCall {
+    let (mut record, mut queue, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+    names.push_record(name, &mut record);
+    names.push_queue(name, &mut queue);
+    names.push_memory(name, &mut memory);
+    let script = Script::new(FORGET.to_owned());
+    let mut call = Cmd::new();
+    call.arg("EVALSHA").arg(&*script.sha).arg(3);
+    call.arg(record).arg(queue).arg(memory);
+    ActionCall { script, call }
 }
 
 /// What is checked first, for so many leases.
@@ -47,15 +79,25 @@ fn wrap_text(text: &str, leases: usize) -> Script {
     ))
 }
 
-pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
+fn encode_write(write: &GuardedWrite, names: &Names) -> ActionCall {
     let GuardedWrite { leases, body } = write;
-    let (script, keys, args) = match body {
-        WriteBody::Script { text, keys, args } => (wrap_text(&text, leases.len()), keys, args),
+    let mut counts = Vec::new();
+    let (script, keys, args): (_, _, Vec<&[u8]>) = match body {
+        WriteBody::Script { text, keys, args } => (
+            wrap_text(text, leases.len()),
+            keys,
+            args.iter().map(Vec::as_slice).collect(),
+        ),
         WriteBody::Commands { keys, commands } => {
-            let words = commands.into_iter().flat_map(|command| {
-                let count = command.len().to_string().into_bytes();
-                std::iter::once(count).chain(command)
-            });
+            counts.extend(
+                commands
+                    .iter()
+                    .map(|command| command.len().to_string().into_bytes()),
+            );
+            let words = commands
+                .iter()
+                .zip(&counts)
+                .flat_map(|(command, count)| std::iter::once(count).chain(command).map(Vec::as_slice));
             (wrap(COMMANDS, leases.len()), keys, words.collect())
         }
     };
@@ -86,11 +128,11 @@ pub(super) fn encode(write: GuardedWrite, names: &Names) -> WriteCall {
     for arg in args {
         call.arg(arg);
     }
-    WriteCall { script, call }
+    ActionCall { script, call }
 }
 
-/// What the script answered.
-pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
+/// What the script around a write answered.
+fn decode_write(answer: Value) -> Result<WriteAnswer, Failure> {
     let Value::Array(parts) = answer else {
         return Err(malformed("the answer to a write is no list"));
     };
@@ -107,7 +149,7 @@ pub(super) fn decode(answer: Value) -> Result<WriteAnswer, Failure> {
     }
     let mut parts = parts.into_iter();
     match (parts.next(), parts.next()) {
-        (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(reply.unwrap_or(Value::Nil))),
+        (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(Box::new(reply.unwrap_or_default()))),
         (Some(Value::Int(2)), Some(Value::BulkString(said))) if said.is_empty() => {
             Ok(WriteAnswer::Failed("an error without words".to_owned()))
         }
@@ -162,7 +204,7 @@ mod tests {
                 commands: vec![bytes(&["DECR", "stock"]), bytes(&["PING"])],
             },
         };
-        let WriteCall { script, call } = encode(write, &Names::new(b"lock:"));
+        let ActionCall { script, call } = encode_write(&write, &Names::new(b"lock:"));
         let packed = String::from_utf8(call.get_packed_command()).unwrap();
         let words: Vec<&str> = packed.split("\r\n").skip(2).step_by(2).collect();
         let ours = format!("{holder}:");

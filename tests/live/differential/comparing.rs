@@ -4,10 +4,9 @@ use std::collections::HashMap;
 
 use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
-    Batch, Checkpoint, GrantNumber, Holder, Kind, Mode, Permits, Reply, TickTime,
+    Batch, Checkpoint, GrantNumber, Holder, Kind, Mode, Permits, Reply, TickTime, WriteAnswer,
 };
-use tenure::protocol::write::{GuardedWrite, Precondition, WriteBody};
-use tenure::store::WriteAnswer;
+use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 use super::{Run, TOLERANCE_MS};
 
@@ -24,16 +23,22 @@ impl Run {
         let model = self.ledger.not_current(us, &leases);
         let text = "return 1".to_owned();
         let (keys, args) = (Vec::new(), Vec::new());
-        let written = self.link.write(GuardedWrite {
+        let name = leases[0].name.clone();
+        let write = GuardedWrite {
             leases: leases.into(),
             body: WriteBody::Script { text, keys, args },
-        });
-        let real = written.await.unwrap();
+        };
+        let written = self.link.act(name, Action::Write(write.into()));
+        let Reply::Written(real) = written.await.unwrap() else {
+            panic!("step {step}: no answer to a write");
+        };
         match real {
-            WriteAnswer::Done(redis::Value::Int(1)) if model.is_empty() => self.saw(match owned.len() {
-                1 => "write done",
-                _ => "write under two leases done",
-            }),
+            WriteAnswer::Done(reply) if model.is_empty() && *reply == redis::Value::Int(1) => {
+                self.saw(match owned.len() {
+                    1 => "write done",
+                    _ => "write under two leases done",
+                })
+            }
             WriteAnswer::NotCurrent(places) if !places.is_empty() && places == model => {
                 self.saw(match (&*owned, &*places) {
                     ([_, _], [1]) => "write of another by its second lease",

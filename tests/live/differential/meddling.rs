@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tenure::protocol::ledger::{Forgotten, Record, RecordOwner};
-use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits};
-use tenure::store::Store;
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply};
+use tenure::protocol::write::Action;
 
 use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
 use crate::tools::{Inbox, PATIENCE, batch};
@@ -125,14 +125,15 @@ impl Run {
             self.ledger.record(name, now * 1000).is_none() && self.ledger.job(name).is_some()
         });
         let at = if self.rng.bool() { idle.unwrap_or(at) } else { at };
-        let real = self.store.forget_job(&self.names[at]).await.unwrap();
+        let name = self.names[at].clone();
+        let real = self.link.act(name, Action::ForgetJob).await.unwrap();
         let now = self.now();
-        let model = self.ledger.forget_job(&self.names[at], now * 1000);
+        let model = self.ledger.act(&self.names[at], &Action::ForgetJob, now * 1000);
         assert_eq!(real, model, "step {step}: {} is forgotten", self.names[at]);
         self.saw(match real {
-            Forgotten::Done => "forgotten",
-            Forgotten::Unknown => "nothing to forget",
-            Forgotten::InUse => "in use, not forgotten",
+            Reply::Done => "forgotten",
+            Reply::NotThere => "nothing to forget",
+            _ => "in use, not forgotten",
         });
         self.compare_memory(at, step);
     }

@@ -1,0 +1,88 @@
+//! Calls that are sent once: actions. An action without an answer ends with an error that says that the outcome is unknown.
+//!
+//! The claims of a guarded write count it until it has ended. A write whose outcome is unknown does not end: it may be executed
+//! late, and must not pass for a write of the next holder.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::call::calls::Calls;
+use crate::protocol::call::pending::PendingAction;
+use crate::protocol::failing::Failing;
+use crate::protocol::flaw::Plant;
+use crate::protocol::key::context::StepContext;
+use crate::protocol::message::{Reply, WriteAnswer};
+use crate::protocol::step::{AcquireError, Answer, Effect, OutgoingAction, Tag, Ticket};
+use crate::protocol::write::Action;
+
+impl<P: Plant> Calls<P> {
+    pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
+        let claim = cx.source.holder().claim;
+        self.actions.push(PendingAction {
+            number: claim,
+            caller: Some(ticket),
+            action: action.clone(),
+        });
+        cx.effects.push(Effect::Act(OutgoingAction {
+            tag: Tag { claim, seq: 1 },
+            name: cx.name.clone(),
+            lease,
+            called: cx.now,
+            action,
+        }));
+    }
+
+    /// Takes out the action that an answer is for.
+    pub(crate) fn take_action(&mut self, tag: Tag) -> Option<PendingAction> {
+        let at = self
+            .actions
+            .iter()
+            .position(|pending| pending.number == tag.claim)?;
+        Some(self.actions.swap_remove(at))
+    }
+}
+
+impl PendingAction {
+    pub(crate) fn answered(self, cx: &mut StepContext<'_>, reply: Reply) {
+        let refused = match &reply {
+            Reply::Written(WriteAnswer::NotCurrent(places)) => &places[..],
+            _ => &[],
+        };
+        self.end_write(cx, refused);
+        let told = match reply {
+            Reply::Busy(_) => Err(AcquireError::Busy),
+            Reply::Refused(refusal) => Err(AcquireError::Store(StoreError::refused(refusal))),
+            reply => Answer::from_reply(reply, false).ok_or_else(|| {
+                let text = "the store answered another question";
+                AcquireError::Unanswered(StoreError::new(StoreErrorKind::Interrupted, text))
+            }),
+        };
+        self.tell(cx, told);
+    }
+
+    pub(crate) fn failed(self, cx: &mut StepContext<'_>, failing: Failing) {
+        let denial = if failing.may_be_executed() {
+            AcquireError::Unanswered(failing.told)
+        } else {
+            self.end_write(cx, &[]);
+            AcquireError::Store(failing.told)
+        };
+        self.tell(cx, Err(denial));
+    }
+
+    fn tell(self, cx: &mut StepContext<'_>, told: Result<Answer, AcquireError>) {
+        cx.effects.extend(self.caller.map(|ticket| match told {
+            Ok(answer) => Effect::Answered(ticket, answer),
+            Err(why) => Effect::Denied(ticket, why),
+        }));
+    }
+
+    /// Tells the claims of a write that it has ended, and those at the places `refused` that their leases are over.
+    fn end_write(&self, cx: &mut StepContext<'_>, refused: &[usize]) {
+        if let Action::Write(write) = &self.action {
+            let leases = write.leases.iter().cloned().enumerate();
+            cx.effects
+                .extend(leases.map(|(place, lease)| Effect::WriteEnded(lease, refused.contains(&place))));
+        }
+    }
+}

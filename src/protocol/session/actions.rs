@@ -1,0 +1,93 @@
+//! How a session sends actions: each in a call of its own, once, and with a deadline.
+//!
+//! Nothing is sent again: whether an action that has no answer was done only its caller can find out.
+
+use std::collections::VecDeque;
+
+use crate::error::StoreErrorKind;
+use crate::protocol::flaw::Plant;
+use crate::protocol::message::Unanswered;
+use crate::protocol::session::connection::Connection;
+use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
+use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
+use crate::protocol::session::{LONG, Session, patience};
+use crate::protocol::step::OutgoingAction;
+use crate::protocol::time::Instant;
+
+/// So many are in flight. They take no batch's place, so that many of them do not keep a lease from being renewed.
+const IN_FLIGHT: usize = 16;
+
+impl<P: Plant> Session<P> {
+    /// Leaves an action to be sent with the next [`step`](Self::step), behind the batches.
+    pub fn queue_action(&mut self, action: OutgoingAction) {
+        self.actions.push_back(action);
+    }
+
+    /// Sends what waits, after the batches: owners' renewals go first.
+    pub(super) fn send_actions(&mut self, cx: &mut SessionContext<'_>) {
+        while let Connection::Open { attempt, .. } = self.connection
+            && self.in_flight.iter().filter(|sent| sent.is_action).count() < IN_FLIGHT
+            && let Some(queued) = self.actions.pop_front()
+        {
+            self.ids += 1;
+            let id = BatchId(self.ids);
+            let timeout = self.options.request_timeout;
+            // A short lease does not decide over the connection that all share.
+            let silence = if queued.lease >= LONG {
+                patience(queued.lease, timeout)
+            } else {
+                timeout
+            };
+            let deadline = self.deadline_of(&queued);
+            self.in_flight.push_back(InFlight {
+                id,
+                connection: attempt,
+                sent: cx.now,
+                late_after: cx.now + timeout,
+                gives_up: cx.now + silence,
+                deadline: Some(deadline),
+                requests: vec![Pending {
+                    tag: queued.tag,
+                    name: queued.name.clone(),
+                    called: queued.called,
+                    deadline,
+                    over: false,
+                }],
+                probes: Vec::new(),
+                is_action: true,
+            });
+            self.used(cx.now);
+            cx.effects.push(SessionEffect::Act {
+                connection: attempt,
+                id,
+                name: queued.name,
+                action: queued.action,
+            });
+        }
+    }
+
+    fn deadline_of(&self, queued: &OutgoingAction) -> Instant {
+        queued.called + patience(queued.lease, self.options.request_timeout)
+    }
+
+    pub(super) fn next_action_due(&self) -> Option<Instant> {
+        self.actions.iter().map(|queued| self.deadline_of(queued)).min()
+    }
+
+    /// Those that were not sent in their time are not sent any more.
+    pub(super) fn expire_actions(&mut self, cx: &mut SessionContext<'_>) {
+        let queued = std::mem::take(&mut self.actions).into_iter();
+        let late: VecDeque<_>;
+        (late, self.actions) = queued.partition(|queued| self.deadline_of(queued) <= cx.now);
+        let error = self.error(StoreErrorKind::Unreachable, "not sent in time to");
+        for action in late {
+            let request = Expired {
+                tag: action.tag,
+                name: action.name,
+                late_after: cx.now,
+            };
+            cx.effects
+                .push(self.unanswered(request, Unanswered::No, error.clone()));
+        }
+    }
+}
