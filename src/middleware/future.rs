@@ -120,9 +120,7 @@ where
         };
         let answered = |answer: Result<Response<R>, S::Error>, told: &Told| {
             Poll::Ready(answer.map(|mut response| {
-                settings
-                    .headers
-                    .add(response.headers_mut(), told.waited, told.fence);
+                settings.add_headers(response.headers_mut(), told.waited, told.fence);
                 response.map(ResponseBody::handler)
             }))
         };

@@ -41,7 +41,10 @@ pub(super) struct Settings {
     pub(super) to_completion: bool,
     pub(super) include_options: bool,
     pub(super) observe: bool,
-    pub(super) headers: Headers,
+    /// Whether an answer tells how long its request waited.
+    pub(super) server_timing: bool,
+    /// The header in which an answer has the fence.
+    fence_header: Option<HeaderName>,
     pub(super) refusals: Refusals,
 }
 
@@ -207,7 +210,7 @@ impl<K> LockLayer<K> {
     /// Tell clients how long their request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds: browsers
     /// show it beside the request. Pages of other origins see it only where `Timing-Allow-Origin` lets them.
     pub fn server_timing(self) -> Self {
-        self.set(|settings| settings.headers.server_timing = true)
+        self.set(|settings| settings.server_timing = true)
     }
 
     /// Send the fence in this header of the handler's answers, for clients that pass it on to what they write to. Pages of
@@ -221,7 +224,7 @@ impl<K> LockLayer<K> {
         N::Error: fmt::Debug,
     {
         let name = name.try_into().expect("it is the name of a header");
-        self.set(|settings| settings.headers.fence = Some(name))
+        self.set(|settings| settings.fence_header = Some(name))
     }
 
     /// Refuse with this status instead of the one in the table of the [module](crate::middleware).
@@ -311,6 +314,19 @@ impl Settings {
     pub(super) fn replaces(&self) -> bool {
         self.on_lost != OnLost::Tell
     }
+
+    /// Adds the layer's headers to an answer. Others may have written a `Server-Timing` of their own, which stays.
+    pub(super) fn add_headers(&self, to: &mut HeaderMap, waited: Duration, fence: Option<Fence>) {
+        if self.server_timing {
+            let text = format!("lock;dur={:.3}", waited.as_secs_f64() * 1e3);
+            if let Ok(value) = HeaderValue::try_from(text) {
+                to.append(HeaderName::from_static("server-timing"), value);
+            }
+        }
+        if let (Some(name), Some(fence)) = (&self.fence_header, fence) {
+            to.insert(name.clone(), HeaderValue::from(fence.get()));
+        }
+    }
 }
 
 impl<K> fmt::Debug for LockLayer<K> {
@@ -319,27 +335,5 @@ impl<K> fmt::Debug for LockLayer<K> {
             .field("locks", &self.locks)
             .field("settings", &self.settings)
             .finish_non_exhaustive()
-    }
-}
-
-/// Which headers a layer adds to an answer.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Headers {
-    pub(super) server_timing: bool,
-    pub(super) fence: Option<HeaderName>,
-}
-
-impl Headers {
-    /// Adds them to an answer. Others may have written a `Server-Timing` of their own, which stays.
-    pub(super) fn add(&self, to: &mut HeaderMap, waited: Duration, fence: Option<Fence>) {
-        if self.server_timing {
-            let text = format!("lock;dur={:.3}", waited.as_secs_f64() * 1e3);
-            if let Ok(value) = HeaderValue::try_from(text) {
-                to.append(HeaderName::from_static("server-timing"), value);
-            }
-        }
-        if let (Some(name), Some(fence)) = (&self.fence, fence) {
-            to.insert(name.clone(), HeaderValue::from(fence.get()));
-        }
     }
 }

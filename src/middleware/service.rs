@@ -123,7 +123,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         // What the request holds already it does not wait for.
         let held = leases::held(&parts, &mutex);
         let clock = &handle.node().clock;
-        let since = layer.settings.headers.server_timing.then(|| clock.now());
+        let since = layer.settings.server_timing.then(|| clock.now());
         let entered = match held {
             Some(lease) => lease.again().map_err(|error| (Refused::Lost, Some(error))),
             None => layer.settings.enter(&mutex).await,

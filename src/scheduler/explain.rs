@@ -200,29 +200,28 @@ mod tests {
 
     #[test]
     fn fixed_times_are_shifted_out_of_a_gap_and_come_once_in_an_overlap() {
-        assert_eq!(
-            told("0 30 2 * * *", "Europe/Berlin"),
-            ["2026-03-29: 02:30:00 comes at 03:00:00"]
-        );
-        assert_eq!(
-            told("0 30 2 * * *", "America/New_York"),
-            ["2026-03-08: 02:30:00 comes at 03:00:00"]
-        );
-        assert_eq!(
-            told("0 0 2 * * *", "Australia/Lord_Howe"),
-            ["2026-10-04: 02:00:00 comes at 02:30:00"]
-        );
-        for (expression, zone) in [
-            ("0 0 0 * * *", "Europe/Berlin"),
-            ("0 30 2 * * *", "UTC"),
-            ("0 30 2 * * *", "Asia/Kolkata"),
-            ("0 30 2 * * SAT", "Europe/Berlin"),
+        for (expression, zone, expected) in [
+            (
+                "0 30 2 * * *",
+                "Europe/Berlin",
+                "2026-03-29: 02:30:00 comes at 03:00:00",
+            ),
+            (
+                "0 30 2 * * *",
+                "America/New_York",
+                "2026-03-08: 02:30:00 comes at 03:00:00",
+            ),
+            (
+                "0 0 2 * * *",
+                "Australia/Lord_Howe",
+                "2026-10-04: 02:00:00 comes at 02:30:00",
+            ),
+            ("0 0 0 * * *", "Europe/Berlin", ""),
+            ("0 30 2 * * *", "UTC", ""),
+            ("0 30 2 * * *", "Asia/Kolkata", ""),
+            ("0 30 2 * * SAT", "Europe/Berlin", ""),
         ] {
-            assert_eq!(
-                told(expression, zone),
-                Vec::<String>::new(),
-                "{expression} {zone}"
-            );
+            assert_eq!(told(expression, zone).join("; "), expected, "{expression} {zone}");
         }
     }
 

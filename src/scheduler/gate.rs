@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::{Mutex as AsyncMutex, OnceCell, watch};
 use tokio::time::{Instant as Since, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -47,7 +47,7 @@ pub(crate) struct Gate {
     /// Cancelled when the job's scheduler knows it no more.
     life: CancellationToken,
     /// When it is due; not known until it has fired here, unless the schedule came with the job.
-    pub(super) schedule: OnceLock<Schedule>,
+    pub(super) schedule: OnceCell<Schedule>,
     /// Held while this node goes from tick to tick, where none is passed over.
     pub(super) walk: AsyncMutex<()>,
     /// In a row.
@@ -154,7 +154,7 @@ impl Gate {
             newest: watch::Sender::new(TickTime(0)),
             pursued: watch::Sender::default(),
             life: life.token.clone(),
-            schedule: OnceLock::new(),
+            schedule: OnceCell::new(),
             walk: AsyncMutex::default(),
             skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
@@ -526,15 +526,10 @@ mod tests {
             of_work.fetch_add(1, Ordering::SeqCst);
             async move { assert!(now() >= tick.mark.0, "not before its time") }
         };
-        assert_eq!(gate.pursue(mark, HOW, &work).await.unwrap(), TickOutcome::Done);
-        assert_eq!(
-            gate.pursue(mark, HOW, &work).await.unwrap(),
-            TickOutcome::Elsewhere
-        );
-        assert_eq!(
-            gate.pursue(TickTime(mark.0 - 1), HOW, &work).await.unwrap(),
-            TickOutcome::Elsewhere
-        );
+        let pursue = async |mark| gate.pursue(mark, HOW, &work).await.unwrap();
+        assert_eq!(pursue(mark).await, TickOutcome::Done);
+        assert_eq!(pursue(mark).await, TickOutcome::Elsewhere);
+        assert_eq!(pursue(TickTime(mark.0 - 1)).await, TickOutcome::Elsewhere);
         assert_eq!(runs.load(Ordering::SeqCst), 1);
     }
 

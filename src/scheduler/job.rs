@@ -84,13 +84,12 @@ async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
 
 /// The tick that fired just now.
 async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<TickTime, String> {
-    if job.gate.schedule.get().is_none() {
-        let _ = job.gate.schedule.set(expression(id, scheduler).await?);
-    }
-    if job.engine.get().is_none() {
-        let _ = job.engine.set(ended_flag(scheduler).await);
-    }
-    let schedule = job.gate.schedule.get().ok_or("it has no schedule")?;
+    let schedule = job
+        .gate
+        .schedule
+        .get_or_try_init(|| expression(id, scheduler))
+        .await?;
+    job.engine.get_or_init(|| ended_flag(scheduler)).await;
     schedule.latest(job.gate.now())
 }
 

@@ -13,11 +13,11 @@ use std::collections::BTreeSet;
 #[cfg(feature = "testing")]
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::runtime::Handle as Runtime;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::sync::{Mutex as AsyncMutex, OnceCell, OwnedMutexGuard};
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "testing")]
@@ -49,7 +49,7 @@ pub(crate) struct Job<F> {
     has_own_schedule: bool,
     made: Instant,
     /// What the engine sets when it ends that fires the job.
-    pub(super) engine: OnceLock<Arc<AtomicBool>>,
+    pub(super) engine: OnceCell<Arc<AtomicBool>>,
     /// Held by the task that looks for open ticks.
     looks_out: Arc<AsyncMutex<()>>,
     /// Its engine's storage was looked at, or is now.
@@ -69,7 +69,7 @@ impl<F> Job<F> {
             work,
             has_own_schedule,
             made: Instant::now(),
-            engine: OnceLock::new(),
+            engine: OnceCell::new(),
             looks_out: Arc::default(),
             is_looked_at: AtomicBool::new(false),
             seen: Mutex::default(),
@@ -220,11 +220,8 @@ impl<F: Work> Job<F> {
         let since = Instant::now();
         loop {
             let Some(job) = this.upgrade() else { return };
-            let is_own_ended = job
-                .engine
-                .get()
-                .is_some_and(|ended| ended.load(Ordering::Relaxed));
-            if job.gate.is_ended() || is_own_ended {
+            let own = job.engine.get();
+            if job.gate.is_ended() || own.is_some_and(|ended| ended.load(Ordering::Relaxed)) {
                 return;
             }
             job.gate.look_at_steps();

@@ -32,51 +32,39 @@ impl Gate {
     /// Runs a tick whose lease this node has. `None` when the lease was lost: this node stands by for the next winner.
     pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Option<Run> {
         let (began, fence) = (Since::now(), guard.fence().get());
-        let attempt = guard.held().holding().map_or(0, |holding| holding.attempt);
-        let outcome = self.outcome_of(guard, mark, how, work).await?;
+        let holding = guard.held().holding();
+        let attempt = holding.map_or(0, |holding| holding.attempt);
+        let outcome = if attempt > self.settings.attempts {
+            observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
+            TickOutcome::GivenUp
+        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
+            // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
+            TickOutcome::Missed
+        } else {
+            if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
+                observe::tick_overtaken(self.label(), &self.name, overtaken);
+            }
+            let tick = Tick {
+                lease: guard.lease(),
+                term: self.settings.lease,
+                mark,
+                attempt,
+                is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+                retry: 0,
+                saves: Arc::default(),
+                end: RunEnd::new(guard.lost_token()),
+            };
+            // After a loss the node that has the lease now runs the tick, whatever became of it here.
+            self.run_and_retry(&guard, tick, work).await?
+        };
+        self.finish(guard, mark, outcome).await;
         let took = began.elapsed();
         let ran = Some(Ran { attempt, fence, took });
         Some(Run { outcome, ran })
     }
 
-    /// `None` when the lease was lost.
-    async fn outcome_of(
-        &self,
-        guard: Guard,
-        mark: TickTime,
-        how: How,
-        work: &impl Work,
-    ) -> Option<TickOutcome> {
-        let holding = guard.held().holding();
-        let attempt = holding.map_or(0, |holding| holding.attempt);
-        if attempt > self.settings.attempts {
-            observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
-            return Some(self.finish(guard, mark, TickOutcome::GivenUp).await);
-        }
-        // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
-        if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
-            return Some(self.finish(guard, mark, TickOutcome::Missed).await);
-        }
-        if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
-            observe::tick_overtaken(self.label(), &self.name, overtaken);
-        }
-        let tick = Tick {
-            lease: guard.lease(),
-            term: self.settings.lease,
-            mark,
-            attempt,
-            is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
-            retry: 0,
-            saves: Arc::default(),
-            end: RunEnd::new(guard.lost_token()),
-        };
-        // After a loss the node that has the lease now runs the tick, whatever became of it here.
-        let outcome = self.run_and_retry(&guard, tick, work).await?;
-        Some(self.finish(guard, mark, outcome).await)
-    }
-
     /// Tells the store that the tick is over; or, when the node drains, that another node may run it.
-    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) -> TickOutcome {
+    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) {
         let lease = guard.lease();
         let ended = match outcome {
             TickOutcome::Drained => guard.release().await,
@@ -90,7 +78,6 @@ impl Gate {
             // What was run was run; but the store may not know, and have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
         }
-        outcome
     }
 
     /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
