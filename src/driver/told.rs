@@ -22,8 +22,8 @@ impl Node {
         }
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
-            let event = background::store_failing(&server.text, error.clone());
-            self.events.push(event);
+            self.events
+                .push(background::store_failing(server.text.clone(), error.clone()));
         }
         if let Some(error) = inbox {
             self.events.push(background::inbox_lost(error, false));
@@ -47,7 +47,7 @@ impl Node {
     /// A connection to a server opened, which says which run of it this is.
     pub(crate) fn note_run(&self, server: &Server, run_id: Option<&str>) {
         if run_id.is_some_and(|run_id| server.outage.is_changed(run_id)) {
-            self.events.push(background::server_changed(&server.text));
+            self.events.push(background::server_changed(server.text.clone()));
         }
     }
 
@@ -59,7 +59,7 @@ impl Node {
 
     fn tell_ended(&self, server: &Server, ended: Option<Ended>) {
         self.events.push(match ended {
-            Some(Ended::Outage(recovery)) => background::store_recovered(&server.text, recovery),
+            Some(Ended::Outage(recovery)) => background::store_recovered(server.text.clone(), recovery),
             Some(Ended::Doubt(error, lasted)) => {
                 self.events.push(background::inbox_lost(error, true));
                 match lasted {

@@ -159,14 +159,12 @@ pub(crate) fn inbox_lost(error: StoreError, is_news: bool) -> Option<Event> {
     }
 }
 
-pub(crate) fn store_failing(server: &Arc<str>, error: StoreError) -> Option<Event> {
-    let server = server.clone();
+pub(crate) fn store_failing(server: Arc<str>, error: StoreError) -> Option<Event> {
     node_event!(WARN: event = "store_failing", server = &*server, %error, "the store fails; what that costs is counted until it is back")
 }
 
 /// A server answers again.
-pub(crate) fn store_recovered(server: &Arc<str>, recovery: Recovery) -> Option<Event> {
-    let server = server.clone();
+pub(crate) fn store_recovered(server: Arc<str>, recovery: Recovery) -> Option<Event> {
     let Recovery {
         away,
         is_another,
@@ -178,8 +176,7 @@ pub(crate) fn store_recovered(server: &Arc<str>, recovery: Recovery) -> Option<E
 }
 
 /// Another run of a server answers, and no outage tells of it.
-pub(crate) fn server_changed(server: &Arc<str>) -> Option<Event> {
-    let server = server.clone();
+pub(crate) fn server_changed(server: Arc<str>) -> Option<Event> {
     node_event!(WARN: event = "server_changed", server = &*server, "another server answers at this address, or the same one after a restart: what it did not keep is forgotten")
 }
 

@@ -132,17 +132,12 @@ pub(crate) fn tick_failed(
     failed: FailedTry,
     is_timeout: bool,
 ) {
-    let FailedTry {
-        number,
-        of: tries,
-        again,
-    } = failed;
-    let next = again.map_or_else(String::new, |pause| {
+    let next = failed.again.map_or_else(String::new, |pause| {
         format!(", again in {} s", pause.as_millis() as f64 / 1_000.0)
     });
-    let is_final = again.is_none() || is_timeout;
+    let is_final = failed.again.is_none() || is_timeout;
     let level = if is_final { Level::WARN } else { Level::INFO };
-    event_at!(level: event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {number} of {tries}{next}");
+    event_at!(level: event = "tick_failed", node_name = of.name(), %job, tick = date(mark), tick_ms = mark.0, why, "a job failed: try {} of {}{next}", failed.number, failed.of);
 }
 
 pub(crate) fn tick_waits(of: &Label, job: &Key, mark: TickTime, error: &Error) {

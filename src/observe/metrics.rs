@@ -325,11 +325,18 @@ fn count(series: &Series, values: &[&str]) {
     }
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 fn record(series: &Series, values: &[&str], value: impl FnOnce() -> f64) {
+    record_many(series, values, 1, value);
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+fn record_many(series: &Series, values: &[&str], times: usize, value: impl FnOnce() -> f64) {
     #[cfg(feature = "metrics")]
     if let Some(row) = series.row(values) {
-        ::metrics::with_recorder(|to| to.register_histogram(&row.key, &METADATA).record(value()));
+        ::metrics::with_recorder(|to| {
+            to.register_histogram(&row.key, &METADATA)
+                .record_many(value(), times)
+        });
     }
 }
 

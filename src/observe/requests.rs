@@ -22,9 +22,6 @@ pub(crate) struct Refusal<'a> {
 
 pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>) {
     metrics::refused(refusal.label);
-    let Refusal {
-        why, status, route, ..
-    } = *refusal;
     let error = error.map(tracing::field::display);
     let text = if refusal.is_news {
         "a request was refused, and the layer is set up wrongly: told once"
@@ -32,7 +29,7 @@ pub(crate) fn refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>
         "a request was refused"
     };
     let level = level_of_fault(refusal.is_news);
-    event_at!(level: event = "refused", why, status, route, error, "{text}");
+    event_at!(level: event = "refused", why = refusal.why, status = refusal.status, route = refusal.route, error, "{text}");
 }
 
 /// A layer refused so many requests since this was told last, because others had or awaited their keys.

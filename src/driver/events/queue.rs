@@ -184,13 +184,8 @@ impl Queue {
 
 impl Entry {
     fn tell(self) {
-        let Entry {
-            label,
-            dispatch,
-            event,
-        } = self;
-        if let Some(event) = event {
-            to(dispatch.as_ref(), || event.tell(&label));
+        if let Some(event) = self.event {
+            to(self.dispatch.as_ref(), || event.tell(&self.label));
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What is counted where no foreign code may run: on the driver's thread, and under locks. It costs an atomic, and the
 //! event thread tells it to the recorder.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 #[cfg(feature = "metrics")]
-use super::{BATCH, METADATA, SLACK, increment};
+use super::{BATCH, SLACK, increment, record, record_many};
 use super::{ERRORS, HANDOFFS, LOSSES, Series, kind, loss, word};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 #[cfg(feature = "metrics")]
@@ -69,12 +69,12 @@ pub(crate) fn flush() {
         for (requests, kept) in BATCHES.iter().enumerate() {
             let batches = kept.swap(0, Ordering::SeqCst);
             if batches > 0 {
-                shielded(|| record(&BATCH, requests as f64, batches));
+                shielded(|| record_many(&BATCH, &[], batches, || requests as f64));
             }
         }
         let slacks = slacks().map(|mut slacks| std::mem::take(&mut *slacks));
         for slack in slacks.unwrap_or_default() {
-            shielded(|| record(&SLACK, slack.as_secs_f64(), 1));
+            shielded(|| record(&SLACK, &[], || slack.as_secs_f64()));
         }
     }
 }
@@ -89,7 +89,7 @@ fn count(series: &Series, values: &[&str]) {
 }
 
 /// Batches by their length, which is 128 at the most.
-static BATCHES: [AtomicU64; 129] = [const { AtomicU64::new(0) }; 129];
+static BATCHES: [AtomicUsize; 129] = [const { AtomicUsize::new(0) }; 129];
 
 /// Slacks that are kept at the most, for a tenth of a second. The rest is left out: it would say the same.
 const MOST_SLACKS: usize = 4_096;
@@ -98,21 +98,5 @@ static SLACKS: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
 /// `None` while another thread adds one, or in a child that was forked just then: nobody waits for a sample.
 fn slacks() -> Option<MutexGuard<'static, Vec<Duration>>> {
-    match SLACKS.try_lock() {
-        Ok(slacks) => Some(slacks),
-        Err(TryLockError::Poisoned(slacks)) => Some(slacks.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
-
-/// Of a histogram without labels.
-#[cfg(feature = "metrics")]
-fn record(series: &Series, value: f64, times: u64) {
-    if let Some(row) = series.row(&[]) {
-        let times = usize::try_from(times).unwrap_or(usize::MAX);
-        ::metrics::with_recorder(|to| {
-            to.register_histogram(&row.key, &METADATA)
-                .record_many(value, times);
-        });
-    }
+    SLACKS.try_lock().ok()
 }
