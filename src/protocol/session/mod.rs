@@ -349,13 +349,11 @@ impl<P: Plant> Session<P> {
                 over: false,
             });
         };
-        let (rule, probes) = match limits {
-            Some(limits) => (
-                self.queue.take(limits, &mut requests, note),
-                std::mem::take(&mut self.probes),
-            ),
-            None => (Rule::Each, Vec::new()),
-        };
+        let (mut rule, mut probes) = (Rule::Each, Vec::new());
+        if let Some(limits) = limits {
+            rule = self.queue.take(limits, &mut requests, note);
+            probes = std::mem::take(&mut self.probes);
+        }
         match requests.first().map(|first| first.name.kind) {
             Some(Kind::Job) => self.jobs_sent = Some(now),
             Some(Kind::Latch) => self.date(&mut requests, &pending),
