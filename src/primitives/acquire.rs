@@ -10,11 +10,11 @@ use tokio::task::coop;
 
 use crate::driver::handle::Handle;
 use crate::driver::node::Node;
-use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
-use crate::error::{ClosedCause, Error, LostCause, OptionsError, StoreError, StoreErrorKind};
+use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::observe::{self, Label};
+use crate::primitives::denial;
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
@@ -65,7 +65,7 @@ impl Entry {
 /// Bad input, a fork, or a wait for what the caller itself holds.
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
-    check_key(handle, key)?;
+    denial::check_key(handle, key)?;
     check_permits(key, wanted.mode)?;
     if wanted.max_hold.is_some_and(|most| most.is_zero()) {
         return Err(Error::Options(OptionsError(format!(
@@ -210,7 +210,7 @@ impl Acquire {
         let Some(entry) = &self.entry else {
             return Error::Busy { key, waited };
         };
-        gave_up(&self.handle, &self.name, entry.since, waited)
+        denial::gave_up(&self.handle, &self.name, entry.since, waited)
     }
 
     fn label(&self) -> &Label {
@@ -312,67 +312,8 @@ impl Acquire {
 
     /// The error that a caller is told.
     pub(crate) fn error(&self, why: AcquireError) -> Error {
-        error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
+        denial::error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
     }
-}
-
-/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
-pub(crate) fn error(
-    handle: &Handle,
-    name: &Name,
-    why: AcquireError,
-    (limit, waited): (usize, Duration),
-) -> Error {
-    let key = name.key.clone();
-    match why {
-        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
-        AcquireError::NodeFull => Error::NodeFull {
-            key,
-            waiting: handle.node().waiting(),
-            limit: handle.options().waiters_per_node,
-        },
-        AcquireError::Store(source) => Error::Store { key, source },
-        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
-        AcquireError::Lost(LostCause::Forked) => Error::Closed {
-            key,
-            why: ClosedCause::Forked,
-        },
-        AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
-            key,
-            why: ClosedCause::Shutdown,
-        },
-        AcquireError::Lost(cause) => Error::Lost { key, cause },
-        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
-    }
-}
-
-/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
-pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
-    let (node, key) = (handle.node(), name.key.clone());
-    let source = match node.why_waiting(name, since) {
-        Ok(()) => return Error::Busy { key, waited },
-        Err(Some(source)) => {
-            node.failed(node.servers.of(name), Failed::Caller, &source);
-            source
-        }
-        // The wait was short: no request is late, so the server is not said to fail.
-        Err(None) => {
-            let text = format_args!("no answer within the wait of {waited:?}");
-            StoreError::new(StoreErrorKind::TimedOut, text)
-        }
-    };
-    Error::Store { key, source }
-}
-
-/// # Errors
-/// A key that is empty or too long.
-pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
-    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
-    if (1..=limit).contains(&length) {
-        return Ok(());
-    }
-    let key = key.clone();
-    Err(Error::Key { key, length, limit })
 }
 
 /// # Errors

@@ -99,17 +99,15 @@ impl<P: Plant> KeyState<P> {
                 }
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            Input::Changed => self.step_calls(cx, |calls, _| calls.changed()),
+            Input::Changed => {
+                if let Some(calls) = &mut self.calls {
+                    calls.changed();
+                }
+            }
         }
-        self.end_step(cx);
-    }
-
-    /// Sends what the callers that wait here need: claims, and calls.
-    pub(crate) fn end_step(&mut self, cx: &mut StepContext<'_>) {
         self.claim_for_line(cx);
-        if let Some(calls) = &mut self.calls {
-            calls.send_all(cx);
-            self.calls.take_if(|calls| calls.is_idle());
+        if self.calls.is_some() {
+            self.step_calls(cx, |_, _| {});
         }
     }
 
@@ -124,14 +122,16 @@ impl<P: Plant> KeyState<P> {
         Some((calls, asked))
     }
 
+    /// Takes a step of the calls, if there are any, and sends what they need.
     pub(crate) fn step_calls(
         &mut self,
         cx: &mut StepContext<'_>,
         step: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
     ) {
-        if let Some(calls) = &mut self.calls {
-            step(calls, cx);
-        }
+        let Some(calls) = &mut self.calls else { return };
+        step(calls, cx);
+        calls.send_all(cx);
+        self.calls.take_if(|calls| calls.is_idle());
     }
 
     /// As new, when it is idle, with the room that it had, unless that was much.
@@ -328,8 +328,8 @@ impl<P: Plant> KeyState<P> {
 
     /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
-        self.expire(cx);
         self.step_calls(cx, Calls::close);
+        self.expire(cx);
         let solos = std::mem::take(&mut self.solos);
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));
@@ -351,6 +351,6 @@ impl<P: Plant> KeyState<P> {
                 _ => {}
             }
         }
-        self.end_step(cx);
+        self.claim_for_line(cx);
     }
 }

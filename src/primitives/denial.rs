@@ -1,0 +1,70 @@
+//! What a caller is told that gets no lease, or no answer to its call.
+
+use std::time::Duration;
+
+use crate::driver::handle::Handle;
+use crate::driver::outage::Failed;
+use crate::error::{ClosedCause, Error, LostCause, StoreError, StoreErrorKind};
+use crate::key::Key;
+use crate::protocol::message::Name;
+use crate::protocol::step::AcquireError;
+use crate::protocol::time::Instant;
+
+/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
+pub(crate) fn error(
+    handle: &Handle,
+    name: &Name,
+    why: AcquireError,
+    (limit, waited): (usize, Duration),
+) -> Error {
+    let key = name.key.clone();
+    match why {
+        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
+        AcquireError::NodeFull => Error::NodeFull {
+            key,
+            waiting: handle.node().waiting(),
+            limit: handle.options().waiters_per_node,
+        },
+        AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
+        AcquireError::Lost(LostCause::Forked) => Error::Closed {
+            key,
+            why: ClosedCause::Forked,
+        },
+        AcquireError::Lost(LostCause::Shutdown) | AcquireError::Closed => Error::Closed {
+            key,
+            why: ClosedCause::Shutdown,
+        },
+        AcquireError::Lost(cause) => Error::Lost { key, cause },
+        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
+    }
+}
+
+/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
+pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
+    let (node, key) = (handle.node(), name.key.clone());
+    let source = match node.why_waiting(name, since) {
+        Ok(()) => return Error::Busy { key, waited },
+        Err(Some(source)) => {
+            node.failed(node.servers.of(name), Failed::Caller, &source);
+            source
+        }
+        // The wait was short: no request is late, so the server is not said to fail.
+        Err(None) => {
+            let text = format_args!("no answer within the wait of {waited:?}");
+            StoreError::new(StoreErrorKind::TimedOut, text)
+        }
+    };
+    Error::Store { key, source }
+}
+
+/// # Errors
+/// A key that is empty or too long.
+pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
+    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
+    if (1..=limit).contains(&length) {
+        return Ok(());
+    }
+    let key = key.clone();
+    Err(Error::Key { key, length, limit })
+}
