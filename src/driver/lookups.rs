@@ -37,7 +37,7 @@ impl Node {
     }
 
     /// Asks the shard of a key, which takes no step.
-    pub(super) fn look<T>(&self, name: &Name, look: impl FnOnce(&mut Shard, Instant) -> T) -> T {
+    pub(crate) fn look<T>(&self, name: &Name, look: impl FnOnce(&mut Shard, Instant) -> T) -> T {
         let mut keys = lock(&self.cell(name).keys);
         let now = keys.now(&self.clock);
         look(&mut keys.shard, now)

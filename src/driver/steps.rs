@@ -5,8 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
-#[cfg(feature = "redis")]
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -17,7 +15,6 @@ use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
-use crate::protocol::write::Precondition;
 
 impl Node {
     /// Tells the key machine what happened to `name`.
@@ -149,29 +146,6 @@ impl Node {
         self.follow_up(after);
         self.alarm.ring();
         self.note_idle();
-    }
-
-    /// A holder of each of these leases is about to write: counts the write, and returns what it is checked against, and the length
-    /// of the shortest lease. `None` if a lease is over, and then no holding counts the write.
-    #[cfg(feature = "redis")]
-    pub(crate) fn begin_write<'a>(
-        self: &Arc<Self>,
-        holders: impl IntoIterator<Item = (&'a Name, Ticket)>,
-    ) -> Option<(Arc<[Precondition]>, Duration)> {
-        let (mut leases, mut shortest) = (Vec::<Precondition>::new(), Duration::MAX);
-        for (name, ticket) in holders {
-            let begun = self.look(name, |shard, now| shard.begin_write(now, name, ticket));
-            let Some((precondition, lease)) = begun else {
-                let ended = leases
-                    .iter()
-                    .map(|lease| (&lease.name, Input::WriteEnded(lease.clone(), false)));
-                self.drive_each(ended);
-                return None;
-            };
-            leases.push(precondition);
-            shortest = shortest.min(lease);
-        }
-        Some((leases.into(), shortest))
     }
 
     /// Enters a caller that waits for an answer, and says when.

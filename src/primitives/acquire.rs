@@ -13,11 +13,11 @@ use tokio::task::coop;
 
 use crate::driver::handle::Handle;
 use crate::driver::node::Entered;
-use crate::driver::outage::Failed;
 use crate::driver::waiter::Waiter;
-use crate::error::{ClosedCause, Error, LostCause, OptionsError, StoreError, StoreErrorKind};
+use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::observe::{self, Label};
+use crate::primitives::denial;
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
@@ -64,7 +64,7 @@ impl Entry {
 /// Bad input, a fork, or a wait for what the caller itself holds.
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
-    check_key(handle, key)?;
+    denial::check_key(handle, key)?;
     check_permits(key, wanted.mode)?;
     if wanted.max_hold.is_some_and(|most| most.is_zero()) {
         return Err(Error::Options(OptionsError(format!(
@@ -180,7 +180,7 @@ impl Lock {
     /// What to tell a caller who gives up now: that somebody has it is said only if it is known.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         match &self.entry {
-            Some(entry) => gave_up(&self.handle, &self.name, entry.since, waited),
+            Some(entry) => denial::gave_up(&self.handle, &self.name, entry.since, waited),
             None => Error::Busy {
                 key: self.name.key.clone(),
                 waited,
@@ -315,79 +315,8 @@ impl Lock {
 
     /// The error that a caller is told.
     pub(crate) fn error(&self, why: AcquireError) -> Error {
-        error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
+        denial::error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
     }
-}
-
-/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
-pub(crate) fn error(
-    handle: &Handle,
-    name: &Name,
-    why: AcquireError,
-    (limit, waited): (usize, Duration),
-) -> Error {
-    let key = name.key.clone();
-    match why {
-        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
-        AcquireError::NodeFull => Error::NodeFull {
-            key,
-            waiting: handle.node().waiting(),
-            limit: handle.options().waiters_per_node,
-        },
-        AcquireError::Store(source) => Error::Store { key, source },
-        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
-        AcquireError::Closed => lost(key, LostCause::Shutdown),
-        AcquireError::Lost(cause) => lost(key, cause),
-        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
-    }
-}
-
-/// The error of a caller whose lease was lost before it had a guard. A node that is closed or forked is told as that.
-pub(crate) fn lost(key: Key, cause: LostCause) -> Error {
-    let why = match cause {
-        LostCause::Forked => ClosedCause::Forked,
-        LostCause::Shutdown => ClosedCause::Shutdown,
-        cause => return Error::Lost { key, cause },
-    };
-    Error::Closed { key, why }
-}
-
-/// Returns `None` for a busy key, which is no error for a caller that does not wait.
-pub(crate) fn unless_busy<G>(answer: Result<G, Error>) -> Result<Option<G>, Error> {
-    match answer {
-        Ok(guard) => Ok(Some(guard)),
-        Err(Error::Busy { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
-pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
-    let (node, key) = (handle.node(), name.key.clone());
-    let source = match node.why_waiting(name, since) {
-        Ok(()) => return Error::Busy { key, waited },
-        Err(Some(source)) => {
-            node.failed(node.servers.of(name), Failed::Caller, &source);
-            source
-        }
-        // The wait was short: no request is late, so the server is not said to fail.
-        Err(None) => {
-            let text = format_args!("no answer within the wait of {waited:?}");
-            StoreError::new(StoreErrorKind::TimedOut, text)
-        }
-    };
-    Error::Store { key, source }
-}
-
-/// # Errors
-/// A key that is empty or too long.
-pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
-    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
-    if (1..=limit).contains(&length) {
-        return Ok(());
-    }
-    let key = key.clone();
-    Err(Error::Key { key, length, limit })
 }
 
 /// # Errors

@@ -11,7 +11,7 @@ use crate::driver::handle::Handle;
 use crate::driver::waiter::Told;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
-use crate::primitives::acquire;
+use crate::primitives::denial;
 use crate::protocol::message::{LeaseTimes, Name, Question};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, Ticket};
 use crate::protocol::time::Instant;
@@ -42,7 +42,7 @@ pub(crate) fn check(
     question: Question,
 ) -> Result<CallOptions, Error> {
     let (options, node) = (handle.options(), handle.node());
-    acquire::check_key(handle, &name.key)?;
+    denial::check_key(handle, &name.key)?;
     handle.not_forked(&name.key)?;
     options.check_times(term)?;
     Ok(CallOptions {
@@ -102,7 +102,7 @@ impl<T> Call<T> {
 
     /// The error of a caller that gives up now: [`Error::Busy`] only if the store said that there is no news.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
-        acquire::gave_up(&self.handle, &self.name, self.since, waited)
+        denial::gave_up(&self.handle, &self.name, self.since, waited)
     }
 
     fn read(&self, told: Told) -> Result<T, Error> {
@@ -123,7 +123,7 @@ impl<T> Call<T> {
             why => observe::denied(label, name, why),
         }
         let limit = handle.options().waiters_per_key;
-        Err(acquire::error(handle, name, why, (limit, Duration::ZERO)))
+        Err(denial::error(handle, name, why, (limit, Duration::ZERO)))
     }
 }
 

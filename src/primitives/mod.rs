@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod blocking;
 pub(crate) mod call;
+pub(crate) mod denial;
 pub(crate) mod election;
 pub(crate) mod guard;
 pub(crate) mod held;

@@ -11,8 +11,9 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::Options;
-use crate::primitives::acquire::{self, Lock, unless_busy};
+use crate::primitives::acquire::{self, Lock};
 use crate::primitives::blocking::block_on;
+use crate::primitives::denial::{self, unless_busy};
 use crate::primitives::guard::Guards;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
 use crate::primitives::within::within;
@@ -353,7 +354,7 @@ impl Pursuit {
         match self.guards.0.iter().find(|guard| !guard.is_held()) {
             None => Ok(MultiGuard::new(std::mem::take(&mut self.guards))),
             Some(guard) => Err(match guard.held().lost() {
-                Error::Lost { key, cause } => acquire::lost(key, cause),
+                Error::Lost { key, cause } => denial::lost(key, cause),
                 closed => closed,
             }),
         }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Lock, unless_busy};
+use crate::primitives::acquire::Lock;
 use crate::primitives::blocking::block_on;
 use crate::primitives::call::{self, Call};
+use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;

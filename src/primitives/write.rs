@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
@@ -10,8 +11,8 @@ use crate::key::Key;
 use crate::primitives::call::Call;
 use crate::primitives::held::Held;
 use crate::protocol::message::WriteAnswer;
-use crate::protocol::step::Answer;
-use crate::protocol::write::{Action, GuardedWrite, WriteBody};
+use crate::protocol::step::{Answer, Input};
+use crate::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 /// The most words of one command: its name, its keys and its arguments. A call in Lua has room for no more.
 const MAX_COMMAND_WORDS: usize = 7_997;
@@ -222,8 +223,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     if node.servers.of_all(held.iter().map(|held| &held.name)).is_none() {
         return Err(unsupported("other leases of the guard are on another server"));
     }
-    let begun = node.begin_write(held.iter().map(|held| (&held.name, held.ticket)));
-    let (leases, shortest) = begun.ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
+    let (leases, shortest) = begin(held).ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
     let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
     match Call::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
         Ok(WriteAnswer::Done(reply)) => Ok(*reply),
@@ -237,6 +237,26 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
         Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
         Err(error) => Err(error),
     }
+}
+
+/// Has each holding count the write, and returns what it is checked against, and the length of the shortest lease. `None` if a
+/// lease is over, and then no holding counts the write.
+fn begin(held: &[Arc<Held>]) -> Option<(Arc<[Precondition]>, Duration)> {
+    let node = held[0].handle.node();
+    let (mut leases, mut shortest) = (Vec::<Precondition>::new(), Duration::MAX);
+    for Held { name, ticket, .. } in held.iter().map(|held| &**held) {
+        let begun = node.look(name, |shard, now| shard.begin_write(now, name, *ticket));
+        let Some((lease, length)) = begun else {
+            let ended = leases
+                .iter()
+                .map(|lease| (&lease.name, Input::WriteEnded(lease.clone(), false)));
+            node.drive_each(ended);
+            return None;
+        };
+        leases.push(lease);
+        shortest = shortest.min(length);
+    }
+    Some((leases.into(), shortest))
 }
 
 fn keys(held: &[Arc<Held>]) -> Vec<&Key> {

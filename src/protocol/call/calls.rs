@@ -7,7 +7,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Checkpoint, Question, Reply, Request, Turn, Verb};
 use crate::protocol::step::{
-    AcquireError, Answer, CallOptions, Class, Effect, KeyEvent, Outgoing, Tag, Ticket, ms,
+    AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::protocol::time::Instant;
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 /// What a request was for.
-pub(crate) enum Asked {
+enum Asked {
     /// A call, at this place.
     Call(usize),
     /// An action, which is sent once.
@@ -60,9 +60,45 @@ impl<P: Plant> Calls<P> {
         self.watched.is_some_and(|at| at >= since) && self.error.is_none()
     }
 
+    /// Takes in what happened to the key. Returns an input that is not about its calls.
+    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
+        let asked = match &input {
+            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.asked_by(*tag),
+            _ => None,
+        };
+        match (input, asked) {
+            (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
+            (Input::Act(ticket, lease, action), _) => self.act(cx, ticket, lease, action),
+            (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
+            (Input::Changed, _) => self.changed(),
+            (Input::Answered { sent, reply, .. }, Some(asked)) => match asked {
+                Asked::Call(at) => self.answered(cx, at, sent, reply),
+                Asked::Action(action) => action.answered(cx, reply),
+            },
+            (
+                Input::Failed {
+                    why,
+                    heard,
+                    away,
+                    error,
+                    ..
+                },
+                Some(asked),
+            ) => {
+                let failing = Failing::new(why, heard, away, error);
+                match asked {
+                    Asked::Call(at) => self.failed(cx, at, failing),
+                    Asked::Action(action) => action.failed(cx, failing),
+                }
+            }
+            (input, _) => return Some(input),
+        }
+        None
+    }
+
     // What callers do.
 
-    pub(crate) fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
+    fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
             let until = cx.now + cx.source.jittered(ms(options.term.lease_ms) / 3);
             self.resting.push((until, ticket, options));
@@ -88,7 +124,7 @@ impl<P: Plant> Calls<P> {
 
     /// The caller's future was dropped. An answer means nothing then, and nothing is left behind in the store. Returns whether
     /// there was a call of it.
-    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
+    fn cancel(&mut self, ticket: Ticket) -> bool {
         let mut pending = self.pending.iter_mut();
         let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
         let mut actions = self.actions.iter_mut();
@@ -179,36 +215,21 @@ impl<P: Plant> Calls<P> {
     // What the store says.
 
     /// Returns what the request in flight is for, if it is for one of these.
-    pub(crate) fn asked_by(&mut self, tag: Tag) -> Option<Asked> {
+    fn asked_by(&mut self, tag: Tag) -> Option<Asked> {
         let is_its = |call: &PendingCall| call.is_asking && call.id.is_some_and(|id| id.claim == tag.claim);
         let call = self.pending.iter().position(is_its).map(Asked::Call);
         call.or_else(|| self.take_action(tag).map(Asked::Action))
     }
 
     /// A request that was sent at `sent` is answered.
-    pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, asked: Asked, sent: Instant, reply: Reply) {
-        match asked {
-            Asked::Call(at) => self.call_answered(cx, at, sent, reply),
-            Asked::Action(action) => action.answered(cx, reply),
-        }
-    }
-
-    /// A request came to nothing.
-    pub(crate) fn failed(&mut self, cx: &mut StepContext<'_>, asked: Asked, failing: Failing) {
-        match asked {
-            Asked::Call(at) => self.call_failed(cx, at, failing),
-            Asked::Action(action) => action.failed(cx, failing),
-        }
-    }
-
-    fn call_answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
+    fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
         if self.plant.planted(Flaw::AnswerToAnotherCall) {
             let first = self.pending.iter().position(|call| call.is_asking);
             at = first.unwrap_or(at);
         }
         if let Reply::Refused(refusal) = reply {
             let failing = Failing::of_answer(self.watched, StoreError::refused(refusal));
-            return self.call_failed(cx, at, failing);
+            return self.failed(cx, at, failing);
         }
         self.error = None;
         let (takes_all, takes_one) = (
@@ -223,7 +244,7 @@ impl<P: Plant> Calls<P> {
         let repeats = matches!(call.options.question, Question::Release { repeats: true, .. });
         let Some(answer) = Answer::from_reply(reply, repeats) else {
             let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
-            return self.call_failed(cx, at, failing);
+            return self.failed(cx, at, failing);
         };
         (call.is_asking, call.failures, call.retries) = (false, 0, false);
         // A watch may have gained callers since the request was sent. Any other call has one caller, and its request was sent for
@@ -235,8 +256,8 @@ impl<P: Plant> Calls<P> {
             .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
 
-    /// The callers that may still be answered in time have it asked again, the first time at once.
-    fn call_failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
+    /// A request came to nothing. The callers that may still be answered in time have it asked again, the first time at once.
+    fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
         let now = cx.now;
         self.error = Some(failing.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
-use crate::protocol::call::calls::{Asked, Calls};
+use crate::protocol::call::calls::Calls;
 use crate::protocol::failing::Failing;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Holding, Origin, Phase, RequestKind};
@@ -12,7 +12,7 @@ use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimNumber, Holder, Mode, NodeId};
-use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Tag, Ticket};
+use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 /// The state of one key.
@@ -61,12 +61,19 @@ pub(crate) struct Reclaim {
 
 impl<P: Plant> KeyState<P> {
     #[inline]
-    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) {
+    pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
+        if self.calls.is_some() || matches!(input, Input::Call(..) | Input::Act(..)) {
+            let calls = self.calls.get_or_insert_with(|| Box::new(Calls::new(self.plant)));
+            let left = calls.handle(cx, input);
+            self.step_calls(cx, |_, _| {});
+            match left {
+                Some(of_claims) => input = of_claims,
+                None => return,
+            }
+        }
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
-            Input::Call(ticket, options) => self.calls().call(cx, ticket, options),
-            Input::Act(ticket, lease, action) => self.calls().act(cx, ticket, lease, action),
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
@@ -80,10 +87,7 @@ impl<P: Plant> KeyState<P> {
                 sent,
                 time,
                 reply,
-            } => match self.call_of(tag) {
-                Some((calls, call)) => calls.answered(cx, call, sent, reply),
-                None => self.answered(cx, tag, (sent, time), reply),
-            },
+            } => self.answered(cx, tag, (sent, time), reply),
             Input::Failed {
                 tag,
                 why,
@@ -93,45 +97,25 @@ impl<P: Plant> KeyState<P> {
                 error,
             } => {
                 let failing = Failing::new(why, heard, away, error);
-                match self.call_of(tag) {
-                    Some((calls, call)) => calls.failed(cx, call, failing),
-                    None => self.failed(cx, tag, late_after, failing),
-                }
+                self.failed(cx, tag, late_after, failing);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            Input::Changed => self.step_calls(cx, |calls, _| calls.changed()),
+            // Those are of the calls.
+            Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }
-        self.end_step(cx);
-    }
-
-    /// Sends what the callers that wait here need: claims, and calls.
-    pub(crate) fn end_step(&mut self, cx: &mut StepContext<'_>) {
         self.claim_for_line(cx);
-        if let Some(calls) = &mut self.calls {
-            calls.send_all(cx);
-            self.calls.take_if(|calls| calls.is_idle());
-        }
     }
 
-    fn calls(&mut self) -> &mut Calls<P> {
-        self.calls.get_or_insert_with(|| Box::new(Calls::new(self.plant)))
-    }
-
-    /// Returns the call that a request was for, if it was for one.
-    fn call_of(&mut self, tag: Tag) -> Option<(&mut Calls<P>, Asked)> {
-        let calls = self.calls.as_mut()?;
-        let asked = calls.asked_by(tag)?;
-        Some((calls, asked))
-    }
-
+    /// Takes a step of the calls, if there are any, and sends what they need.
     pub(crate) fn step_calls(
         &mut self,
         cx: &mut StepContext<'_>,
         step: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
     ) {
-        if let Some(calls) = &mut self.calls {
-            step(calls, cx);
-        }
+        let Some(calls) = &mut self.calls else { return };
+        step(calls, cx);
+        calls.send_all(cx);
+        self.calls.take_if(|calls| calls.is_idle());
     }
 
     /// As new, when it is idle, with the room that it had, unless that was much.
@@ -293,10 +277,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     fn cancel(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
-        if self.line.remove(ticket)
-            || self.solos.remove(&ticket).is_some()
-            || self.calls.as_mut().is_some_and(|calls| calls.cancel(ticket))
-        {
+        if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
         let Some(claim) = self.claims.of(ticket) else {
@@ -328,8 +309,8 @@ impl<P: Plant> KeyState<P> {
 
     /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
-        self.expire(cx);
         self.step_calls(cx, Calls::close);
+        self.expire(cx);
         let solos = std::mem::take(&mut self.solos);
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));
@@ -351,6 +332,6 @@ impl<P: Plant> KeyState<P> {
                 _ => {}
             }
         }
-        self.end_step(cx);
+        self.claim_for_line(cx);
     }
 }

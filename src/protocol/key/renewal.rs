@@ -44,14 +44,14 @@ impl<P: Plant> KeyState<P> {
     }
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
-        self.expire(cx);
         self.step_calls(cx, Calls::wake);
+        self.expire(cx);
         for number in self.claims.due(cx.now) {
             if self.claims[number].act.is_some_and(|act| act <= cx.now) {
                 self.act(cx, number);
             }
         }
-        self.end_step(cx);
+        self.claim_for_line(cx);
     }
 
     /// Its pause is over.
@@ -143,8 +143,8 @@ impl<P: Plant> KeyState<P> {
 
     /// Whether grants are pushed has changed, or they are again and some may have been missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
-        self.expire(cx);
         self.step_calls(cx, Calls::inbox);
+        self.expire(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
@@ -161,20 +161,20 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
-        self.end_step(cx);
+        self.claim_for_line(cx);
     }
 
     /// A connection opened: what failed and waits to be repeated is repeated now.
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
-        self.expire(cx);
         self.step_calls(cx, Calls::reachable);
+        self.expire(cx);
         for number in self.claims.all() {
             if self.claims[number].retries {
                 self.act(cx, number);
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        self.end_step(cx);
+        self.claim_for_line(cx);
     }
 
     /// A lease is renewed when a third of it is over. A lease of fixed length is not.

@@ -1,0 +1,82 @@
+//! What a caller is told that gets no lease, or no answer to its call.
+
+use std::time::Duration;
+
+use crate::driver::handle::Handle;
+use crate::driver::outage::Failed;
+use crate::error::{ClosedCause, Error, LostCause, StoreError, StoreErrorKind};
+use crate::key::Key;
+use crate::protocol::message::Name;
+use crate::protocol::step::AcquireError;
+use crate::protocol::time::Instant;
+
+/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
+pub(crate) fn error(
+    handle: &Handle,
+    name: &Name,
+    why: AcquireError,
+    (limit, waited): (usize, Duration),
+) -> Error {
+    let key = name.key.clone();
+    match why {
+        AcquireError::QueueFull { waiting } => Error::QueueFull { key, waiting, limit },
+        AcquireError::NodeFull => Error::NodeFull {
+            key,
+            waiting: handle.node().waiting(),
+            limit: handle.options().waiters_per_node,
+        },
+        AcquireError::Store(source) => Error::Store { key, source },
+        AcquireError::Unanswered(source) => Error::Unanswered { key, source },
+        AcquireError::Closed => lost(key, LostCause::Shutdown),
+        AcquireError::Lost(cause) => lost(key, cause),
+        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
+    }
+}
+
+/// The error of a caller whose lease was lost before it had a guard. A node that is closed or forked is told as that.
+pub(crate) fn lost(key: Key, cause: LostCause) -> Error {
+    let why = match cause {
+        LostCause::Forked => ClosedCause::Forked,
+        LostCause::Shutdown => ClosedCause::Shutdown,
+        cause => return Error::Lost { key, cause },
+    };
+    Error::Closed { key, why }
+}
+
+/// Returns `None` for a busy key, which is no error for a caller that does not wait.
+pub(crate) fn unless_busy<G>(answer: Result<G, Error>) -> Result<Option<G>, Error> {
+    match answer {
+        Ok(guard) => Ok(Some(guard)),
+        Err(Error::Busy { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
+pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
+    let (node, key) = (handle.node(), name.key.clone());
+    let source = match node.why_waiting(name, since) {
+        Ok(()) => return Error::Busy { key, waited },
+        Err(Some(source)) => {
+            node.failed(node.servers.of(name), Failed::Caller, &source);
+            source
+        }
+        // The wait was short: no request is late, so the server is not said to fail.
+        Err(None) => {
+            let text = format_args!("no answer within the wait of {waited:?}");
+            StoreError::new(StoreErrorKind::TimedOut, text)
+        }
+    };
+    Error::Store { key, source }
+}
+
+/// # Errors
+/// A key that is empty or too long.
+pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {
+    let (length, limit) = (key.as_bytes().len(), handle.options().max_key);
+    if (1..=limit).contains(&length) {
+        return Ok(());
+    }
+    let key = key.clone();
+    Err(Error::Key { key, length, limit })
+}
