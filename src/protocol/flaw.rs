@@ -5,6 +5,8 @@
 
 use std::fmt::Debug;
 
+use strum::VariantArray;
+
 /// Says which mistake is planted.
 pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
     /// Whether it is this one.
@@ -23,7 +25,7 @@ impl Plant for Sound {
 }
 
 /// A mistake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum Flaw {
     // Of the key machine.
     /// The deadline counts from the answer.
@@ -183,5 +185,5 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: &[Flaw] = <Flaw as strum::VariantArray>::VARIANTS;
+    pub const ALL: &[Flaw] = Flaw::VARIANTS;
 }

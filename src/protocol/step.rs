@@ -14,6 +14,8 @@
 
 use std::time::Duration;
 
+use strum::{EnumCount, EnumTryAs};
+
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
     Checkpoint, ClaimNumber, Fence, Grant, GrantNumber, Holder, JobReport, LatchReport, LeaderReport,
@@ -236,7 +238,7 @@ pub struct Outgoing {
 }
 
 /// What a request is for. It decides what goes first: what comes first here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount)]
 pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
@@ -251,9 +253,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All of them, the most urgent first.
-    pub(crate) const ALL: &[Class] = <Class as strum::VariantArray>::VARIANTS;
-
     /// The class of a call.
     pub(crate) fn of_call(question: Question) -> Class {
         match question.of() {
@@ -300,7 +299,7 @@ pub enum AcquireError {
 }
 
 /// The answer to a call.
-#[derive(Debug, Clone, strum::EnumTryAs)]
+#[derive(Debug, Clone, EnumTryAs)]
 pub enum Answer {
     /// What the store knows of a job.
     Report(Box<JobReport>),

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
+use strum::EnumCount;
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Kind, Name, Request, Rule};
@@ -21,7 +22,7 @@ const FEW: usize = 8;
 /// back.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    kinds: [[Line; Class::ALL.len()]; Kind::ALL.len()],
+    kinds: [[Line; Class::COUNT]; Kind::ALL.len()],
     /// For each kind a bit per class whose line has requests, the most urgent first. It is looked at before and after each
     /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
     filled: [u8; Kind::ALL.len()],
