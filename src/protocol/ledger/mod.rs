@@ -312,7 +312,7 @@ impl<P: Plant> Ledger<P> {
         live.map(|watcher| (watcher.node, watcher.expires))
     }
 
-    /// Lets `ms` pass for what a key has that is of no claim: a latch, who watches, and when it was last left free.
+    /// Lets `ms` pass for what a key has that belongs to no claim: its latch, its watchers, and the time when it was last left free.
     #[doc(hidden)]
     pub fn age_rest(&mut self, name: &Name, ms: u64) {
         let Some(state) = self.states.get_mut(name) else {

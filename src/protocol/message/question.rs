@@ -158,7 +158,7 @@ impl Question {
     }
 }
 
-/// What a run leaves behind for whoever runs its tick again, or the id of a call. Cheap to clone.
+/// What a run leaves behind for the next run of its tick, or the id of a call. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint(pub Arc<[u8]>);
 

@@ -342,7 +342,7 @@ fn bytes(part: Option<&[u8]>) -> Option<Checkpoint> {
     part?.strip_prefix(b"=").map(|bytes| Checkpoint(bytes.into()))
 }
 
-/// Reads who leads, as `lua/elect.lua` lists it.
+/// Reads the leader, as `lua/elect.lua` lists it.
 fn decode_leader(text: &[u8]) -> Option<LeaderReport> {
     let mut parts = text.splitn(4, |byte| *byte == b':');
     Some(LeaderReport {
