@@ -54,8 +54,8 @@ struct Observer {
     latest: Told,
     /// The caller that asks.
     asks: Option<usize>,
-    /// Since when that is not what is true, while it asks.
-    differs: Option<u64>,
+    /// Since when that is not what is true, while it asks, and what is true.
+    differs: Option<(u64, Told)>,
 }
 
 /// By which grant somebody leads, and the place of what was proclaimed under it.
@@ -591,7 +591,9 @@ impl World {
                 of.differs = None;
                 continue;
             }
-            let (since, known) = (*of.differs.get_or_insert(now), of.known);
+            // Between two looks of this check another may have led, of which the observer was told in time.
+            of.differs = of.differs.filter(|(_, of)| *of == truth);
+            let ((since, _), known) = (*of.differs.get_or_insert((now, truth)), of.known);
             let bound = lease / 3 + lease / 100 + 6 * self.profile.delay.1 + 30 * MS;
             if now - since > bound {
                 let state = self.describe(key);
