@@ -65,7 +65,9 @@ impl Entry {
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
     denial::check_key(handle, key)?;
-    check_permits(key, wanted.mode)?;
+    if let Mode::Permits(permits) = wanted.mode {
+        check_permits(key, permits)?;
+    }
     if wanted.max_hold.is_some_and(|most| most.is_zero()) {
         return Err(Error::Options(OptionsError(format!(
             "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
@@ -321,10 +323,8 @@ impl Lock {
 
 /// # Errors
 /// Permits that the semaphore does not have.
-pub(crate) fn check_permits(key: &Key, mode: Mode) -> Result<(), Error> {
-    let Mode::Permits(Permits { weight, capacity }) = mode else {
-        return Ok(());
-    };
+pub(crate) fn check_permits(key: &Key, permits: Permits) -> Result<(), Error> {
+    let Permits { weight, capacity } = permits;
     if (1..=capacity).contains(&weight) {
         return Ok(());
     }

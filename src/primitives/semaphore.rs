@@ -187,8 +187,9 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let (line, mode) = (&self.line, self.mode(self.permits));
-        check_permits(self.key(), mode)?;
+        let (line, permits) = (&self.line, self.weighing(self.permits));
+        check_permits(self.key(), permits)?;
+        let mode = Mode::Permits(permits);
         let asked = line.ask(Question::InUse, |call| call.mode = mode, Answer::try_as_in_use);
         let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
@@ -196,10 +197,14 @@ impl Semaphore {
     }
 
     fn mode(&self, permits: u32) -> Mode {
-        Mode::Permits(Permits {
-            weight: permits,
+        Mode::Permits(self.weighing(permits))
+    }
+
+    fn weighing(&self, weight: u32) -> Permits {
+        Permits {
+            weight,
             capacity: self.permits,
-        })
+        }
     }
 }
 

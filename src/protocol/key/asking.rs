@@ -125,7 +125,8 @@ impl<P: Plant> KeyState<P> {
             }
             _ => latest,
         };
-        let until = if claim.finished().is_some() && !is_closed {
+        let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
+        let until = if is_finished && !is_closed {
             cx.now + FINISH_LEASES * claim.hold()
         } else {
             ends
@@ -137,7 +138,10 @@ impl<P: Plant> KeyState<P> {
         }
         claim.failed_requests = 0;
         claim.unanswered = None;
-        let passed = claim.take_passed();
+        let passed = match claim.origin {
+            Some(Origin::Pass(_)) => claim.take_passed(),
+            _ => None,
+        };
         self.ask(cx, number, RequestKind::Leave);
         if let Some(old) = passed {
             self.leave_passed(cx, old);

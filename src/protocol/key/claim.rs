@@ -308,11 +308,6 @@ impl Claim {
         ms(self.term.hold_ms())
     }
 
-    /// Its tick was run to its end, and whether that went well.
-    pub(crate) fn finished(&self) -> Option<bool> {
-        self.tick.as_deref()?.finished
-    }
-
     /// The lease of another owner that it takes over, until it has it.
     pub(crate) fn pass(&self) -> Option<&Pass> {
         match &self.origin {
@@ -348,7 +343,8 @@ impl Claim {
             }
             RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
             RequestKind::Leave => {
-                let finish = self.finished().map(|well| Verb::Finish { well });
+                let finished = self.tick.as_ref().and_then(|tick| tick.finished);
+                let finish = finished.map(|well| Verb::Finish { well });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
             RequestKind::Yield => (Verb::Yield { to }, Class::Leave),

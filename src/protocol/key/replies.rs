@@ -341,7 +341,8 @@ impl<P: Plant> KeyState<P> {
         if let Some(ticket) = release.take() {
             // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
             // tick: the store knows its latest winner after it has left, so another has it, or had it.
-            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && claim.finished().is_none());
+            let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
+            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && !is_finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
