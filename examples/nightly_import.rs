@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use replicas::{Replicas, Trouble};
-use tenure::{CountDownLatch, Error};
+use tenure::{Error, Latch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -43,7 +43,7 @@ impl Books {
 }
 
 /// Imports all parts, by both replicas in turn; each worker counts down when it is through.
-fn start_workers(books: &Arc<Books>, latches: &[CountDownLatch; 2]) -> JoinSet<Result<(), Error>> {
+fn start_workers(books: &Arc<Books>, latches: &[Latch; 2]) -> JoinSet<Result<(), Error>> {
     let mut workers = JoinSet::new();
     for part in 1..=PARTS {
         let (books, latch) = (books.clone(), latches[part as usize % 2].clone());

@@ -76,8 +76,8 @@ pub enum Error {
     },
     /// Whether the call counted is not known: its answer was lost, and the latch was set at about the time of the call. A further
     /// call would count in the present life of the latch, which may be a later one. Look how many are left
-    /// ([`count`](crate::CountDownLatch::count)), or give each round a name of its own: then
-    /// [`count_down_once`](crate::CountDownLatch::count_down_once) may be called again with the same id.
+    /// ([`count`](crate::Latch::count)), or give each round a name of its own: then
+    /// [`count_down_once`](crate::Latch::count_down_once) may be called again with the same id.
     #[error(
         "whether a count-down of latch `{key}` counted is not known: its answer was lost, and the latch was set at about that time"
     )]

@@ -33,10 +33,10 @@ pub use key::{Key, KeyPart};
 pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
-pub use primitives::acquire::Lock;
+pub use primitives::acquire::LockFuture;
 pub use primitives::election::{Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
-pub use primitives::latch::CountDownLatch;
+pub use primitives::latch::Latch;
 pub use primitives::multi::{Multi, MultiKey};
 pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::Mutex;

@@ -50,16 +50,16 @@ use crate::key::Key;
 use crate::observe;
 use crate::options::Options;
 #[cfg(feature = "scheduler")]
-use crate::primitives::call::Call;
+use crate::primitives::call::CallFuture;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
-use crate::primitives::latch::CountDownLatch;
+use crate::primitives::latch::Latch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
-use crate::protocol::message::{Name, NodeId, Question};
+use crate::protocol::message::{Call, Name, NodeId};
 #[cfg(feature = "scheduler")]
 use crate::protocol::step::Answer;
 #[cfg(feature = "redis")]
@@ -188,8 +188,8 @@ impl Locks {
 
     /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
     /// until it is used. A lock or a semaphore of the same key is another thing.
-    pub fn latch(&self, key: impl Into<Key>) -> CountDownLatch {
-        CountDownLatch::new(self.line(Name::latch(key.into())))
+    pub fn latch(&self, key: impl Into<Key>) -> Latch {
+        Latch::new(self.line(Name::latch(key.into())))
     }
 
     /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
@@ -242,7 +242,7 @@ impl Locks {
         let name = Name::job(name.into());
         self.handle.not_forked(&name.key)?;
         let time = 4 * self.handle.options().request_timeout;
-        let forgotten = Call::once(
+        let forgotten = CallFuture::once(
             &self.handle,
             &name,
             (time, Action::ForgetJob),
@@ -354,7 +354,7 @@ impl Transfer {
     /// # Cancel safety
     /// Dropping the future does not undo it.
     pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
-        self.ask(&locks.handle, lease, |of| Question::Extend { of }).await
+        self.ask(&locks.handle, lease, |of| Call::Extend { of }).await
     }
 
     /// Gives it back without adopting it, from any process. A trip to the store. `Ok` says that the transfer is good for
@@ -368,7 +368,7 @@ impl Transfer {
     /// Dropping the future does not undo it.
     pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
         let lease = locks.handle.options().lease;
-        let release = |of| Question::Release { of, repeats: false };
+        let release = |of| Call::Release { of, repeats: false };
         self.ask(&locks.handle, lease, release).await
     }
 }
@@ -419,7 +419,7 @@ impl From<ConnectError> for Error {
 /// let locks = tenure::Locks::builder()
 ///     .prefix("shop:lock:")
 ///     .lease(Duration::from_secs(5))
-///     .waiters_per_key(100)
+///     .max_waiters_per_key(100)
 ///     .memory()?;
 /// # Ok(()) }
 /// ```
@@ -472,15 +472,15 @@ impl Builder {
 
     /// How many callers of this process may wait for one key; default 10,000. Over it they get
     /// [`Error::QueueFull`] at once.
-    pub fn waiters_per_key(mut self, limit: usize) -> Self {
-        self.options.waiters_per_key = limit;
+    pub fn max_waiters_per_key(mut self, limit: usize) -> Self {
+        self.options.max_waiters_per_key = limit;
         self
     }
 
     /// How many callers of this process may wait in all; default 100,000. Over it whoever would have to wait gets
     /// [`Error::NodeFull`] at once. Ticks and free keys are not refused for it.
-    pub fn waiters_per_node(mut self, limit: usize) -> Self {
-        self.options.waiters_per_node = limit;
+    pub fn max_waiters_per_node(mut self, limit: usize) -> Self {
+        self.options.max_waiters_per_node = limit;
         self
     }
 

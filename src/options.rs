@@ -31,8 +31,8 @@ pub(crate) struct Options {
     pub(crate) burst: u32,
     pub(crate) burst_time: Duration,
     pub(crate) long_hold: Duration,
-    pub(crate) waiters_per_key: usize,
-    pub(crate) waiters_per_node: usize,
+    pub(crate) max_waiters_per_key: usize,
+    pub(crate) max_waiters_per_node: usize,
     pub(crate) max_key: usize,
     pub(crate) node_name: Option<String>,
     /// Of jobs, what tells two services apart that use one name.
@@ -55,8 +55,8 @@ impl Default for Options {
             burst: 256,
             burst_time: Duration::from_millis(20),
             long_hold: Duration::from_secs(60),
-            waiters_per_key: 10_000,
-            waiters_per_node: 100_000,
+            max_waiters_per_key: 10_000,
+            max_waiters_per_node: 100_000,
             max_key: 512,
             node_name: None,
             service: String::new(),
@@ -90,7 +90,7 @@ impl Options {
                 self.burst
             ));
         }
-        if self.max_key == 0 || self.waiters_per_key == 0 || self.waiters_per_node == 0 {
+        if self.max_key == 0 || self.max_waiters_per_key == 0 || self.max_waiters_per_node == 0 {
             return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
         }
         if self.poll_gap > LONGEST_GAP || !self.poll_gap.is_zero() && self.poll_gap < Duration::from_millis(1)
@@ -112,7 +112,7 @@ impl Options {
     /// What a lock wants unless its builder is told otherwise.
     pub(crate) fn lock(&self) -> LockOptions {
         LockOptions {
-            limit: self.waiters_per_key,
+            limit: self.max_waiters_per_key,
             ..LockOptions::new(self.times(self.lease))
         }
     }

@@ -44,9 +44,9 @@ pub async fn tokio_mutex(tasks: usize, window: Duration) -> f64 {
 pub async fn in_step(locks: &Locks, size: usize, rounds: usize, raw: &mut Raw) -> (f64, f64) {
     let mutexes: Vec<Mutex> = (0..size).map(|n| locks.mutex(format!("in step:{n}"))).collect();
     let round = async || {
-        let guards = at_once(mutexes.iter().map(Mutex::lock)).await;
+        let guards = immediate(mutexes.iter().map(Mutex::lock)).await;
         let releases = guards.into_iter().map(|guard| guard.expect("a lock").release());
-        for released in at_once(releases).await {
+        for released in immediate(releases).await {
             released.expect("a release in time");
         }
     };
@@ -61,7 +61,7 @@ pub async fn in_step(locks: &Locks, size: usize, rounds: usize, raw: &mut Raw) -
 }
 
 /// Polls all of them in one go, without a task for each, so that their requests are left together.
-async fn at_once<F: IntoFuture>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+async fn immediate<F: IntoFuture>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<(Pin<Box<F::IntoFuture>>, Option<F::Output>)> = futures
         .map(|future| (Box::pin(future.into_future()), None))
         .collect();

@@ -6,7 +6,7 @@ use crate::world::{Event, MS, World};
 use std::time::Duration;
 use tenure::error::LostCause;
 use tenure::protocol::key::claim::Holding;
-use tenure::protocol::message::{Fence, Holder, Mode, Name, Permits, Question};
+use tenure::protocol::message::{Call, ClaimId, Fence, Mode, Name, Permits};
 use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{
     AcquireError, Answer, CallOptions, Input, LockOptions, Outcome, TickRefusal, Ticket,
@@ -22,14 +22,14 @@ pub(crate) struct Caller {
     pub(crate) key: usize,
     pub(crate) want: LockOptions,
     /// Its question, if it makes a call.
-    pub(crate) asks: Option<Question>,
+    pub(crate) asks: Option<Call>,
     pub(crate) state: State,
     /// Whether it takes up what it is granted: not yet, in time or late, never.
     pub(crate) fetches: Fetches,
     /// Was seen not to hold after it held.
     pub(crate) dark: bool,
     /// The claim that it holds or held by.
-    pub(crate) claim: Option<Holder>,
+    pub(crate) claim: Option<ClaimId>,
     /// When it was granted, by its node's clock.
     pub(crate) since: Option<Instant>,
     /// When it asked, by the world's clock in ns.
@@ -134,22 +134,22 @@ impl World {
         if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
             return self.arrive_together(slot, want);
         }
-        if let Some(question) = asks {
-            return self.ask_patiently(slot, key, want, question);
+        if let Some(call) = asks {
+            return self.ask_patiently(slot, key, want, call);
         }
         let ticket = self.enter(slot, key, want);
         self.feed(slot, key, Input::Lock(ticket, want));
     }
 
     /// A caller asks, and may lose patience.
-    fn ask_patiently(&mut self, slot: usize, key: usize, want: LockOptions, question: Question) {
+    fn ask_patiently(&mut self, slot: usize, key: usize, want: LockOptions, call: Call) {
         let ticket = self.enter(slot, key, want);
-        self.nodes[slot].callers[ticket.0 as usize - 1].asks = Some(question);
+        self.nodes[slot].callers[ticket.0 as usize - 1].asks = Some(call);
         let call = CallOptions {
             mode: want.mode,
             limit: want.limit,
             node_is_full: want.node_is_full,
-            ..CallOptions::new(want.term, question)
+            ..CallOptions::new(want.term, call)
         };
         self.feed(slot, key, Input::Call(ticket, call));
     }
@@ -158,12 +158,12 @@ impl World {
     pub(crate) fn new_call(&mut self, slot: usize, key: usize, call: &CallOptions) -> (Ticket, usize) {
         let want = LockOptions {
             mode: call.mode,
-            wait: call.question.is_watched(),
+            wait: call.call.is_watched(),
             mark: call.mark,
             ..LockOptions::new(call.term)
         };
         let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
-        self.nodes[slot].callers[caller].asks = Some(call.question);
+        self.nodes[slot].callers[caller].asks = Some(call.call);
         (ticket, caller)
     }
 
@@ -236,9 +236,9 @@ impl World {
     }
 
     /// Now and then somebody asks how many permits are held.
-    fn question_of_next(&self, slot: usize) -> Option<Question> {
+    fn question_of_next(&self, slot: usize) -> Option<Call> {
         let asks = self.profile.permits && self.nodes[slot].callers.len() % 32 == 9;
-        asks.then_some(Question::InUse)
+        asks.then_some(Call::InUse)
     }
 
     /// A writer goes on as a reader.
@@ -557,7 +557,7 @@ impl World {
             AcquireError::Tick(TickRefusal::Over) => Seen::DeniedOver,
             AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
             AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
-            AcquireError::Tick(TickRefusal::Behind { .. }) => Seen::DeniedBehind,
+            AcquireError::Tick(TickRefusal::EarlierTickDue { .. }) => Seen::DeniedBehind,
             AcquireError::Closed => Seen::DeniedClosed,
             AcquireError::Lost(_) | AcquireError::Kept(..) => Seen::DeniedLost,
         });

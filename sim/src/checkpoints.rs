@@ -6,12 +6,12 @@ use crate::coverage::Seen;
 use crate::jobs::Ticks;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner};
-use tenure::protocol::message::{Checkpoint, Holder, JobReport, Question, Request, TickTime, Verb};
+use tenure::protocol::message::{Call, ClaimId, JobReport, Payload, Request, TickTime, Verb};
 use tenure::protocol::step::{CallOptions, Input};
 
 /// What a run leaves: whose it is, and of which tick.
-fn cursor(of: Holder, mark: Option<TickTime>) -> Checkpoint {
-    Checkpoint(format!("{of} {mark:?}").into_bytes().into())
+fn cursor(of: ClaimId, mark: Option<TickTime>) -> Payload {
+    Payload(format!("{of} {mark:?}").into_bytes().into())
 }
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
         // Not drawn from the world's own numbers, so that nothing else changes.
         let mut rng = fastrand::Rng::with_seed(self.setup.seed ^ self.now ^ caller as u64);
         if rng.bool() {
-            self.ask_about(slot, caller, |of| Question::Recall { of });
+            self.ask_about(slot, caller, |of| Call::Recall { of });
         }
         let life = self.nodes[slot].life;
         let save = || Event::Caller {
@@ -42,23 +42,23 @@ impl World {
 
     pub(crate) fn save(&mut self, slot: usize, caller: usize) {
         let seq = self.nodes[slot].asked.into();
-        self.ask_about(slot, caller, |of| Question::Save { of, seq });
+        self.ask_about(slot, caller, |of| Call::Save { of, seq });
     }
 
-    fn ask_about(&mut self, slot: usize, caller: usize, question: impl Fn(Holder) -> Question) {
+    fn ask_about(&mut self, slot: usize, caller: usize, call: impl Fn(ClaimId) -> Call) {
         let Caller { key, want, claim, .. } = self.nodes[slot].callers[caller];
         let Some(of) = claim.filter(|_| !self.draining) else {
             return;
         };
-        let question = question(of);
-        let is_save = matches!(question, Question::Save { .. });
+        let call = call(of);
+        let is_save = matches!(call, Call::Save { .. });
         let asks = CallOptions {
             mode: want.mode,
             mark: want.mark,
             data: is_save.then(|| cursor(of, want.mark)),
-            ..CallOptions::new(want.term, question)
+            ..CallOptions::new(want.term, call)
         };
-        if let Question::Recall { of } = question {
+        if let Call::Recall { of } = call {
             self.watch.ticks.recalls.entry(of).or_insert(self.now);
         }
         let (ticket, _) = self.new_call(slot, key, &asks);
@@ -68,18 +68,18 @@ impl World {
     /// What a run was told of itself.
     pub(crate) fn run_answered(&mut self, slot: usize, caller: usize, report: &JobReport) {
         let Caller { key, want, asks, .. } = self.nodes[slot].callers[caller];
-        let Some(of) = asks.and_then(Question::of) else {
+        let Some(of) = asks.and_then(Call::of) else {
             return;
         };
         let tick = (key, want.mark);
         let now = self.now;
         let Ticks { saved, recalls, .. } = &mut self.watch.ticks;
         match asks {
-            Some(Question::Save { .. }) if report.owns => {
+            Some(Call::Save { .. }) if report.owns => {
                 saved.entry(tick).or_insert(now);
                 self.saw(Seen::SavedTold);
             }
-            Some(Question::Recall { .. }) if report.owns => {
+            Some(Call::Recall { .. }) if report.owns => {
                 // An answer may be slow, and nobody had been told when it was given.
                 let told = saved.get(&tick).zip(recalls.get(&of));
                 let was_told = told.is_some_and(|(told, asked)| told < asked) && !self.watch.forgot;
@@ -108,7 +108,7 @@ impl World {
     /// At the server: what comes to be kept is of the run that owns its tick.
     pub(crate) fn watch_save(&mut self, key: usize, request: &Request, job: &Job) {
         let before = self.watch.ticks.kept.insert(key, job.saved.clone()).flatten();
-        let Verb::Ask(Question::Save { of, .. }) = request.verb else {
+        let Verb::Call(Call::Save { of, .. }) = request.verb else {
             return;
         };
         let us = self.server_us();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Checkpoint, Fence, GrantNumber, Holder, Kind, LeaderReport, LeaseTimes, NodeId, Question, Reply, Request,
-    Verb,
+    Call, ClaimId, Fence, GrantNumber, Kind, LeaderReport, LeaseTimes, NodeId, Payload, Reply, Request, Verb,
+    Version,
 };
 use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket};
 use tenure::protocol::time::Instant;
@@ -29,7 +29,7 @@ pub(crate) struct Elections {
     /// Who led by each grant, at the server.
     led: HashMap<(usize, GrantNumber), NodeId>,
     /// By which grant each claim leads that a node knows to lead.
-    leads: HashMap<Holder, GrantNumber>,
+    leads: HashMap<ClaimId, GrantNumber>,
     /// The latest that was proclaimed under each grant, at the server.
     said: HashMap<(usize, GrantNumber), u64>,
     /// How often anything was to be proclaimed.
@@ -49,7 +49,7 @@ struct Observer {
     /// Its question was not answered.
     failed: bool,
     /// What it was told last: in which version, and what.
-    known: Option<(GrantNumber, Told)>,
+    known: Option<(Version, Told)>,
     /// The latest leader that it was told of, and what it proclaimed.
     latest: Told,
     /// The caller that asks.
@@ -79,12 +79,12 @@ struct Said {
 }
 
 impl Said {
-    fn write(&self) -> Checkpoint {
+    fn write(&self) -> Payload {
         let text = format!("{} {} {}", self.number.0, self.seq, self.node);
-        Checkpoint(text.into_bytes().into())
+        Payload(text.into_bytes().into())
     }
 
-    fn read(said: &Checkpoint) -> Option<Self> {
+    fn read(said: &Payload) -> Option<Self> {
         let text = std::str::from_utf8(&said.0).ok()?;
         let mut words = text.split(' ');
         Some(Said {
@@ -234,7 +234,7 @@ impl World {
         };
         let asks = CallOptions {
             data: Some(said.write()),
-            ..CallOptions::new(want.term, Question::Proclaim { of, seq })
+            ..CallOptions::new(want.term, Call::Proclaim { of, seq })
         };
         let (ticket, made) = self.new_call(slot, key, &asks);
         // It leads for sure, and its node says so until it is answered: then that was true when it was executed.
@@ -299,7 +299,7 @@ impl World {
         let asks = CallOptions {
             rests: failed,
             limit: 64,
-            ..CallOptions::new(term, Question::Leader { known })
+            ..CallOptions::new(term, Call::Leader { known })
         };
         let (ticket, caller) = self.new_call(slot, key, &asks);
         if failed {
@@ -318,10 +318,10 @@ impl World {
         }
         match asks {
             None if matches!(denial, AcquireError::Store(_)) => self.leads_no_more(slot, key),
-            Some(Question::Leader { .. }) if !matches!(denial, AcquireError::Closed) => {
+            Some(Call::Leader { .. }) if !matches!(denial, AcquireError::Closed) => {
                 self.told_who_leads(slot, caller, None);
             }
-            Some(Question::Leader { .. }) => {
+            Some(Call::Leader { .. }) => {
                 if let Some(observer) = self.observer_of(slot, caller) {
                     self.watch.elections.observers[observer].asks = None;
                 }
@@ -335,7 +335,7 @@ impl World {
         let Caller {
             key, asks, in_time, ..
         } = self.nodes[slot].callers[caller];
-        let Some(Question::Proclaim { of, seq }) = asks else {
+        let Some(Call::Proclaim { of, seq }) = asks else {
             return;
         };
         let elections = &self.watch.elections;
@@ -429,7 +429,7 @@ impl World {
         if latest.zip(told).is_some_and(|(latest, told)| latest.0 < told.0) {
             self.saw(Seen::NextLeaderTold);
         }
-        let version = report.map_or(GrantNumber(0), |report| report.version);
+        let version = report.map_or(Version(0), |report| report.version);
         let of = &mut self.watch.elections.observers[observer];
         (of.known, of.latest) = (Some((version, told)), told.or(latest));
     }
@@ -453,17 +453,17 @@ impl World {
         let us = self.server_us();
         let record = self.server.ledger.record(&self.keys[key], us);
         let leader = record.and_then(|record| match record.owner {
-            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         });
-        if let Some((holder, number)) = leader {
-            self.watch.elections.led.insert((key, number), holder.node);
+        if let Some((claim_id, number)) = leader {
+            self.watch.elections.led.insert((key, number), claim_id.node);
         }
-        let Verb::Ask(Question::Proclaim { of, seq }) = request.verb else {
+        let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {
             return;
         };
         let number = leader
-            .filter(|(holder, _)| *holder == of)
+            .filter(|(claim_id, _)| *claim_id == of)
             .map(|(_, number)| number);
         let is_fair = match reply {
             Reply::Done => number.is_some(),
@@ -509,11 +509,9 @@ impl World {
         if request.name.kind != Kind::Election {
             return;
         }
-        let is_of: fn(Option<Question>) -> bool = match request.verb {
-            Verb::Claim { .. } => |question| question.is_none(),
-            Verb::Ask(Question::Leader { .. }) => {
-                |question| matches!(question, Some(Question::Leader { .. }))
-            }
+        let is_of: fn(Option<Call>) -> bool = match request.verb {
+            Verb::Claim { .. } => |call| call.is_none(),
+            Verb::Call(Call::Leader { .. }) => |call| matches!(call, Some(Call::Leader { .. })),
             _ => return,
         };
         let (local, life) = (self.local(slot), self.nodes[slot].life);

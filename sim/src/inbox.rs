@@ -189,7 +189,7 @@ impl World {
         self.note(None, Some(key), || match &push {
             Push::Granted(grant) => format!(
                 "server: pushes {} to {} of node {slot}",
-                grant.number, grant.holder.claim
+                grant.number, grant.claim_id.claim
             ),
             Push::Changed(..) => format!("server: pushes news to node {slot}"),
         });
@@ -197,7 +197,7 @@ impl World {
             Some(&(at, sub, true)) if at == life => sub,
             _ => {
                 if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
-                    silent.grants.insert(grant.holder.claim, self.now);
+                    silent.grants.insert(grant.claim_id.claim, self.now);
                 }
                 return self.saw(Seen::PushLost);
             }
@@ -251,10 +251,10 @@ impl World {
                 return self.feed(slot, key, Input::Changed);
             }
         };
-        let claim = grant.holder.claim;
+        let claim = grant.claim_id.claim;
         let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
         let is_under_way = asked.next().is_some();
-        if is_under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.holder) {
+        if is_under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.claim_id) {
             self.saw(Seen::PushBeforeAnswer);
         }
         self.feed(slot, key, Input::Pushed(grant));

@@ -8,7 +8,7 @@ use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
 use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
-    Fence, GrantNumber, Holder, Kind, Question, Reply, Request, TickTime, Turn, Verb,
+    Call, ClaimId, Fence, GrantNumber, Kind, Reply, Request, TickTime, Verb, WhenBehind,
 };
 use tenure::protocol::step::{AcquireError, Input, LockOptions, TickRefusal, Ticket};
 
@@ -36,7 +36,7 @@ pub(crate) struct Ticks {
     /// And when.
     pub(crate) saved: HashMap<(usize, Option<TickTime>), u64>,
     /// When each run asked first what was left of its tick.
-    pub(crate) recalls: HashMap<Holder, u64>,
+    pub(crate) recalls: HashMap<ClaimId, u64>,
     /// The tick that was begun and that nobody is after, since when.
     pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
     /// Marks were brought back.
@@ -51,9 +51,9 @@ pub(crate) struct Ticks {
 struct Tick {
     attempt: u32,
     /// Its latest winner.
-    winner: Option<Holder>,
+    winner: Option<ClaimId>,
     /// And all before, as far as the store remembers.
-    winners: Vec<Holder>,
+    winners: Vec<ClaimId>,
     /// The store knows that it ended well, or a node was told so that ran it.
     ended: bool,
 }
@@ -144,7 +144,7 @@ impl World {
     pub(crate) fn chase(&mut self, slot: usize, key: usize, mark: Option<TickTime>, patient: bool) {
         let node = &self.nodes[slot];
         let turn = self.turn(slot, key, mark);
-        let runs_all = matches!(turn, Turn::After(_));
+        let runs_all = matches!(turn, WhenBehind::After(_));
         let missed = !patient && node.newest > mark && !runs_all;
         if missed {
             self.saw(Seen::TickMissed);
@@ -246,7 +246,7 @@ impl World {
         let (pause, patient) = match denial {
             AcquireError::Tick(TickRefusal::Early(left)) => (left.as_nanos() as u64, true),
             AcquireError::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
-            AcquireError::Tick(TickRefusal::Behind { latest, is_open }) => {
+            AcquireError::Tick(TickRefusal::EarlierTickDue { latest, is_open }) => {
                 // Whoever is to be run first is pursued first, and this one asks again.
                 let period = self.profile.period;
                 let first = (key, Some(TickTime(latest.0 + if *is_open { 0 } else { period })));
@@ -258,7 +258,7 @@ impl World {
                 }
                 (self.rng.u64(20 * MS..100 * MS), true)
             }
-            AcquireError::Busy if matches!(want.turn, Turn::After(_)) => {
+            AcquireError::Busy if matches!(want.turn, WhenBehind::After(_)) => {
                 (self.rng.u64(50 * MS..300 * MS), true)
             }
             _ => {
@@ -309,20 +309,20 @@ impl World {
     }
 
     /// How the jobs of this world overlap: the same on all nodes. In some they skip, and from a moment on pass over none.
-    fn turn(&self, slot: usize, key: usize, mark: Option<TickTime>) -> Turn {
+    fn turn(&self, slot: usize, key: usize, mark: Option<TickTime>) -> WhenBehind {
         let (period, node) = (self.profile.period, &self.nodes[slot]);
         let is_before = |quiet: u64| self.now + CHANGED < quiet;
         let skips =
             (self.setup.seed / 12).is_multiple_of(2) && self.profile.quiet_from.is_some_and(is_before);
         match self.setup.seed / 3 % 4 {
-            1 => Turn::Queue,
-            2 if skips => Turn::Skip,
+            1 => WhenBehind::Queue,
+            2 if skips => WhenBehind::Skip,
             // One that comes after none that can have been, until it is known which was.
             2 => {
                 let before = || TickTime(mark.map_or(0, |mark| mark.0.saturating_sub(period)));
-                Turn::After(node.after.get(&(key, mark)).copied().unwrap_or_else(before))
+                WhenBehind::After(node.after.get(&(key, mark)).copied().unwrap_or_else(before))
             }
-            _ => Turn::Skip,
+            _ => WhenBehind::Skip,
         }
     }
 
@@ -342,7 +342,7 @@ impl World {
             }
             AcquireError::Busy => {
                 self.saw(Seen::DeniedSkipped);
-                mark <= job.skipped && want.turn == Turn::Skip
+                mark <= job.skipped && want.turn == WhenBehind::Skip
             }
             _ => true,
         };
@@ -391,10 +391,10 @@ impl World {
             return;
         };
         self.watch_save(key, request, &job);
-        if let (Verb::Ask(Question::Reset), Reply::Report(report)) = (request.verb, reply) {
+        if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply) {
             return self.watch_reset(key, report);
         }
-        if let (Verb::Ask(Question::Open { over, .. }), Reply::Report(report)) = (request.verb, reply) {
+        if let (Verb::Call(Call::Open { over, .. }), Reply::Report(report)) = (request.verb, reply) {
             self.watch_loss(key, over, report);
         }
         let queues = self.profile.rules.queues;
@@ -404,7 +404,7 @@ impl World {
         let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
         let before = |mark: TickTime| TickTime(mark.0 - 1);
         let may_skip = match request.turn {
-            Turn::Queue => request.mark.map(before),
+            WhenBehind::Queue => request.mark.map(before),
             _ => request.mark,
         };
         if job.skipped != skipped && !(busy && may_skip == job.skipped && request.mark > job.mark) {
@@ -415,12 +415,12 @@ impl World {
         self.watch_grant(key, request, &job, queues);
         let tick = self.watch.ticks.ticks.entry((key, job.mark)).or_default();
         if job.done && !std::mem::replace(&mut tick.ended, job.done) {
-            let right = matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.holder);
+            let right = matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
             if !right {
                 self.wrong(Wrong::TickOrder, Some(key), || {
                     format!(
                         "{:?} of {} ended {:?} of {:?}",
-                        request.verb, request.holder, job.mark, job.winner
+                        request.verb, request.claim_id, job.mark, job.winner
                     )
                 });
             }
@@ -460,11 +460,12 @@ impl World {
         if attempt > 1 && !queues {
             self.saw(Seen::TickTakenOverUnqueued);
         }
-        let passed = is_new && matches!(request.turn, Turn::After(_)) && latest.is_some() && latest < mark;
+        let passed =
+            is_new && matches!(request.turn, WhenBehind::After(_)) && latest.is_some() && latest < mark;
         let is_passed_over = |latest: Option<TickTime>| {
             let before = self.watch.ticks.ticks.get(&(key, latest));
             let after = latest.max(job.skipped);
-            !before.is_some_and(|tick| tick.ended) || after.map(Turn::After) != Some(request.turn)
+            !before.is_some_and(|tick| tick.ended) || after.map(WhenBehind::After) != Some(request.turn)
         };
         if passed && is_passed_over(latest) && !self.watch.forgot {
             self.wrong(Wrong::TickPassedOver, Some(key), || {

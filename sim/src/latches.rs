@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tenure::protocol::ledger::Latch;
-use tenure::protocol::message::{Called, Checkpoint, GrantNumber, LatchReport, Question, Request, Verb};
+use tenure::protocol::ledger::LatchRecord;
+use tenure::protocol::message::{Call, Called, LatchReport, Payload, Request, Verb, Version};
 use tenure::protocol::step::{CallOptions, Input};
 
 use crate::Wrong;
@@ -23,13 +23,13 @@ type Id = Arc<[u8]>;
 pub(crate) struct Latches {
     calls: u64,
     /// Of each caller (slot, life, place), the call that it makes.
-    made: HashMap<(usize, u32, usize), Call>,
+    made: HashMap<(usize, u32, usize), SentCall>,
     /// When each call was made. Those of workers that start twice are not here.
     called: HashMap<Id, u64>,
     /// In which generation each call counted last.
-    counted: HashMap<Id, GrantNumber>,
+    counted: HashMap<Id, Version>,
     /// When each generation was set.
-    set: HashMap<GrantNumber, u64>,
+    set: HashMap<Version, u64>,
     /// The calls that changed it.
     executed: HashSet<Id>,
     /// When it was last seen at zero.
@@ -41,7 +41,7 @@ pub(crate) struct Latches {
 }
 
 #[derive(Debug, Clone)]
-struct Call {
+struct SentCall {
     id: Id,
     at: u64,
 }
@@ -62,8 +62,8 @@ impl World {
         let call = self.watch.latches.calls;
         let mut id = format!("call {call}");
         let called = Called::default();
-        let question = match self.rng.u8(0..100) {
-            0..18 => Question::SetCount {
+        let call = match self.rng.u8(0..100) {
+            0..18 => Call::SetCount {
                 count: self.rng.u32(1..=4),
                 life_ms: LIVES[self.rng.usize(0..LIVES.len())],
             },
@@ -71,27 +71,27 @@ impl World {
                 if self.chance(25) {
                     id = format!("worker {}", call % 6);
                 }
-                Question::CountDown { called }
+                Call::CountDown { called }
             }
-            60..65 => Question::Count,
+            60..65 => Call::Count,
             _ if self.latch_waiters(slot).count() >= WAITERS => return,
-            _ => Question::Zero { of: None },
+            _ => Call::Zero { of: None },
         };
         let id: Id = id.as_bytes().into();
-        self.call_latch(slot, question, id);
+        self.call_latch(slot, call, id);
     }
 
-    fn call_latch(&mut self, slot: usize, question: Question, id: Id) {
+    fn call_latch(&mut self, slot: usize, call: Call, id: Id) {
         let Some(key) = self.latch else { return };
-        let has_id = matches!(question, Question::SetCount { .. } | Question::CountDown { .. });
+        let has_id = matches!(call, Call::SetCount { .. } | Call::CountDown { .. });
         let asks = CallOptions {
-            data: has_id.then(|| Checkpoint(id.clone())),
+            data: has_id.then(|| Payload(id.clone())),
             limit: 64,
-            ..CallOptions::new(self.profile.terms[0], question)
+            ..CallOptions::new(self.profile.terms[0], call)
         };
         let (ticket, caller) = self.new_call(slot, key, &asks);
         let life = self.nodes[slot].life;
-        let call = Call {
+        let call = SentCall {
             id: id.clone(),
             at: self.now,
         };
@@ -136,31 +136,29 @@ impl World {
     /// A caller was told something. Where the latch was set at about the time of its call it says that it means that one.
     pub(crate) fn latch_answered(&mut self, slot: usize, caller: usize, report: LatchReport) {
         let (node, life) = (&self.nodes[slot], self.nodes[slot].life);
-        let (key, question) = (node.callers[caller].key, node.callers[caller].asks);
-        let Some(Call { id, at }) = self.watch.latches.made.remove(&(slot, life, caller)) else {
+        let (key, call) = (node.callers[caller].key, node.callers[caller].asks);
+        let Some(SentCall { id, at }) = self.watch.latches.made.remove(&(slot, life, caller)) else {
             return;
         };
         let latches = &self.watch.latches;
-        match (question, report) {
-            (Some(Question::Zero { .. }), LatchReport::Left(0)) if latches.zero_until < Some(at) => {
+        match (call, report) {
+            (Some(Call::Zero { .. }), LatchReport::Left(0)) if latches.zero_until < Some(at) => {
                 self.wrong(Wrong::BeforeZero, Some(key), || {
                     format!("ticket {} of node {slot} came at {} ms", caller + 1, at / MS)
                 });
             }
-            (Some(Question::CountDown { .. }), LatchReport::Left(1..))
-                if !latches.counted.contains_key(&id) =>
-            {
+            (Some(Call::CountDown { .. }), LatchReport::Left(1..)) if !latches.counted.contains_key(&id) => {
                 self.wrong(Wrong::NotCounted, Some(key), || {
                     format!("ticket {} of node {slot} was told {report:?}", caller + 1)
                 });
             }
-            (Some(mut question), LatchReport::SetMeanwhile(generation)) => {
-                if let Question::CountDown { called } = &mut question {
+            (Some(mut call), LatchReport::SetMeanwhile(generation)) => {
+                if let Call::CountDown { called } = &mut call {
                     *called = Called {
                         of: Some(generation),
                         ..Called::default()
                     };
-                    self.call_latch(slot, question, id);
+                    self.call_latch(slot, call, id);
                 }
             }
             _ => {}
@@ -172,13 +170,13 @@ impl World {
         &mut self,
         key: usize,
         request: &Request,
-        before: Option<&Latch>,
-        after: Option<&Latch>,
+        before: Option<&LatchRecord>,
+        after: Option<&LatchRecord>,
     ) {
         if Some(key) != self.latch {
             return;
         }
-        let is_zero = |latch: Option<&Latch>| latch.is_some_and(|latch| latch.left == 0);
+        let is_zero = |latch: Option<&LatchRecord>| latch.is_some_and(|latch| latch.left == 0);
         if is_zero(before) || is_zero(after) {
             self.watch.latches.zero_until = Some(self.now);
         }
@@ -186,7 +184,7 @@ impl World {
             self.watch.latches.resting = None;
         }
         let Some(after) = after else { return };
-        let told = |latch: &Latch| (latch.generation, latch.left);
+        let told = |latch: &LatchRecord| (latch.generation, latch.left);
         // A copy is executed, and its original may be refused.
         let is_changed = before.map(told) != Some(told(after)) && !self.watch.twin;
         if let Some(id) = request.data.as_ref().filter(|_| is_changed) {
@@ -194,7 +192,7 @@ impl World {
         }
         let Some(before) = before.filter(|before| before.generation == after.generation) else {
             self.watch.latches.set.insert(after.generation, self.now);
-            if before.is_some() || !matches!(request.verb, Verb::Ask(Question::SetCount { .. })) {
+            if before.is_some() || !matches!(request.verb, Verb::Call(Call::SetCount { .. })) {
                 self.wrong(Wrong::SetTwice, Some(key), || {
                     format!("{request:?} made {after:?} of {before:?}")
                 });
@@ -210,8 +208,8 @@ impl World {
         self.watch_count(key, request, before, after);
     }
 
-    fn watch_count(&mut self, key: usize, request: &Request, before: &Latch, after: &Latch) {
-        let Verb::Ask(Question::CountDown { called }) = request.verb else {
+    fn watch_count(&mut self, key: usize, request: &Request, before: &LatchRecord, after: &LatchRecord) {
+        let Verb::Call(Call::CountDown { called }) = request.verb else {
             return self.wrong(Wrong::CountedTwice, Some(key), || {
                 format!("{request:?} made {after:?} of {before:?}")
             });

@@ -5,7 +5,7 @@ use crate::callers::{Caller, State};
 use crate::coverage::Seen;
 use crate::jobs::is_over;
 use crate::world::{Event, MS, World};
-use tenure::protocol::message::{JobReport, Question, TickTime};
+use tenure::protocol::message::{Call, JobReport, TickTime};
 use tenure::protocol::step::{CallOptions, Input};
 
 /// How often a node asks, in ms.
@@ -24,16 +24,16 @@ impl World {
             return;
         }
         // Somebody is called when nothing is run, and mends it.
-        let question = if self.nodes[slot].mark_ahead && self.chance(50) {
-            Question::Reset
+        let call = if self.nodes[slot].mark_ahead && self.chance(50) {
+            Call::Reset
         } else {
-            Question::Open {
+            Call::Open {
                 within_ms: if self.chance(3) { 50 } else { 3_600_000 },
                 fingerprint: self.rng.u64(0..3),
                 over: self.nodes[slot].over.get(&key).copied(),
             }
         };
-        let asks = CallOptions::new(self.profile.terms[0], question);
+        let asks = CallOptions::new(self.profile.terms[0], call);
         let (ticket, _) = self.new_call(slot, key, &asks);
         self.feed(slot, key, Input::Call(ticket, asks));
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::flaw::{Flaw, Plant};
-use tenure::protocol::message::{Batch, BatchReply, Executed, Failure, Question, Request, Verb};
+use tenure::protocol::message::{Batch, BatchReply, Call, Executed, Failure, Request, Verb};
 use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 
 use crate::Wrong;
@@ -223,7 +223,7 @@ impl World {
                 },
             );
         }
-        let proclaims = |request: &Request| matches!(request.verb, Verb::Ask(Question::Proclaim { .. }));
+        let proclaims = |request: &Request| matches!(request.verb, Verb::Call(Call::Proclaim { .. }));
         // What comes late must find the same leader, which has proclaimed something else.
         let percent = if batch.requests.iter().any(proclaims) {
             20
@@ -348,7 +348,7 @@ impl World {
                     Verb::Finish { .. } => Seen::LostFinishAnswer,
                     Verb::Yield { .. } => Seen::LostYieldAnswer,
                     Verb::Pass { .. } => Seen::LostPassAnswer,
-                    Verb::Ask(_) => Seen::LostAnswerToQuestion,
+                    Verb::Call(_) => Seen::LostAnswerToQuestion,
                 });
             }
             return;

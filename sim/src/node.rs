@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{ClaimNumber, Name, NodeId, Question, Reply, Request, TickTime, Verb};
+use tenure::protocol::message::{Call, ClaimNumber, Name, NodeId, Reply, Request, TickTime, Verb};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, InboxEffect, Probe, SessionEffect, SessionEvent, SessionInput, SessionOptions,
@@ -334,7 +334,7 @@ impl World {
             )
         });
         self.watch_rests(slot, key, &outgoing.request);
-        if matches!(outgoing.request.verb, Verb::Ask(question) if !question.is_watched())
+        if matches!(outgoing.request.verb, Verb::Call(call) if !call.is_watched())
             && self.nodes[slot].answered.contains(&claim)
         {
             self.wrong(Wrong::SentAgain, Some(key), || {
@@ -478,18 +478,18 @@ impl World {
         unsent.remove(at);
         let is_asked = |(tag, earlier): &(Tag, Request)| {
             let of = match earlier.verb {
-                Verb::Ask(Question::Extend { .. } | Question::Release { .. }) => None,
-                Verb::Ask(question) => question.of(),
+                Verb::Call(Call::Extend { .. } | Call::Release { .. }) => None,
+                Verb::Call(call) => call.of(),
                 _ => None,
             };
-            tag.seq == 1 && of == Some(request.holder)
+            tag.seq == 1 && of == Some(request.claim_id)
         };
         if gives(request.verb) && unsent[..at].iter().any(is_asked) {
             let key = self.index(&request.name);
             self.wrong(Wrong::LeftBefore, Some(key), || {
                 format!(
                     "node {slot} leaves {} before a call about it that it follows",
-                    request.holder
+                    request.claim_id
                 )
             });
             return;
@@ -502,7 +502,7 @@ impl World {
             self.wrong(Wrong::Overtaken, Some(key), || {
                 format!(
                     "claim {} of node {slot} goes before a leave that it follows",
-                    request.holder
+                    request.claim_id
                 )
             });
         }

@@ -98,7 +98,7 @@ impl World {
             }
         }
         // The first write decides whether a script may write.
-        if let (Rule::All, Some((_, refusal))) = (effective.rule, refused.first().cloned()) {
+        if let (Rule::AllOrNone, Some((_, refusal))) = (effective.rule, refused.first().cloned()) {
             refused = (0..effective.requests.len())
                 .map(|at| (at, refusal.clone()))
                 .collect();
@@ -125,11 +125,11 @@ impl World {
                 (None, _) => 3,
             });
             let key = self.index(&request.name);
-            let slot = self.slots.get(&request.holder.node).map(|(slot, _)| *slot);
+            let slot = self.slots.get(&request.claim_id.node).map(|(slot, _)| *slot);
             self.note(None, Some(key), || {
                 format!(
                     "server: {:?} {} of node {slot:?} -> {reply:?}",
-                    request.verb, request.holder.claim
+                    request.verb, request.claim_id.claim
                 )
             });
         }

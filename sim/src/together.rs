@@ -37,7 +37,7 @@ impl World {
             .filter(|reply| matches!(reply, Reply::Granted(_)))
             .count();
         let is_half = granted > 0 && granted < replies.len();
-        if is_half || replies.iter().all(|reply| *reply == Reply::Apart) {
+        if is_half || replies.iter().all(|reply| *reply == Reply::GroupRefused) {
             self.wrong(Wrong::Half, None, || {
                 format!("claims that go together: {replies:?}")
             });

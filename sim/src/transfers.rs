@@ -1,6 +1,6 @@
 //! Leases that go from one process to another: who gives them up, the messages that tell of them, and what comes of those.
 
-use tenure::protocol::message::{Holder, Mode, Question};
+use tenure::protocol::message::{Call, ClaimId, Mode};
 use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
 use crate::Wrong;
@@ -12,7 +12,7 @@ use crate::world::{Event, MS, World};
 #[derive(Debug)]
 pub(crate) struct Letter {
     key: usize,
-    of: Holder,
+    of: ClaimId,
     mode: Mode,
     /// It lasts until then at least, unless somebody asked for its end.
     until: u64,
@@ -109,15 +109,15 @@ impl World {
         }
         let Letter { key, of, mode, .. } = self.letters[letter];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
-        let question = match what {
-            0 => Some(Question::Release { of, repeats: false }),
-            1 => Some(Question::Extend { of }),
+        let call = match what {
+            0 => Some(Call::Release { of, repeats: false }),
+            1 => Some(Call::Extend { of }),
             _ => None,
         };
-        let (caller, input) = if let Some(question) = question {
+        let (caller, input) = if let Some(call) = call {
             let call = CallOptions {
                 mode,
-                ..CallOptions::new(term, question)
+                ..CallOptions::new(term, call)
             };
             let (ticket, caller) = self.new_call(slot, key, &call);
             (caller, Input::Call(ticket, call))
@@ -133,7 +133,7 @@ impl World {
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;
         let found = &mut self.letters[letter];
         let in_time = soon < found.until && self.profile.storm.1 == 0;
-        found.asked += u32::from(question != Some(Question::Extend { of }));
+        found.asked += u32::from(call != Some(Call::Extend { of }));
         let asks = &mut self.nodes[slot].callers[caller];
         (asks.letter, asks.in_time) = (Some(letter), in_time);
         self.feed(slot, key, input);
@@ -176,7 +176,7 @@ impl World {
             None => Seen::NotAdopted,
         });
         let Letter { of, asked, .. } = self.letters[letter];
-        let own = u32::from(asks != Some(Question::Extend { of }));
+        let own = u32::from(asks != Some(Call::Extend { of }));
         if in_time && is_gone && asked == own && !self.is_tainted_claim(Some(of)) {
             self.wrong(Wrong::Outcome, Some(key), || {
                 format!("{of} was gone in time, asked {asks:?}")
@@ -185,8 +185,8 @@ impl World {
     }
 
     /// An owner that no node pursues, as somebody is told of it.
-    pub(crate) fn is_on_its_way(&self, key: usize, holder: Holder) -> bool {
-        let is_its = |letter: &Letter| letter.key == key && letter.of == holder;
+    pub(crate) fn is_on_its_way(&self, key: usize, claim_id: ClaimId) -> bool {
+        let is_its = |letter: &Letter| letter.key == key && letter.of == claim_id;
         self.letters.iter().any(is_its)
     }
 }

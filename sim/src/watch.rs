@@ -12,9 +12,9 @@ use crate::latches::Latches;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
 use tenure::error::{LostCause, StoreError, StoreErrorKind};
-use tenure::protocol::ledger::{Latch, Record, RecordOwner, Share};
+use tenure::protocol::ledger::{LatchRecord, Record, RecordOwner, Share};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, GrantNumber, Holder, LeaseTimes, Mode, Name, Push, Question, Reply, Request,
+    Batch, Call, ClaimId, ClaimNumber, Fence, GrantNumber, LeaseTimes, Mode, Name, Push, Reply, Request,
     Rule, Verb,
 };
 use tenure::protocol::session::step::SILENCE;
@@ -38,18 +38,18 @@ pub(crate) struct Watch {
     /// Of writers alone.
     written: Vec<Option<Fence>>,
     /// Claims whose end was executed.
-    ended: HashSet<Holder>,
+    ended: HashSet<ClaimId>,
     /// Grants that nothing is promised of any more.
     tainted: HashSet<GrantNumber>,
     pub(crate) highest: GrantNumber,
     /// Fences up to this number may come out of order: the server lost its number and its clock went back.
     amnesty: GrantNumber,
-    granted: HashMap<Holder, GrantNumber>,
-    heard: HashMap<Holder, (u64, LeaseTimes)>,
+    granted: HashMap<ClaimId, GrantNumber>,
+    heard: HashMap<ClaimId, (u64, LeaseTimes)>,
     free_since: Vec<Option<u64>>,
     /// When it was handed on for the first time since it was free, by the server's clock in ms.
     pub(crate) handed_on: Vec<Option<u64>>,
-    orphans: HashMap<(usize, Holder), u64>,
+    orphans: HashMap<(usize, ClaimId), u64>,
     second: u64,
 }
 
@@ -92,8 +92,8 @@ impl Watch {
 pub(crate) struct Owned {
     record: Option<Record>,
     shares: Vec<Share>,
-    waiters: Vec<Holder>,
-    pub(crate) latch: Option<Latch>,
+    waiters: Vec<ClaimId>,
+    pub(crate) latch: Option<LatchRecord>,
 }
 
 impl Owned {
@@ -107,12 +107,12 @@ impl Owned {
     }
 
     /// Who has it, and by which grants.
-    fn grants(&self) -> impl Iterator<Item = (Holder, GrantNumber)> {
+    fn grants(&self) -> impl Iterator<Item = (ClaimId, GrantNumber)> {
         let alone = self.record.iter().filter_map(|record| match record.owner {
-            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
             _ => None,
         });
-        alone.chain(self.shares.iter().map(|share| (share.holder, share.number)))
+        alone.chain(self.shares.iter().map(|share| (share.claim_id, share.number)))
     }
 }
 
@@ -125,10 +125,10 @@ fn weight(mode: Mode) -> u32 {
 }
 
 /// Whose lease a request is about.
-fn actor(request: &Request) -> Holder {
+fn actor(request: &Request) -> ClaimId {
     match request.verb {
-        Verb::Ask(question) => question.of().unwrap_or(request.holder),
-        _ => request.holder,
+        Verb::Call(call) => call.of().unwrap_or(request.claim_id),
+        _ => request.claim_id,
     }
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn gives(verb: Verb) -> bool {
             | Verb::Finish { .. }
             | Verb::Yield { .. }
             | Verb::Pass { .. }
-            | Verb::Ask(Question::Release { .. })
+            | Verb::Call(Call::Release { .. })
     )
 }
 
@@ -234,13 +234,13 @@ impl World {
                     break;
                 }
                 let backed = record.is_some_and(|record| match record.owner {
-                    RecordOwner::Claim(holder, number) => holder == claim && number == fence.number(),
+                    RecordOwner::Claim(claim_id, number) => claim_id == claim && number == fence.number(),
                     _ => false,
                 });
                 let mut shares = self.server.ledger.shares(&self.keys[key], us);
                 let backed = backed
                     || mode != Mode::Exclusive
-                        && shares.any(|share| share.holder == claim && share.number == fence.number());
+                        && shares.any(|share| share.claim_id == claim && share.number == fence.number());
                 if !backed && found.is_none() && self.setup.only != Some(Wrong::TwoHolders) {
                     let text = format!(
                         "node {slot} holds by grant {}, the record is {record:?}",
@@ -339,7 +339,7 @@ impl World {
         self.watch.tainted.contains(&number)
     }
 
-    pub(crate) fn is_tainted_claim(&self, claim: Option<Holder>) -> bool {
+    pub(crate) fn is_tainted_claim(&self, claim: Option<ClaimId>) -> bool {
         let number = claim.and_then(|claim| self.watch.granted.get(&claim));
         number.is_some_and(|number| self.watch.tainted.contains(number))
     }
@@ -405,7 +405,7 @@ impl World {
         };
         let claim = self.nodes[slot].callers[before].claim;
         let owned = self.owned(&self.keys[key]);
-        let has = owned.grants().any(|(holder, _)| Some(holder) == claim);
+        let has = owned.grants().any(|(claim_id, _)| Some(claim_id) == claim);
         if has && !self.watch.stepped_back {
             self.wrong(Wrong::GivenUp, Some(key), || {
                 format!("ticket {} of node {slot}: {owned:?}", caller + 1)
@@ -462,12 +462,12 @@ impl World {
             }
             let to = match request.verb {
                 Verb::Yield { to } | Verb::Pass { to } => to,
-                _ => request.holder,
+                _ => request.claim_id,
             };
-            for (holder, number) in after.grants() {
-                if before.grants().all(|earlier| earlier != (holder, number)) {
-                    self.watch_new_owner(key, (holder, number), to, pushes);
-                    self.watch_passed(key, (holder, request), before, &after);
+            for (claim_id, number) in after.grants() {
+                if before.grants().all(|earlier| earlier != (claim_id, number)) {
+                    self.watch_new_owner(key, (claim_id, number), to, pushes);
+                    self.watch_passed(key, (claim_id, request), before, &after);
                 }
             }
             let is_queued = matches!(
@@ -485,31 +485,31 @@ impl World {
     fn watch_new_owner(
         &mut self,
         key: usize,
-        (holder, number): (Holder, GrantNumber),
-        to: Holder,
+        (claim_id, number): (ClaimId, GrantNumber),
+        to: ClaimId,
         pushes: &[Push],
     ) {
         let now = self.server_us() / 1000;
         self.watch.highest = self.watch.highest.max(number);
-        let earlier = self.watch.granted.insert(holder, number);
+        let earlier = self.watch.granted.insert(claim_id, number);
         if earlier.is_some_and(|earlier| earlier != number) {
             self.wrong(Wrong::NumberTwice, Some(key), || {
-                format!("claim {holder} is granted again")
+                format!("claim {claim_id} is granted again")
             });
         }
-        if holder == to {
+        if claim_id == to {
             return;
         }
-        let heard = self.watch.heard.get(&holder).copied();
+        let heard = self.watch.heard.get(&claim_id).copied();
         if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
             self.wrong(Wrong::DeadGranted, Some(key), || {
-                format!("{holder} was last heard at {heard:?}")
+                format!("{claim_id} was last heard at {heard:?}")
             });
         }
-        let is_told = |push: &Push| matches!(push, Push::Granted(grant) if grant.holder == holder && grant.number == number);
+        let is_told = |push: &Push| matches!(push, Push::Granted(grant) if grant.claim_id == claim_id && grant.number == number);
         if !pushes.iter().any(is_told) {
             self.wrong(Wrong::Outcome, Some(key), || {
-                format!("{holder} is not told of its grant")
+                format!("{claim_id} is not told of its grant")
             });
         }
     }
@@ -518,51 +518,51 @@ impl World {
     fn watch_passed(
         &mut self,
         key: usize,
-        (holder, request): (Holder, &Request),
+        (claim_id, request): (ClaimId, &Request),
         before: &Owned,
         after: &Owned,
     ) {
-        if matches!(request.verb, Verb::Pass { to } if to == holder) {
+        if matches!(request.verb, Verb::Pass { to } if to == claim_id) {
             return;
         }
         let now = self.server_us() / 1000;
-        let earlier = before.waiters.iter().take_while(|waiter| **waiter != holder);
-        let is_left = |waiter: &&Holder| {
+        let earlier = before.waiters.iter().take_while(|waiter| **waiter != claim_id);
+        let is_left = |waiter: &&ClaimId| {
             let heard = self.watch.heard.get(waiter);
             let is_fresh = heard.is_some_and(|(at, term)| now < at + term.stale_ms());
             is_fresh
-                && **waiter != request.holder
+                && **waiter != request.claim_id
                 && after.waiters.contains(waiter)
                 && self.server.ledger.hears(waiter.node)
         };
         let passed = earlier.copied().find(|waiter| is_left(&waiter));
         if let Some(waiter) = passed.filter(|_| !after.shares.is_empty()) {
             self.wrong(Wrong::Passed, Some(key), || {
-                format!("{holder} is granted, and {waiter} came before it")
+                format!("{claim_id} is granted, and {waiter} came before it")
             });
         }
     }
 
     /// Shares end by their holders alone, and last for a lease.
     fn watch_shares(&mut self, key: usize, request: &Request, before: &Owned, after: &Owned) {
-        let is_extension = matches!(request.verb, Verb::Ask(Question::Extend { .. }));
+        let is_extension = matches!(request.verb, Verb::Call(Call::Extend { .. }));
         let full = self.server_us() / 1000 + request.term.hold_ms();
         for share in &before.shares {
             // What is passed again is extended for who has it.
-            let passed = matches!(request.verb, Verb::Pass { to } if to == share.holder);
-            let is_its = share.holder == actor(request) || passed;
+            let passed = matches!(request.verb, Verb::Pass { to } if to == share.claim_id);
+            let is_its = share.claim_id == actor(request) || passed;
             let full = if is_extension {
                 full.max(share.expires)
             } else {
                 full
             };
-            let fair = match after.shares.iter().find(|after| after.holder == share.holder) {
+            let fair = match after.shares.iter().find(|after| after.claim_id == share.claim_id) {
                 Some(after) => *after == *share || is_its && after.expires == full,
                 None => is_its && gives(request.verb),
             };
             if !fair {
                 self.wrong(Wrong::NotTheOwner, Some(key), || {
-                    format!("{:?} of {} ended {share:?}", request.verb, request.holder)
+                    format!("{:?} of {} ended {share:?}", request.verb, request.claim_id)
                 });
             }
         }
@@ -580,11 +580,12 @@ impl World {
 
     /// A writer that asks to go on as a reader does.
     fn watch_downgrade(&mut self, key: usize, request: &Request, reply: &Reply, before: &Owned) {
-        let is_owner = before.record.is_some() && before.grants().any(|(holder, _)| holder == request.holder);
+        let is_owner =
+            before.record.is_some() && before.grants().any(|(claim_id, _)| claim_id == request.claim_id);
         let is_done = matches!(reply, Reply::Granted(_) | Reply::Late);
         if matches!(request.verb, Verb::Pass { .. }) && is_owner && !is_done {
             self.wrong(Wrong::Between, Some(key), || {
-                format!("{} was the owner and was told {reply:?}", request.holder)
+                format!("{} was the owner and was told {reply:?}", request.claim_id)
             });
         }
     }
@@ -598,27 +599,27 @@ impl World {
     ) {
         let Some(before) = before else { return };
         let fair = match before.owner {
-            RecordOwner::Claim(holder, _) if after.is_some_and(|after| after.owner == before.owner) => {
+            RecordOwner::Claim(claim_id, _) if after.is_some_and(|after| after.owner == before.owner) => {
                 let (old, new) = (before.expires, after.and_then(|after| after.expires));
                 // The owner's to the full lease, also when the clock went back and that is less.
                 let full = self.server_us() / 1000 + request.term.hold_ms();
-                let is_extension = matches!(request.verb, Verb::Ask(Question::Extend { .. }));
+                let is_extension = matches!(request.verb, Verb::Call(Call::Extend { .. }));
                 let full = if is_extension {
                     Some(full).max(old)
                 } else {
                     Some(full)
                 };
-                let passed = matches!(request.verb, Verb::Pass { to } if to == holder);
-                old == new || (holder == actor(request) || passed) && new == full
+                let passed = matches!(request.verb, Verb::Pass { to } if to == claim_id);
+                old == new || (claim_id == actor(request) || passed) && new == full
             }
-            RecordOwner::Claim(holder, _) => holder == actor(request) && gives(request.verb),
+            RecordOwner::Claim(claim_id, _) => claim_id == actor(request) && gives(request.verb),
             _ => after == Some(before),
         };
         if !fair {
             self.wrong(Wrong::NotTheOwner, Some(key), || {
                 format!(
                     "{:?} of {} made {after:?} of {before:?}",
-                    request.verb, request.holder
+                    request.verb, request.claim_id
                 )
             });
         }
@@ -650,7 +651,7 @@ impl World {
     }
 
     /// A claim that is executed after its node forgot it is nobody's.
-    fn watch_ghost(&mut self, key: usize, request: &Request, to: Holder) {
+    fn watch_ghost(&mut self, key: usize, request: &Request, to: ClaimId) {
         let Some(&(slot, life)) = self.slots.get(&to.node) else {
             return;
         };
@@ -806,29 +807,29 @@ impl World {
     /// In calm, each record and each living entry is some running engine's affair.
     fn watch_orphans(&mut self) {
         let us = self.server_us();
-        let mut known: Vec<(usize, Holder)> = Vec::new();
-        for (name, holder, dies) in self.server.ledger.entries() {
+        let mut known: Vec<(usize, ClaimId)> = Vec::new();
+        for (name, claim_id, dies) in self.server.ledger.entries() {
             if us / 1000 <= dies {
-                known.push((self.index(name), holder));
+                known.push((self.index(name), claim_id));
             }
         }
         for key in 0..self.keys.len() {
             let owned = self.owned(&self.keys[key]);
-            known.extend(owned.grants().map(|(holder, _)| (key, holder)));
+            known.extend(owned.grants().map(|(claim_id, _)| (key, claim_id)));
         }
-        known.retain(|(key, holder)| match self.slots.get(&holder.node) {
+        known.retain(|(key, claim_id)| match self.slots.get(&claim_id.node) {
             Some(&(slot, life)) if self.is(slot, life) => {
-                !self.nodes[slot].shard.pursues(&self.keys[*key], *holder)
-                    && !self.is_on_its_way(*key, *holder)
+                !self.nodes[slot].shard.pursues(&self.keys[*key], *claim_id)
+                    && !self.is_on_its_way(*key, *claim_id)
             }
             _ => false,
         });
         self.watch.orphans.retain(|orphan, _| known.contains(orphan));
         let bound = 6 * self.profile.delay.1 + 60 * MS;
-        for (key, holder) in known {
-            let since = *self.watch.orphans.entry((key, holder)).or_insert(self.now);
+        for (key, claim_id) in known {
+            let since = *self.watch.orphans.entry((key, claim_id)).or_insert(self.now);
             if self.now - since > bound {
-                self.wrong(Wrong::Orphan, Some(key), || format!("nobody pursues {holder}"));
+                self.wrong(Wrong::Orphan, Some(key), || format!("nobody pursues {claim_id}"));
             }
         }
     }
@@ -896,14 +897,14 @@ impl World {
         }
         // What is dead is swept when somebody looks.
         for name in self.keys.clone() {
-            let holder = Holder {
+            let claim_id = ClaimId {
                 node: self.nodes[0].id,
                 claim: ClaimNumber(0),
                 nonce: 0,
             };
             let request = Request {
                 name,
-                holder,
+                claim_id,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
                 turn: Default::default(),
@@ -928,8 +929,8 @@ impl World {
 
     pub(crate) fn describe(&self, key: usize) -> String {
         let mut text = format!("{:?}\n", self.owned(&self.keys[key]));
-        for holder in self.server.ledger.waiters(&self.keys[key]) {
-            text += &format!("waits {holder}\n");
+        for claim_id in self.server.ledger.waiters(&self.keys[key]) {
+            text += &format!("waits {claim_id}\n");
         }
         for (slot, node) in self.nodes.iter().enumerate() {
             let state = node.shard.describe(&self.keys[key]);

@@ -71,7 +71,7 @@ pub(crate) fn start(
             runtime.shutdown_background();
         })
         .map_err(failed)?;
-    if node.servers.at_once().is_some() {
+    if node.servers.immediate().is_some() {
         // There is nothing to wait for, and a push finds its node from the beginning.
         let server = node.servers.of_any();
         node.feed(server, SessionInput::InboxWanted);
@@ -130,7 +130,7 @@ impl Node {
     /// Does what is due, and sends what waits to be sent.
     fn turn(self: &Arc<Self>, now: Instant) {
         self.wake(now);
-        if self.servers.at_once().is_some() {
+        if self.servers.immediate().is_some() {
             return self.exchange(now);
         }
         for server in self.servers.all() {

@@ -8,7 +8,7 @@ use crate::driver::waiter::{Waiter, lock};
 use crate::error::StoreError;
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::shard::Shard;
-use crate::protocol::message::{Holder, Name};
+use crate::protocol::message::{ClaimId, Name};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
@@ -19,7 +19,7 @@ impl Node {
     }
 
     /// Returns the claim by which a caller of this process has the key alone.
-    pub(crate) fn held_alone(&self, name: &Name) -> Option<Holder> {
+    pub(crate) fn held_alone(&self, name: &Name) -> Option<ClaimId> {
         let holding = self.look_unless_forked(name, |shard, now| shard.held_alone(now, name));
         holding.map(|holding| holding.claim)
     }

@@ -1,16 +1,16 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
 //! Reading order: [`node`] (what callers do), [`steps`] (of keys, on any thread), [`lookups`] (what it is asked without
-//! one), [`driver`] (the thread), [`servers`], [`inbox`], [`at_once`] (stores in memory), [`waiter`],
+//! one), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`],
 //! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), [`pulse`] and [`pause`] (a
 //! process that stood still), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
 
-pub(crate) mod at_once;
 pub(crate) mod clock;
 #[allow(clippy::module_inception, reason = "the thread that the folder is about")]
 pub(crate) mod driver;
 pub(crate) mod events;
 pub(crate) mod handle;
+pub(crate) mod immediate;
 pub(crate) mod inbox;
 #[cfg(feature = "scheduler")]
 pub(crate) mod jobs;
@@ -22,6 +22,6 @@ pub(crate) mod pause;
 pub(crate) mod process;
 pub(crate) mod pulse;
 pub(crate) mod servers;
+pub(crate) mod session_events;
 pub(crate) mod steps;
-pub(crate) mod told;
 pub(crate) mod waiter;

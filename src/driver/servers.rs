@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
 use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions};
-use crate::store::{AtOnce, Link, ServerId, Store};
+use crate::store::{Immediate, Link, ServerId, Store};
 
 /// Every server that was ever asked for, in the order of the first question.
 #[derive(Debug)]
@@ -87,8 +87,8 @@ impl Servers {
     }
 
     /// The store answers at once: whoever asks it does so itself.
-    pub(crate) fn at_once(&self) -> Option<&dyn AtOnce> {
-        self.store.at_once()
+    pub(crate) fn immediate(&self) -> Option<&dyn Immediate> {
+        self.store.immediate()
     }
 
     /// The server that answers for `name`.
@@ -131,7 +131,7 @@ impl Servers {
             request_timeout: self.timeout,
             server: text.clone(),
             remote: self.store.abilities().remote,
-            can_fail: self.at_once().is_none(),
+            can_fail: self.immediate().is_none(),
             poll_gap: self.poll_gap,
             seed: self.seed.wrapping_add(u64::from(id.0)),
         });

@@ -96,7 +96,7 @@ impl Node {
             ..
         } = *after;
         after.keep();
-        if sends && self.servers.at_once().is_some() {
+        if sends && self.servers.immediate().is_some() {
             self.exchange(now);
         } else if sends {
             self.alarm.ring();

@@ -139,7 +139,7 @@ impl<K> LockLayer<K> {
     }
 
     /// So many requests of this process may wait for one key; the next gets 429 at once. The default is what
-    /// [`Builder::waiters_per_key`](crate::Builder::waiters_per_key) says, and so is the upper bound.
+    /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) says, and so is the upper bound.
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|settings| settings.max_waiters = Some(limit))
     }

@@ -22,13 +22,13 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::primitives::within::within;
-use crate::protocol::message::{Fence, Holder, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// The future of [`Mutex::lock`](crate::Mutex::lock).
 #[must_use = "futures do nothing until they are awaited"]
-pub struct Lock {
+pub struct LockFuture {
     handle: Handle,
     name: Name,
     options: LockOptions,
@@ -87,14 +87,14 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     options.check_times(wanted.term)?;
     Ok(LockOptions {
         // The store alone knows what becomes of a tick.
-        node_is_full: name.kind != Kind::Job && node.waiting() >= options.waiters_per_node,
+        node_is_full: name.kind != Kind::Job && node.waiting() >= options.max_waiters_per_node,
         ..wanted
     })
 }
 
-impl Lock {
+impl LockFuture {
     pub(crate) fn new(handle: &Handle, name: &Name, options: LockOptions) -> Self {
-        Lock {
+        LockFuture {
             handle: handle.clone(),
             name: name.clone(),
             options,
@@ -104,7 +104,7 @@ impl Lock {
 
     /// Returns the future of a caller that entered.
     fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: Entered) -> Self {
-        let mut lock = Lock::new(handle, name, options);
+        let mut lock = LockFuture::new(handle, name, options);
         lock.entry = Some(Entry::new(entered));
         lock
     }
@@ -133,7 +133,7 @@ impl Lock {
             ..LockOptions::new(LeaseTimes::default())
         };
         let entered = held.handle.node().enter(&held.name, options.term, input);
-        Lock::entered(&held.handle, &held.name, options, entered)
+        LockFuture::entered(&held.handle, &held.name, options, entered)
     }
 
     /// A caller's way to the lease of the owner that a transfer names.
@@ -144,12 +144,12 @@ impl Lock {
         handle: &Handle,
         name: &Name,
         options: LockOptions,
-        from: Holder,
+        from: ClaimId,
     ) -> Result<Self, Error> {
         let options = check(handle, name, options)?;
         let input = |ticket| Input::Adopt(ticket, options, from);
         let entered = handle.node().enter(name, options.term, input);
-        Ok(Lock::entered(handle, name, options, entered))
+        Ok(LockFuture::entered(handle, name, options, entered))
     }
 
     /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the
@@ -160,15 +160,16 @@ impl Lock {
     pub(crate) fn together(
         handle: &Handle,
         wanted: impl Iterator<Item = (Name, LockOptions)>,
-    ) -> Result<Option<Vec<Lock>>, Error> {
+    ) -> Result<Option<Vec<LockFuture>>, Error> {
         let checked = wanted.map(|(name, options)| {
             let options = check(handle, &name, options)?;
             Ok((name, options))
         });
         let checked: Vec<_> = checked.collect::<Result<_, Error>>()?;
         let entered = handle.node().join_together(&checked);
-        let lock =
-            |((name, options), entered): (&(Name, _), _)| Lock::entered(handle, name, *options, entered);
+        let lock = |((name, options), entered): (&(Name, _), _)| {
+            LockFuture::entered(handle, name, *options, entered)
+        };
         Ok(entered.map(|entered| checked.iter().zip(entered).map(lock).collect()))
     }
 
@@ -337,7 +338,7 @@ pub(crate) fn check_permits(key: &Key, permits: Permits) -> Result<(), Error> {
     })))
 }
 
-impl Future for Lock {
+impl Future for LockFuture {
     type Output = Result<Guard, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -352,15 +353,15 @@ impl Future for Lock {
     }
 }
 
-impl fmt::Debug for Lock {
+impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock")
+        f.debug_struct("LockFuture")
             .field("key", &self.name.key)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Lock {
+impl Drop for LockFuture {
     fn drop(&mut self) {
         let node = self.handle.node();
         if let Some(entry) = self.entry.as_ref().filter(|entry| !entry.is_answered)

@@ -12,7 +12,7 @@ use crate::driver::waiter::Told;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::primitives::denial;
-use crate::protocol::message::{LeaseTimes, Name, Question};
+use crate::protocol::message::{Call, LeaseTimes, Name};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, Ticket};
 use crate::protocol::time::Instant;
 #[cfg(any(feature = "redis", feature = "scheduler"))]
@@ -21,7 +21,7 @@ use crate::protocol::write::Action;
 /// Resolves to the answer. Dropping it ends the interest in that: what was sent may be done all the same.
 #[derive(Debug)]
 #[must_use = "futures do nothing until they are awaited"]
-pub(crate) struct Call<T> {
+pub(crate) struct CallFuture<T> {
     handle: Handle,
     name: Name,
     ticket: Ticket,
@@ -39,20 +39,20 @@ pub(crate) fn check(
     handle: &Handle,
     name: &Name,
     term: LeaseTimes,
-    question: Question,
+    call: Call,
 ) -> Result<CallOptions, Error> {
     let (options, node) = (handle.options(), handle.node());
     denial::check_key(handle, &name.key)?;
     handle.not_forked(&name.key)?;
     options.check_times(term)?;
     Ok(CallOptions {
-        limit: options.waiters_per_key,
-        node_is_full: node.waiting() >= options.waiters_per_node,
-        ..CallOptions::new(term, question)
+        limit: options.max_waiters_per_key,
+        node_is_full: node.waiting() >= options.max_waiters_per_node,
+        ..CallOptions::new(term, call)
     })
 }
 
-impl<T> Call<T> {
+impl<T> CallFuture<T> {
     /// Asks. `read` takes the value out of an answer of the kind that the question has.
     pub(crate) fn new(
         handle: &Handle,
@@ -83,7 +83,7 @@ impl<T> Call<T> {
         read: fn(Answer) -> Option<T>,
     ) -> Self {
         let (ticket, answer, since) = handle.node().call(name, input);
-        Call {
+        CallFuture {
             handle: handle.clone(),
             name: name.clone(),
             ticket,
@@ -122,12 +122,12 @@ impl<T> Call<T> {
             }
             why => observe::denied(label, name, why),
         }
-        let limit = handle.options().waiters_per_key;
+        let limit = handle.options().max_waiters_per_key;
         Err(denial::error(handle, name, why, (limit, Duration::ZERO)))
     }
 }
 
-impl<T> Future for Call<T> {
+impl<T> Future for CallFuture<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -140,7 +140,7 @@ impl<T> Future for Call<T> {
     }
 }
 
-impl<T> Drop for Call<T> {
+impl<T> Drop for CallFuture<T> {
     fn drop(&mut self) {
         let node = self.handle.node();
         if !self.is_answered && !node.is_forked() {

@@ -23,7 +23,7 @@ pub(crate) fn error(
         AcquireError::NodeFull => Error::NodeFull {
             key,
             waiting: handle.node().waiting(),
-            limit: handle.options().waiters_per_node,
+            limit: handle.options().max_waiters_per_node,
         },
         AcquireError::Store(source) => Error::Store { key, source },
         AcquireError::Unanswered(source) => Error::Unanswered { key, source },

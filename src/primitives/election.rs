@@ -11,11 +11,11 @@ use futures_core::Stream;
 
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::Lock;
-use crate::primitives::call::Call;
+use crate::primitives::acquire::LockFuture;
+use crate::primitives::call::CallFuture;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Checkpoint, Fence, GrantNumber, Holder, LeaderReport, NodeId, Question};
+use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
 use crate::protocol::step::{Answer, LockOptions};
 
 /// What a leader proclaims is no longer than this.
@@ -257,7 +257,7 @@ impl Election {
     }
 
     /// Returns the claim by which this node leads.
-    fn claim(&self) -> Option<Holder> {
+    fn claim(&self) -> Option<ClaimId> {
         self.line.handle.node().held_alone(&self.line.name)
     }
 
@@ -265,13 +265,13 @@ impl Election {
         self.candidate(rests).await.inspect(|_| self.tell_name())
     }
 
-    fn candidate(&self, rests: bool) -> Lock {
+    fn candidate(&self, rests: bool) -> LockFuture {
         let line = &self.line;
         let options = LockOptions {
             rests,
             ..line.options
         };
-        Lock::new(&line.handle, &line.name, options)
+        LockFuture::new(&line.handle, &line.name, options)
     }
 
     /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
@@ -284,30 +284,30 @@ impl Election {
         }
     }
 
-    fn proclaims(&self, of: Holder, value: Option<&[u8]>) -> Result<Call<bool>, Error> {
+    fn proclaims(&self, of: ClaimId, value: Option<&[u8]>) -> Result<CallFuture<bool>, Error> {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
-        let (line, question) = (&self.line, Question::Proclaim { of, seq });
-        line.ask(question, |call| call.data = Some(data), Answer::try_as_owned)
+        let (line, call) = (&self.line, Call::Proclaim { of, seq });
+        line.ask(call, |call| call.data = Some(data), Answer::try_as_owned)
     }
 
-    fn asks(&self, known: Option<GrantNumber>, rests: bool) -> Result<Call<Option<LeaderReport>>, Error> {
-        let (line, question) = (&self.line, Question::Leader { known });
-        line.ask(question, |call| call.rests = rests, Answer::try_as_leader)
+    fn asks(&self, known: Option<Version>, rests: bool) -> Result<CallFuture<Option<LeaderReport>>, Error> {
+        let (line, call) = (&self.line, Call::Leader { known });
+        line.ask(call, |call| call.rests = rests, Answer::try_as_leader)
     }
 }
 
 /// How it stands in the store: `<length of the name>:<name>`, and then nothing, or `=` and the value.
-fn said(name: &str, value: Option<&[u8]>) -> Checkpoint {
+fn said(name: &str, value: Option<&[u8]>) -> Payload {
     let mut said = format!("{}:{name}", name.len()).into_bytes();
     if let Some(value) = value {
         said.push(b'=');
         said.extend_from_slice(value);
     }
-    Checkpoint(said.into())
+    Payload(said.into())
 }
 
 /// The name, and the value. What is none of that says nothing.
@@ -376,10 +376,10 @@ impl Leader {
 pub struct Observer {
     election: Election,
     /// The version that was told last.
-    known: Option<GrantNumber>,
+    known: Option<Version>,
     failed: bool,
     closed: bool,
-    asking: Option<Call<Option<LeaderReport>>>,
+    asking: Option<CallFuture<Option<LeaderReport>>>,
 }
 
 impl Observer {
@@ -402,7 +402,7 @@ impl Observer {
         self.failed = report.is_err();
         self.closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {
-            let version = report.as_ref().map_or(GrantNumber(0), |report| report.version);
+            let version = report.as_ref().map_or(Version(0), |report| report.version);
             self.known = Some(version);
             report.map(Leader::new)
         }))

@@ -8,10 +8,10 @@ use uuid::Uuid;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::call::Call;
+use crate::primitives::call::CallFuture;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
-use crate::protocol::message::{Called, Checkpoint, LatchReport, Question};
+use crate::protocol::message::{Call, Called, LatchReport, Payload};
 use crate::protocol::step::Answer;
 
 /// The most that a latch can be set to.
@@ -49,15 +49,15 @@ const LIFE: Duration = Duration::from_secs(24 * 3600);
 /// ```
 #[derive(Clone)]
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
-pub struct CountDownLatch {
+pub struct Latch {
     /// The line of its calls. A latch has no owner.
     line: Mutex,
     life: Duration,
 }
 
-impl CountDownLatch {
+impl Latch {
     pub(crate) fn new(line: Mutex) -> Self {
-        CountDownLatch { line, life: LIFE }
+        Latch { line, life: LIFE }
     }
 
     /// How long it lives when it is set by this handle, 1 s to 30 days, instead of a day. Then nothing is left of it, whether it
@@ -90,8 +90,8 @@ impl CountDownLatch {
             return Err(self.refuse(format_args!("lives for 1 s to 30 days, not {:?}", self.life)));
         }
         let life_ms = self.life.as_millis() as u64;
-        let id = Checkpoint(random_id().into());
-        let set = Question::SetCount { count, life_ms };
+        let id = Payload(random_id().into());
+        let set = Call::SetCount { count, life_ms };
         Ok(self.ask(set, Some(id))?.await? == LatchReport::Set)
     }
 
@@ -140,8 +140,8 @@ impl CountDownLatch {
     }
 
     async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
-        let id = Checkpoint(id.into());
-        let count = |called| self.ask(Question::CountDown { called }, Some(id.clone()));
+        let id = Payload(id.into());
+        let count = |called| self.ask(Call::CountDown { called }, Some(id.clone()));
         let mut report = count(Called::default())?.await?;
         // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
         if let LatchReport::SetMeanwhile(generation) = report {
@@ -169,7 +169,7 @@ impl CountDownLatch {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn count(&self) -> Result<u32, Error> {
-        let report = self.ask(Question::Count, None)?.await?;
+        let report = self.ask(Call::Count, None)?.await?;
         self.left(report)
     }
 
@@ -212,8 +212,8 @@ impl CountDownLatch {
         }
     }
 
-    fn waits(&self) -> Result<Call<LatchReport>, Error> {
-        self.ask(Question::Zero { of: None }, None)
+    fn waits(&self) -> Result<CallFuture<LatchReport>, Error> {
+        self.ask(Call::Zero { of: None }, None)
     }
 
     fn left(&self, report: LatchReport) -> Result<u32, Error> {
@@ -223,9 +223,9 @@ impl CountDownLatch {
         }
     }
 
-    fn ask(&self, question: Question, data: Option<Checkpoint>) -> Result<Call<LatchReport>, Error> {
+    fn ask(&self, call: Call, data: Option<Payload>) -> Result<CallFuture<LatchReport>, Error> {
         let line = &self.line;
-        line.ask(question, |call| call.data = data, Answer::try_as_latch)
+        line.ask(call, |call| call.data = data, Answer::try_as_latch)
     }
 
     fn unset(&self) -> Error {
@@ -243,9 +243,9 @@ fn random_id() -> Vec<u8> {
     format!("r{}", Uuid::new_v4().as_simple()).into_bytes()
 }
 
-impl fmt::Debug for CountDownLatch {
+impl fmt::Debug for Latch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CountDownLatch")
+        f.debug_struct("Latch")
             .field("key", self.key())
             .field("life", &self.life)
             .finish_non_exhaustive()

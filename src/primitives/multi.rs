@@ -11,7 +11,7 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::Options;
-use crate::primitives::acquire::{self, Lock};
+use crate::primitives::acquire::{self, LockFuture};
 use crate::primitives::blocking::block_on;
 use crate::primitives::denial::{self, unless_busy};
 use crate::primitives::guard::Guards;
@@ -176,7 +176,7 @@ impl Multi {
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for a key that is waited for, as
     /// [`Mutex::max_waiters`](crate::Mutex::max_waiters).
     pub fn max_waiters(self, limit: usize) -> Self {
-        self.set(|options, limits| options.limit = limit.min(limits.waiters_per_key))
+        self.set(|options, limits| options.limit = limit.min(limits.max_waiters_per_key))
     }
 
     /// Renew the leases no longer than this, as [`Mutex::max_hold`](crate::Mutex::max_hold): each from the grant of its key, so
@@ -327,7 +327,7 @@ struct Pursuit {
     wait: bool,
     guards: Guards,
     /// Those that are not answered. Dropped last, so that the guards are given back first.
-    asked: Vec<Lock>,
+    asked: Vec<LockFuture>,
 }
 
 impl Pursuit {
@@ -386,7 +386,7 @@ impl Pursuit {
             };
             (key.name.clone(), options)
         });
-        let Some(asked) = Lock::together(&group.handle, wanted)? else {
+        let Some(asked) = LockFuture::together(&group.handle, wanted)? else {
             return Ok(false);
         };
         let before = self.guards.0.len();
@@ -405,7 +405,11 @@ impl Pursuit {
     /// One after the other, in order: whoever waits holds only what comes before.
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
-            self.asked = vec![Lock::new(&group.handle, &key.name, group.options(key, self.wait))];
+            self.asked = vec![LockFuture::new(
+                &group.handle,
+                &key.name,
+                group.options(key, self.wait),
+            )];
             self.answers().await?;
         }
         Ok(())

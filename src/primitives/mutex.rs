@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::Lock;
+use crate::primitives::acquire::LockFuture;
 use crate::primitives::blocking::block_on;
-use crate::primitives::call::{self, Call};
+use crate::primitives::call::{self, CallFuture};
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;
-use crate::protocol::message::{Mode, Name, Question};
+use crate::protocol::message::{Call, Mode, Name};
 use crate::protocol::step::{Answer, CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
@@ -89,7 +89,7 @@ impl Mutex {
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
     /// of this and the limit of the [`Locks`](crate::Locks) counts.
     pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.options.limit = limit.min(self.handle.options().waiters_per_key);
+        self.options.limit = limit.min(self.handle.options().max_waiters_per_key);
         self
     }
 
@@ -117,7 +117,7 @@ impl Mutex {
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the line, or the lock if it was granted meanwhile. The
     /// claim is withdrawn in the background.
-    pub fn lock(&self) -> Lock {
+    pub fn lock(&self) -> LockFuture {
         self.enter(Mode::Exclusive, true)
     }
 
@@ -248,13 +248,13 @@ impl Mutex {
         self.enter(mode, true).within(wait).await
     }
 
-    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Lock {
+    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> LockFuture {
         let options = LockOptions {
             mode,
             wait,
             ..self.options
         };
-        Lock::new(&self.handle, &self.name, options)
+        LockFuture::new(&self.handle, &self.name, options)
     }
 
     /// Asks about what the line is for. `set` adds what the question needs, and `read` takes the value out of an answer of the
@@ -264,14 +264,14 @@ impl Mutex {
     /// Bad input, and a forked process.
     pub(crate) fn ask<T>(
         &self,
-        question: Question,
+        call: Call,
         set: impl FnOnce(&mut CallOptions),
         read: fn(Answer) -> Option<T>,
-    ) -> Result<Call<T>, Error> {
+    ) -> Result<CallFuture<T>, Error> {
         let (handle, name) = (&self.handle, &self.name);
-        let mut options = call::check(handle, name, self.options.term, question)?;
+        let mut options = call::check(handle, name, self.options.term, call)?;
         set(&mut options);
-        Ok(Call::new(handle, name, options, read))
+        Ok(CallFuture::new(handle, name, options, read))
     }
 }
 

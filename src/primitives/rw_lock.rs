@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::Lock;
+use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::TransferError;
@@ -84,7 +84,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
-    pub fn read(&self) -> Lock {
+    pub fn read(&self) -> LockFuture {
         self.0.enter(Mode::Read, true)
     }
 
@@ -122,7 +122,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
-    pub fn write(&self) -> Lock {
+    pub fn write(&self) -> LockFuture {
         self.0.lock()
     }
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{Lock, check_permits};
+use crate::primitives::acquire::{LockFuture, check_permits};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
-use crate::protocol::message::{Mode, Permits, Question};
+use crate::protocol::message::{Call, Mode, Permits};
 use crate::protocol::step::Answer;
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
@@ -99,7 +99,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
-    pub fn acquire(&self) -> Lock {
+    pub fn acquire(&self) -> LockFuture {
         self.acquire_many(1)
     }
 
@@ -110,7 +110,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
-    pub fn acquire_many(&self, permits: u32) -> Lock {
+    pub fn acquire_many(&self, permits: u32) -> LockFuture {
         self.line.enter(self.mode(permits), true)
     }
 
@@ -190,7 +190,7 @@ impl Semaphore {
         let (line, permits) = (&self.line, self.weighing(self.permits));
         check_permits(self.key(), permits)?;
         let mode = Mode::Permits(permits);
-        let asked = line.ask(Question::InUse, |call| call.mode = mode, Answer::try_as_in_use);
+        let asked = line.ask(Call::InUse, |call| call.mode = mode, Answer::try_as_in_use);
         let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))

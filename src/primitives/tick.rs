@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::Lock;
+use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Checkpoint, Holder, JobReport, Name, Question, TickTime, Turn};
+use crate::protocol::message::{Call, ClaimId, JobReport, Name, Payload, TickTime, WhenBehind};
 use crate::protocol::step::{AcquireError, Answer, CallOptions, LockOptions, TickRefusal};
 
 /// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
@@ -20,14 +20,14 @@ pub(crate) async fn acquire_tick(
     handle: &Handle,
     job: &Key,
     lease: Duration,
-    (tick, turn): (TickTime, Turn),
+    (tick, turn): (TickTime, WhenBehind),
 ) -> Result<Result<Guard, TickRefusal>, Error> {
     let options = LockOptions {
         mark: Some(tick),
         turn,
         ..LockOptions::new(handle.options().times(lease))
     };
-    let mut acquire = Lock::new(handle, &Name::job(job.clone()), options);
+    let mut acquire = LockFuture::new(handle, &Name::job(job.clone()), options);
     acquire.enter().inspect_err(|error| acquire.note_refusal(error))?;
     match acquire.answer().await {
         Ok(guard) => Ok(Ok(guard)),
@@ -44,10 +44,10 @@ pub(crate) async fn ask_about_job(
     handle: &Handle,
     job: &Key,
     lease: Duration,
-    question: Question,
+    call: Call,
 ) -> Result<JobReport, Error> {
     let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let report = line.ask(question, |_| {}, Answer::try_as_report)?.await?;
+    let report = line.ask(call, |_| {}, Answer::try_as_report)?.await?;
     Ok(*report)
 }
 
@@ -59,14 +59,14 @@ pub(crate) async fn ask_about_job(
 pub(crate) async fn ask_about_run(
     run: &Lease,
     lease: Duration,
-    question: impl FnOnce(Holder) -> Question,
-    (tick, data): (TickTime, Option<Checkpoint>),
+    call: impl FnOnce(ClaimId) -> Call,
+    (tick, data): (TickTime, Option<Payload>),
 ) -> Result<JobReport, Error> {
     let held = &run.held;
     let holding = held.holding().ok_or_else(|| held.lost())?;
     let line = Mutex::new(held.handle.clone(), held.name.clone()).lease(lease);
     let set = |call: &mut CallOptions| (call.mark, call.data) = (Some(tick), data);
-    let asked = line.ask(question(holding.claim), set, Answer::try_as_report);
+    let asked = line.ask(call(holding.claim), set, Answer::try_as_report);
     let report = asked?.await?;
     if report.owns && held.is_held() {
         return Ok(*report);

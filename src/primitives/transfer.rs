@@ -11,10 +11,10 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::Lock;
+use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Fence, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, Permits, Question};
+use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
 use crate::protocol::step::{AcquireError, Answer, Input, LockOptions, Ticket};
 
 /// How a text begins, and which format it is.
@@ -52,7 +52,7 @@ pub struct Transfer {
     name: Name,
     mode: Mode,
     lease: Duration,
-    holder: Holder,
+    claim_id: ClaimId,
     number: GrantNumber,
 }
 
@@ -135,7 +135,7 @@ impl Transfer {
             wait: false,
             ..handle.options().lock()
         };
-        let adopt = Lock::adopt(handle, &self.name, options, self.holder)?;
+        let adopt = LockFuture::adopt(handle, &self.name, options, self.claim_id)?;
         adopt.await.map_err(|error| match error {
             Error::Lost {
                 cause: LostCause::Gone,
@@ -150,12 +150,12 @@ impl Transfer {
         &self,
         handle: &Handle,
         lease: Duration,
-        question: impl FnOnce(Holder) -> Question,
+        call: impl FnOnce(ClaimId) -> Call,
     ) -> Result<(), Error> {
         self.check_prefix(handle)?;
         let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
-        let question = question(self.holder);
-        let asked = line.ask(question, |call| call.mode = self.mode, Answer::try_as_owned);
+        let call = call(self.claim_id);
+        let asked = line.ask(call, |call| call.mode = self.mode, Answer::try_as_owned);
         if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 
@@ -238,7 +238,7 @@ impl Guard {
         input: impl FnOnce(Ticket) -> Input,
     ) -> Result<Guard, TransferError> {
         let (held, key) = (self.held(), self.key().clone());
-        let mut pass = Lock::pass(held, mode, is_fixed, input);
+        let mut pass = LockFuture::pass(held, mode, is_fixed, input);
         match pass.answer().await {
             Ok(guard) => Ok(guard),
             Err(AcquireError::Kept(fence, source)) => {
@@ -267,13 +267,13 @@ impl Guard {
             name: held.name.clone(),
             mode: held.mode,
             lease: Duration::from_millis(term.lease_ms),
-            holder: holding.claim,
+            claim_id: holding.claim,
             number: held.fence.number(),
         })
     }
 }
 
-/// `tenure1.<kind>.<mode>.<lease in ms>.<holder>.<number>.<prefix>.<key>.`, prefix and key percent-encoded. A text that was cut
+/// `tenure1.<kind>.<mode>.<lease in ms>.<claim_id>.<number>.<prefix>.<key>.`, prefix and key percent-encoded. A text that was cut
 /// short has no end.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -286,7 +286,7 @@ impl fmt::Display for Transfer {
             "{FORMAT}.{}.{mode}.{}.{}.{}.{}.{}",
             self.name.kind.word(),
             self.lease.as_millis(),
-            self.holder,
+            self.claim_id,
             self.number,
             percent_encode(&self.prefix, PLAIN),
             percent_encode(self.name.key.as_bytes(), PLAIN),
@@ -313,7 +313,7 @@ impl FromStr for Transfer {
         if is_newer(parts[0]) {
             return Err(ParseTransferError::Newer);
         }
-        let [FORMAT, kind, mode, lease, holder, number, prefix, key, sum] = *parts else {
+        let [FORMAT, kind, mode, lease, claim_id, number, prefix, key, sum] = *parts else {
             return Err(ParseTransferError::Malformed);
         };
         let before = &text[..text.len() - sum.len() - 1];
@@ -337,7 +337,7 @@ impl FromStr for Transfer {
                 },
                 mode,
                 lease,
-                holder: holder.parse().ok()?,
+                claim_id: claim_id.parse().ok()?,
                 number: number
                     .parse()
                     .ok()
@@ -395,7 +395,7 @@ mod tests {
             },
             mode,
             lease: Duration::from_millis(lease_ms),
-            holder: Holder {
+            claim_id: ClaimId {
                 node: NodeId::numbered(7),
                 claim: ClaimNumber(nonce % 1000),
                 nonce,

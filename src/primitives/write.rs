@@ -8,7 +8,7 @@ use redis::{FromRedisValue, ToRedisArgs, Value};
 
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::key::Key;
-use crate::primitives::call::Call;
+use crate::primitives::call::CallFuture;
 use crate::primitives::held::Held;
 use crate::protocol::message::WriteAnswer;
 use crate::protocol::step::{Answer, Input};
@@ -217,7 +217,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     if held.iter().any(|held| !held.is_of(node)) {
         return Err(unsupported("other leases of the guard are of another `Locks`"));
     }
-    if node.servers.at_once().is_some() {
+    if node.servers.immediate().is_some() {
         return Err(unsupported(keeps_leases_only));
     }
     if node.servers.of_all(held.iter().map(|held| &held.name)).is_none() {
@@ -225,7 +225,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     }
     let (leases, shortest) = begin(held).ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
     let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
-    match Call::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
+    match CallFuture::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
         Ok(WriteAnswer::Done(reply)) => Ok(*reply),
         Ok(WriteAnswer::Failed(said)) => Err(Error::Failed { key: key(), said }),
         Ok(WriteAnswer::NotCurrent(places)) => {

@@ -5,15 +5,15 @@
 
 use crate::error::{StoreError, StoreRefusal};
 
+pub use call::{Call, Called, JobReport, LatchReport, LeaderReport, Payload};
 #[cfg(feature = "redis")]
 pub(crate) use names::append_number;
 pub use names::{
-    ClaimNumber, Fence, GrantNumber, Holder, Kind, Name, NodeId, NotAHolder, NotANode, TickTime,
+    ClaimId, ClaimNumber, Fence, GrantNumber, Kind, Name, NodeId, NotAClaimId, NotANode, TickTime, Version,
 };
-pub use question::{Called, Checkpoint, JobReport, LatchReport, LeaderReport, Question};
 
+mod call;
 mod names;
-mod question;
 
 /// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one record
 /// and one queue, and only the mode of a claim differs.
@@ -70,14 +70,14 @@ impl LeaseTimes {
 
 /// What becomes of a claim of a tick while an earlier tick of its job is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Turn {
+pub enum WhenBehind {
     /// It is skipped, and never run.
     #[default]
     Skip,
     /// It waits until that one has ended, and whatever waited so before it is skipped.
     Queue,
     /// It is granted when this was the latest tick and has ended, or no tick was ever granted; else
-    /// [`Behind`](Reply::Behind). So none is passed over.
+    /// [`EarlierTickDue`](Reply::EarlierTickDue). So none is passed over.
     After(TickTime),
 }
 
@@ -87,7 +87,7 @@ pub struct Request {
     /// What it is about.
     pub name: Name,
     /// Whose claim it is about.
-    pub holder: Holder,
+    pub claim_id: ClaimId,
     /// The claim's lengths.
     pub term: LeaseTimes,
     /// How the lease is shared.
@@ -95,12 +95,12 @@ pub struct Request {
     /// Which tick of a job it is for. `None` for everything that is no job.
     pub mark: Option<TickTime>,
     /// What becomes of its claim while an earlier tick is in the way.
-    pub turn: Turn,
+    pub turn: WhenBehind,
     /// What is asked.
     pub verb: Verb,
-    /// What is to be kept for whoever runs the tick next, of [`Question::Save`]. Of [`Question::SetCount`] and
-    /// [`Question::CountDown`] the id of the call, by which the store knows it again.
-    pub data: Option<Checkpoint>,
+    /// What is to be kept for whoever runs the tick next, of [`Call::Save`]. Of [`Call::SetCount`] and
+    /// [`Call::CountDown`] the id of the call, by which the store knows it again.
+    pub data: Option<Payload>,
 }
 
 /// The things that can be asked.
@@ -126,17 +126,17 @@ pub enum Verb {
     /// `to` with a fresh number. Also refused when executed after the batch's not-after.
     Yield {
         /// The fresh number under which the node goes on.
-        to: Holder,
+        to: ClaimId,
     },
     /// Owner: `to` owns it instead, in the mode and for the lease of the request, with a fresh number and nobody in between;
     /// of a writer that goes on as a reader, readers are let in then, up to the first writer. When `to` owns it already, as
     /// [`Renew`](Self::Renew) of that. Also refused when executed after the batch's not-after.
     Pass {
         /// Who owns it next: a number of the same node, or of one that was told of the present owner.
-        to: Holder,
+        to: ClaimId,
     },
     /// A question. What is free is moved on, and nothing else is done.
-    Ask(Question),
+    Call(Call),
 }
 
 impl Verb {
@@ -145,10 +145,7 @@ impl Verb {
     pub fn creates(self) -> bool {
         matches!(
             self,
-            Verb::Claim { .. }
-                | Verb::Yield { .. }
-                | Verb::Pass { .. }
-                | Verb::Ask(Question::SetCount { .. })
+            Verb::Claim { .. } | Verb::Yield { .. } | Verb::Pass { .. } | Verb::Call(Call::SetCount { .. })
         )
     }
 }
@@ -159,7 +156,7 @@ pub enum Reply {
     /// The lease is yours, under this grant number. Asked again, the same number is answered.
     Granted(GrantNumber),
     /// As [`Granted`](Self::Granted), and whoever holds permits of it asked for them as of so many.
-    Unlike(GrantNumber, u32),
+    CapacityDiffers(GrantNumber, u32),
     /// The job is yours for this tick, under this grant number, and the number of the attempt at the tick.
     Won(GrantNumber, u32),
     /// The tick is over: it was run to its end, or a later one was begun. Nothing was done.
@@ -169,8 +166,8 @@ pub enum Reply {
     Skipped,
     /// By the store's clock the tick comes in so many milliseconds. Nothing was done.
     Early(u64),
-    /// The latest tick is another than the one that it comes [after](Turn::After), or has not ended. Nothing was done.
-    Behind {
+    /// The latest tick is another than the one that it comes [after](WhenBehind::After), or has not ended. Nothing was done.
+    EarlierTickDue {
         /// The latest tick.
         latest: TickTime,
         /// It has not ended.
@@ -187,7 +184,7 @@ pub enum Reply {
     /// Who leads; `None`: nobody.
     Leader(Option<LeaderReport>),
     /// What is watched has not come, or not changed, in this version of it: the answer comes when it is asked for again.
-    Watching(GrantNumber),
+    Watching(Version),
     /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
     Queued(Option<u64>),
     /// As [`Queued`](Self::Queued), and a claim of this node owns it alone.
@@ -197,7 +194,7 @@ pub enum Reply {
     /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
     Busy(Option<u64>),
     /// It can be had, and another of the claims that go together cannot be granted: nothing was done.
-    Apart,
+    GroupRefused,
     /// Executed after its not-after: nothing was done.
     Late,
     /// This claim neither owns nor waits.
@@ -217,7 +214,7 @@ impl Reply {
     pub fn number(&self) -> Option<GrantNumber> {
         match self {
             Reply::Granted(number)
-            | Reply::Unlike(number, _)
+            | Reply::CapacityDiffers(number, _)
             | Reply::Won(number, _)
             | Reply::Overtook(number, _) => Some(*number),
             _ => None,
@@ -250,7 +247,7 @@ pub enum Rule {
     #[default]
     Each,
     /// All of them are claims that do not wait, and either every one is granted or none is.
-    All,
+    AllOrNone,
 }
 
 /// Requests that travel together. Each is applied atomically and answered on its own.
@@ -303,7 +300,7 @@ pub struct Grant {
     /// What was granted.
     pub name: Name,
     /// To whom.
-    pub holder: Holder,
+    pub claim_id: ClaimId,
     /// The grant's number.
     pub number: GrantNumber,
     /// The claim's lease, in milliseconds.
@@ -325,7 +322,7 @@ impl Push {
     /// To whom.
     pub fn node(&self) -> NodeId {
         match self {
-            Push::Granted(grant) => grant.holder.node,
+            Push::Granted(grant) => grant.claim_id.node,
             Push::Changed(node, _) => *node,
         }
     }
@@ -389,14 +386,14 @@ mod tests {
     fn a_holder_is_written_by_hand_as_it_is_shown() {
         for number in [0, 9, 10, 15, 16, 1_700, 0x0123_4567_89ab_cdef, u64::MAX] {
             let node = NodeId::random();
-            let holder = Holder {
+            let claim_id = ClaimId {
                 node,
                 claim: ClaimNumber(number),
                 nonce: number,
             };
             let mut text = Vec::new();
-            holder.append_to(&mut text);
-            assert_eq!(String::from_utf8(text).unwrap(), holder.to_string());
+            claim_id.append_to(&mut text);
+            assert_eq!(String::from_utf8(text).unwrap(), claim_id.to_string());
         }
     }
 }

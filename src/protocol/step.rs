@@ -18,8 +18,8 @@ use strum::{EnumCount, EnumTryAs};
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Checkpoint, ClaimNumber, Fence, Grant, Holder, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
-    Name, NodeId, Question, Reply, Request, TickTime, Turn, Unanswered, WriteAnswer,
+    Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode, Name,
+    NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
@@ -42,7 +42,7 @@ pub struct LockOptions {
     /// The caller has a claim and a place in the store's queue of its own. The lease is renewed, and never handed on locally.
     pub solo: bool,
     /// Granted with other keys of the same caller or not at all, at the first try: the claim goes in a batch of
-    /// [`Rule::All`](crate::protocol::message::Rule::All).
+    /// [`Rule::AllOrNone`](crate::protocol::message::Rule::AllOrNone).
     pub together: bool,
     /// A busy key is not the last answer: the caller goes on in another way, and no event says that it was denied.
     pub goes_on: bool,
@@ -53,7 +53,7 @@ pub struct LockOptions {
     /// The tick that the lease is for. A tick has a claim of its own, which is renewed and never handed on locally.
     pub mark: Option<TickTime>,
     /// What becomes of the tick while an earlier tick is in the way.
-    pub turn: Turn,
+    pub turn: WhenBehind,
     /// The caller is refused if so many callers of this process already wait for the key.
     pub limit: usize,
     /// As many callers as may wait in this process do: the caller is refused if it would have to wait. Set when it enters.
@@ -74,7 +74,7 @@ impl LockOptions {
             rests: false,
             max_hold: None,
             mark: None,
-            turn: Turn::Skip,
+            turn: WhenBehind::Skip,
             limit: usize::MAX,
             node_is_full: false,
         }
@@ -103,9 +103,9 @@ pub struct CallOptions {
     /// The mode of the lease that the call is about, if it is about one.
     pub mode: Mode,
     /// What is asked or done.
-    pub question: Question,
+    pub call: Call,
     /// What comes with it.
-    pub data: Option<Checkpoint>,
+    pub data: Option<Payload>,
     /// The tick that the call is about, if it is about one.
     pub mark: Option<TickTime>,
     /// The last call of this caller failed: not now, but after about a third of a lease.
@@ -118,11 +118,11 @@ pub struct CallOptions {
 
 impl CallOptions {
     /// A call without data, about no tick, at once and without a limit.
-    pub fn new(term: LeaseTimes, question: Question) -> Self {
+    pub fn new(term: LeaseTimes, call: Call) -> Self {
         CallOptions {
             term,
             mode: Mode::Exclusive,
-            question,
+            call,
             data: None,
             mark: None,
             rests: false,
@@ -162,7 +162,7 @@ pub enum Input {
     /// other ticket holds what was held before.
     Transfer(Ticket, Ticket, LeaseTimes),
     /// A caller wants the lease of this owner, of whom it was told.
-    Adopt(Ticket, LockOptions, Holder),
+    Adopt(Ticket, LockOptions, ClaimId),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
     /// A write under this lease was answered, or is never sent. `true`: the store did not do it, as the claim has no lease under
@@ -267,7 +267,7 @@ pub enum Class {
     /// A holder's lease is renewed.
     OwnerRenewal,
     /// A run of a tick asks about itself, or leaves something.
-    Question,
+    Call,
     /// A lease is given back: leave, finish, yield.
     Leave,
     /// A waiter says that it is alive, asks what became of its claim, or makes sure of its grant.
@@ -278,9 +278,9 @@ pub enum Class {
 
 impl Class {
     /// The class of a call.
-    pub(crate) fn of_call(question: Question) -> Class {
-        match question.of() {
-            Some(_) => Class::Question,
+    pub(crate) fn of_call(call: Call) -> Class {
+        match call.of() {
+            Some(_) => Class::Call,
             None => Class::Claim,
         }
     }
@@ -370,7 +370,7 @@ pub enum TickRefusal {
     /// By the store's clock the tick is due only after this time.
     Early(Duration),
     /// An earlier tick must run first: the latest one, if it has not ended, or one that comes after that.
-    Behind {
+    EarlierTickDue {
         /// The latest tick.
         latest: TickTime,
         /// The latest tick has not ended.

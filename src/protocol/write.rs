@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::protocol::message::{GrantNumber, Holder, Mode, Name};
+use crate::protocol::message::{ClaimId, GrantNumber, Mode, Name};
 
 /// What is done in a call of its own.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub struct Precondition {
     /// What is leased.
     pub name: Name,
     /// By which claim.
-    pub holder: Holder,
+    pub claim_id: ClaimId,
     /// How it is shared.
     pub mode: Mode,
     /// The grant's number.

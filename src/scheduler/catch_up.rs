@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::observe;
-use crate::protocol::message::{TickTime, Turn};
+use crate::protocol::message::{TickTime, WhenBehind};
 use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age, time};
@@ -74,7 +74,7 @@ impl Gate {
         let first = self.schedule.get().and_then(|schedule| before(schedule, to));
         let mut after = first.unwrap_or(TickTime(0));
         loop {
-            let how = How::new(Turn::After(after), is_catch_up || tick < to);
+            let how = How::new(WhenBehind::After(after), is_catch_up || tick < to);
             match self.pursue(tick, how, work).await {
                 Ok(outcome) if is_end(outcome) || tick >= to => return outcome,
                 Ok(_) => after = tick,

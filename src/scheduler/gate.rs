@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::observe::{self, Label};
 use crate::primitives::tick::{acquire_tick, ask_about_job};
-use crate::protocol::message::{JobReport, Question, TickTime, Turn};
+use crate::protocol::message::{Call, JobReport, TickTime, WhenBehind};
 use crate::protocol::step::TickRefusal;
 use crate::protocol::time::Instant;
 use crate::scheduler::policy::{Run, Settings, TickOutcome};
@@ -68,7 +68,7 @@ pub(crate) struct Gate {
 /// How a tick is pursued.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How {
-    pub(crate) turn: Turn,
+    pub(crate) turn: WhenBehind,
     /// It could not be begun when it was due.
     pub(crate) is_catch_up: bool,
     /// Since when it has been due here, if this node saw it come: what counts until the store's clock is known.
@@ -76,7 +76,7 @@ pub(crate) struct How {
 }
 
 impl How {
-    pub(crate) fn new(turn: Turn, is_catch_up: bool) -> How {
+    pub(crate) fn new(turn: WhenBehind, is_catch_up: bool) -> How {
         How {
             turn,
             is_catch_up,
@@ -87,7 +87,7 @@ impl How {
 
 /// An earlier tick is to be run first: the latest that the store knows of, if it is open, else one that comes after that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Behind {
+pub(crate) struct EarlierTickDue {
     pub(crate) latest: TickTime,
     pub(crate) is_open: bool,
 }
@@ -202,13 +202,13 @@ impl Gate {
 
     /// What the store knows of the job, as far as it can be asked. Whatever should not be so is told.
     pub(crate) async fn asked(&self) -> Option<JobReport> {
-        let question = Question::Open {
+        let call = Call::Open {
             within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
             fingerprint: self.fingerprint(),
             over: self.over(),
         };
         let before = self.now();
-        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, question).await;
+        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, call).await;
         // Whatever keeps the store from answering is told by whoever needs an answer.
         let report = answer.ok()?;
         if report.now_ms > 0 {
@@ -322,7 +322,7 @@ impl Gate {
         mark: TickTime,
         how: How,
         work: &impl Work,
-    ) -> Result<TickOutcome, Behind> {
+    ) -> Result<TickOutcome, EarlierTickDue> {
         let _pursuit = self.jobs.pursuits.token();
         let Run { outcome, ran } = self.run_tick(mark, how, work).await?;
         let outcome = match outcome {
@@ -339,7 +339,7 @@ impl Gate {
         Ok(outcome)
     }
 
-    async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<Run, Behind> {
+    async fn run_tick(&self, mark: TickTime, mut how: How, work: &impl Work) -> Result<Run, EarlierTickDue> {
         self.note_newest(mark);
         let mut newest = self.newest.subscribe();
         let mut pause = RETRY.0;
@@ -382,7 +382,9 @@ impl Gate {
                     how.since = how.since.map(|since| since + left);
                     Some(self.pause_early(mark, left))
                 }
-                Ok(Err(TickRefusal::Behind { latest, is_open })) => return Err(Behind { latest, is_open }),
+                Ok(Err(TickRefusal::EarlierTickDue { latest, is_open })) => {
+                    return Err(EarlierTickDue { latest, is_open });
+                }
                 Ok(Err(TickRefusal::Skipped)) => return Ok(self.refused(mark, TickOutcome::Skipped)),
                 Ok(Err(TickRefusal::Over)) => return Ok(self.refused(mark, TickOutcome::Elsewhere)),
                 Err(error) => match self.failed(mark, how, &error) {
@@ -432,7 +434,7 @@ impl Gate {
     fn failed(&self, mark: TickTime, how: How, error: &Error) -> Option<TickOutcome> {
         match error {
             // A foreign record, as after a reset while the job ran.
-            Error::Busy { .. } if matches!(how.turn, Turn::After(_)) => None,
+            Error::Busy { .. } if matches!(how.turn, WhenBehind::After(_)) => None,
             Error::Busy { .. } => Some(TickOutcome::Skipped),
             Error::Closed { .. } => Some(TickOutcome::Drained),
             Error::Key { .. } | Error::Options(_) => {
@@ -502,7 +504,7 @@ mod tests {
     use crate::scheduler::tick::Tick;
 
     const HOW: How = How {
-        turn: Turn::Skip,
+        turn: WhenBehind::Skip,
         is_catch_up: false,
         since: None,
     };

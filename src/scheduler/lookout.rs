@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use crate::driver::jobs::Fire;
 use crate::driver::waiter::lock;
 use crate::observe;
-use crate::protocol::message::{JobReport, TickTime, Turn};
+use crate::protocol::message::{JobReport, TickTime, WhenBehind};
 use crate::scheduler::gate::{Gate, How, remember};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age};
@@ -151,8 +151,8 @@ impl<F: Work> Job<F> {
             return self.gate.run_all(mark, is_catch_up, &self.work).await;
         }
         let turn = match self.gate.settings.overlap {
-            Overlap::Skip => Turn::Skip,
-            Overlap::QueueOne => Turn::Queue,
+            Overlap::Skip => WhenBehind::Skip,
+            Overlap::QueueOne => WhenBehind::Queue,
         };
         let how = How::new(turn, is_catch_up);
         let outcome = self.gate.pursue(mark, how, &self.work).await;

@@ -187,7 +187,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::Question;
+use crate::protocol::message::Call;
 use crate::scheduler::job::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
@@ -279,7 +279,7 @@ impl Locks {
     /// What keeps the store from doing it.
     pub async fn reset_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = name.into();
-        let report = ask_about_job(self.handle(), &name, DEFAULT_LEASE, Question::Reset).await?;
+        let report = ask_about_job(self.handle(), &name, DEFAULT_LEASE, Call::Reset).await?;
         lock(&self.handle().jobs().over).remove(&name);
         Ok(report.ahead_ms > 0)
     }

@@ -17,13 +17,13 @@ use crate::protocol::message::TickTime;
 /// When a job is due, which all nodes read alike.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
-    rule: Rule,
+    rule: Recurrence,
     /// As people wrote it, with its zone.
     text: String,
 }
 
 #[derive(Debug, Clone)]
-enum Rule {
+enum Recurrence {
     Cron(Box<Cron>, Arc<dyn Zone>),
     /// So many milliseconds apart, counted from the Unix epoch.
     Every(u64),
@@ -49,7 +49,7 @@ impl Schedule {
         let cron = parsed(text)?;
         Ok(Schedule {
             text: format!("{} {zone:?}", cron.as_str()),
-            rule: Rule::Cron(Box::new(cron), Arc::new(In(zone))),
+            rule: Recurrence::Cron(Box::new(cron), Arc::new(In(zone))),
         })
     }
 
@@ -65,7 +65,7 @@ impl Schedule {
             return Err(format!("ticks are ten years apart at most, not {period:?}"));
         }
         Ok(Schedule {
-            rule: Rule::Every(u64::try_from(period.as_millis()).map_err(|_| "that is too long")?),
+            rule: Recurrence::Every(u64::try_from(period.as_millis()).map_err(|_| "that is too long")?),
             text: format!("every {period:?}"),
         })
     }
@@ -78,11 +78,13 @@ impl Schedule {
     pub(crate) fn latest(&self, now: SystemTime) -> Result<TickTime, String> {
         let now = date(now)?;
         let tick = match &self.rule {
-            Rule::Cron(cron, zone) => zone
+            Recurrence::Cron(cron, zone) => zone
                 .previous(cron, now)
                 .map_err(|error| format!("`{}` has no tick before {now}: {error}", self.text))?
                 .timestamp_millis(),
-            Rule::Every(period) => now.timestamp_millis() - now.timestamp_millis() % period.cast_signed(),
+            Recurrence::Every(period) => {
+                now.timestamp_millis() - now.timestamp_millis() % period.cast_signed()
+            }
         };
         u64::try_from(tick)
             .map(TickTime)
@@ -93,8 +95,10 @@ impl Schedule {
     pub(crate) fn until_next(&self, now: SystemTime) -> Option<Duration> {
         let from = date(now).ok()?;
         let next = match &self.rule {
-            Rule::Cron(cron, zone) => u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?,
-            Rule::Every(period) => self.latest(now).ok()?.0 + period,
+            Recurrence::Cron(cron, zone) => {
+                u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?
+            }
+            Recurrence::Every(period) => self.latest(now).ok()?.0 + period,
         };
         let next = UNIX_EPOCH + Duration::from_millis(next);
         Some(next.duration_since(now).unwrap_or_default())

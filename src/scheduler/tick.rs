@@ -13,7 +13,7 @@ use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::guard::Lease;
 use crate::primitives::tick::ask_about_run;
-use crate::protocol::message::{Checkpoint, Fence, Holder, JobReport, Question, TickTime};
+use crate::protocol::message::{Call, ClaimId, Fence, JobReport, Payload, TickTime};
 use crate::scheduler::schedule::time;
 
 /// The largest checkpoint, in bytes.
@@ -138,7 +138,7 @@ impl Tick {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn verify(&self) -> Result<(), Error> {
-        self.ask(|of| Question::Verify { of }, None).await.map(drop)
+        self.ask(|of| Call::Verify { of }, None).await.map(drop)
     }
 
     /// Leaves `cursor` for whoever runs this tick again, should this run be cut short: the latest takes the place of the one
@@ -161,8 +161,8 @@ impl Tick {
             ))));
         }
         let seq = self.saves.fetch_add(1, Ordering::Relaxed) + 1;
-        let cursor = Checkpoint(cursor.into());
-        let saved = self.ask(|of| Question::Save { of, seq }, Some(cursor));
+        let cursor = Payload(cursor.into());
+        let saved = self.ask(|of| Call::Save { of, seq }, Some(cursor));
         saved.await.map(drop)
     }
 
@@ -175,7 +175,7 @@ impl Tick {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn resume(&self) -> Result<Option<Vec<u8>>, Error> {
-        let report = self.ask(|of| Question::Recall { of }, None).await?;
+        let report = self.ask(|of| Call::Recall { of }, None).await?;
         Ok(report.saved.map(|saved| saved.0.to_vec()))
     }
 
@@ -188,17 +188,17 @@ impl Tick {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn last_success(&self) -> Result<Option<SystemTime>, Error> {
-        let report = self.ask(|of| Question::Verify { of }, None).await?;
+        let report = self.ask(|of| Call::Verify { of }, None).await?;
         Ok(report.well.map(time))
     }
 
     async fn ask(
         &self,
-        question: impl FnOnce(Holder) -> Question,
-        data: Option<Checkpoint>,
+        call: impl FnOnce(ClaimId) -> Call,
+        data: Option<Payload>,
     ) -> Result<JobReport, Error> {
         self.check()?;
-        ask_about_run(&self.lease, self.term, question, (self.mark, data)).await
+        ask_about_run(&self.lease, self.term, call, (self.mark, data)).await
     }
 
     /// The run still is the only one.

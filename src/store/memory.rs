@@ -12,7 +12,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
 use crate::protocol::write::Action;
-use crate::store::{Abilities, AtOnce, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
 ///
@@ -103,7 +103,7 @@ impl Store for MemoryStore {
         "memory".into()
     }
 
-    fn at_once(&self) -> Option<&dyn AtOnce> {
+    fn immediate(&self) -> Option<&dyn Immediate> {
         Some(self)
     }
 
@@ -123,7 +123,7 @@ fn needs_no(what: &str) -> StoreError {
     )
 }
 
-impl AtOnce for MemoryStore {
+impl Immediate for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let mut shared = self.lock();

@@ -62,7 +62,7 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     fn describe(&self, server: ServerId) -> String;
 
     /// The store itself, if it answers at once.
-    fn at_once(&self) -> Option<&dyn AtOnce> {
+    fn immediate(&self) -> Option<&dyn Immediate> {
         None
     }
 
@@ -81,7 +81,7 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 }
 
 /// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.
-pub trait AtOnce {
+pub trait Immediate {
     /// Applies a batch. Grants for others are pushed to their inboxes. `replies` is empty and has room for them.
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
-use tenure::protocol::message::Holder;
-use tenure::{Builder, Error, Fence, Guard, Key, Lease, Lock, Locks, MemoryStore, Mutex, NodeId};
+use tenure::protocol::message::ClaimId;
+use tenure::{Builder, Error, Fence, Guard, Key, Lease, LockFuture, Locks, MemoryStore, Mutex, NodeId};
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
 fn cheap<T: Clone>() {}
@@ -21,13 +21,13 @@ fn types_are_send_and_sync() {
     shared::<Locks>();
     shared::<Builder>();
     shared::<Mutex>();
-    shared::<Lock>();
+    shared::<LockFuture>();
     shared::<Guard>();
     shared::<Lease>();
     shared::<Key>();
     shared::<Fence>();
     shared::<NodeId>();
-    shared::<Holder>();
+    shared::<ClaimId>();
     shared::<MemoryStore>();
     shared::<Error>();
     shared::<LostCause>();
@@ -72,6 +72,6 @@ async fn futures_are_send_and_static() {
 #[test]
 fn futures_are_small() {
     assert!(size_of::<Guard>() <= 16, "{}", size_of::<Guard>());
-    assert!(size_of::<Lock>() <= 256, "{}", size_of::<Lock>());
+    assert!(size_of::<LockFuture>() <= 256, "{}", size_of::<LockFuture>());
     assert!(size_of::<Error>() <= 128, "{}", size_of::<Error>());
 }

@@ -21,7 +21,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 fn node(store: &MemoryStore) -> Locks {
     Locks::builder()
         .lease(Duration::from_secs(600))
-        .waiters_per_key(20_000)
+        .max_waiters_per_key(20_000)
         .memory_shared(store)
         .unwrap()
 }

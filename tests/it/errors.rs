@@ -41,7 +41,7 @@ async fn an_error_is_a_response() {
 
     use crate::help::{ms, poll_once};
 
-    let locks = Locks::builder().waiters_per_key(1).memory().unwrap();
+    let locks = Locks::builder().max_waiters_per_key(1).memory().unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
     let mut waiting = Box::pin(locks.mutex("a").lock());
     assert!(poll_once(&mut waiting).await.is_none());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Grant, GrantNumber, Name, Question, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::message::{Call, Grant, GrantNumber, Name, Reply, TickTime, Unanswered, Verb};
 use tenure::protocol::step::{
     AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
 };
@@ -60,7 +60,7 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
     engine.now = engine.now + Duration::from_millis(800);
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
-        holder: to,
+        claim_id: to,
         number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
@@ -80,8 +80,8 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
 #[test]
 fn a_claim_follows_our_own_leave_at_once() {
     let mut engine = Engine::new(Rules::default());
-    let holder = engine.holder(1000);
-    engine.tell(Input::Release(holder));
+    let claim_id = engine.claim_id(1000);
+    engine.tell(Input::Release(claim_id));
     assert_eq!(engine.sent().request.verb, Verb::Leave);
     engine.lock(false);
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
@@ -90,8 +90,8 @@ fn a_claim_follows_our_own_leave_at_once() {
 /// Held by `n`, which is being left while the next caller claims `n+1` behind it.
 fn leaving_and_claiming() -> (Engine, [Outgoing; 2], Ticket) {
     let mut engine = Engine::new(Rules::default());
-    let holder = engine.holder(1000);
-    engine.tell(Input::Release(holder));
+    let claim_id = engine.claim_id(1000);
+    engine.tell(Input::Release(claim_id));
     let leave = engine.sent();
     let next = engine.lock(false);
     let claim = engine.sent();
@@ -115,8 +115,8 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     engine.fail_with(&leave, Unanswered::Unknown, heard, timed_out());
     let again = engine.sent();
     assert_eq!(
-        (again.request.verb, again.request.holder),
-        (Verb::Leave, leave.request.holder)
+        (again.request.verb, again.request.claim_id),
+        (Verb::Leave, leave.request.claim_id)
     );
     engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
     engine.answer_to(&again, engine.now, Reply::NotThere);
@@ -130,7 +130,7 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     assert!(!engine.is_granted(next));
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
-        holder: claim.request.holder,
+        claim_id: claim.request.claim_id,
         number: GrantNumber(8),
         lease_ms: 1000,
         attempt: 0,
@@ -145,14 +145,14 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
     engine.fail_with(&leave, Unanswered::Bystander, heard, timed_out());
     let again = engine.sent();
     assert_eq!(
-        (again.request.verb, again.request.holder),
-        (Verb::Leave, leave.request.holder)
+        (again.request.verb, again.request.claim_id),
+        (Verb::Leave, leave.request.claim_id)
     );
     engine.fail_with(&claim, Unanswered::Bystander, heard, timed_out());
     let asked = engine.sent();
     assert_eq!(
-        (asked.request.verb, asked.request.holder),
-        (Verb::Renew, claim.request.holder)
+        (asked.request.verb, asked.request.claim_id),
+        (Verb::Renew, claim.request.claim_id)
     );
     // Neither had reached the server: the number that nobody knows is over, and the next follows.
     engine.answer_to(&again, engine.now, Reply::Done);
@@ -284,17 +284,17 @@ fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
     engine.later(ms(900));
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
-        holder: claim.request.holder,
+        claim_id: claim.request.claim_id,
         number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
     }));
-    let question = engine.sent();
-    assert_eq!(question.request.verb, Verb::Renew);
+    let call = engine.sent();
+    assert_eq!(call.request.verb, Verb::Renew);
     // One that was executed before the grant says nothing of it, and is asked again after a pause.
     let before = engine.sends();
     let earlier = tenure::protocol::time::Instant::from_nanos(engine.now.as_nanos() - 1_000_000);
-    engine.answer_to(&question, earlier, Reply::Queued(Some(60_000)));
+    engine.answer_to(&call, earlier, Reply::Queued(Some(60_000)));
     assert_eq!(engine.sends(), before, "asked again at once");
     assert!(engine.passes() >= ms(18));
     // One that was asked after it says that there is none: it waits as before.
@@ -306,7 +306,7 @@ fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
 #[test]
 fn nobody_is_handed_a_shorter_lease_than_it_wants() {
     let mut engine = Engine::new(Rules::default());
-    let short = engine.holder(1000);
+    let short = engine.claim_id(1000);
     let [shorter, long, last] = [500, 60_000, 1000].map(|lease| engine.enter(options(lease)));
     engine.tell(Input::Release(short));
     assert!(engine.is_granted(shorter), "a longer one is shared");
@@ -333,7 +333,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
     let claim = engine.sent();
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
-        holder: claim.request.holder,
+        claim_id: claim.request.claim_id,
         number: GrantNumber(9),
         lease_ms: 1000,
         attempt: 0,
@@ -342,8 +342,8 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
     let yielded = engine.sent().request;
     assert!(matches!(yielded.verb, Verb::Yield { .. }));
     assert_eq!(
-        (yielded.holder, yielded.term.lease_ms),
-        (claim.request.holder, 60_000)
+        (yielded.claim_id, yielded.term.lease_ms),
+        (claim.request.claim_id, 60_000)
     );
     engine.answer(Reply::Granted(GrantNumber(10)));
     assert!(engine.is_granted(long));
@@ -378,11 +378,11 @@ fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
 #[test]
 fn a_grant_that_was_fetched_is_renewed_for_ever() {
     let mut engine = Engine::new(Rules::default());
-    let holder = engine.holder(1000);
+    let claim_id = engine.claim_id(1000);
     for _ in 0..20 {
         engine.passes();
         engine.answer(Reply::Granted(GrantNumber(7)));
-        assert!(engine.holds(holder));
+        assert!(engine.holds(claim_id));
     }
 }
 
@@ -575,13 +575,13 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
 #[test]
 fn a_question_that_is_given_up_unanswered_is_not_left() {
     let mut engine = a_job(true);
-    let open = Question::Open {
+    let open = Call::Open {
         within_ms: 1000,
         fingerprint: 0,
         over: None,
     };
     let ticket = engine.call(asks(1000, open));
-    assert!(matches!(engine.sent().request.verb, Verb::Ask(_)));
+    assert!(matches!(engine.sent().request.verb, Verb::Call(_)));
     let sends = engine.sends();
     engine.tell(Input::Cancel(ticket));
     assert!(engine.shard.is_empty(), "nothing is left to do");
@@ -608,7 +608,7 @@ fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
     });
     assert!(!engine.shard.is_free(&engine.name), "somebody asks for it");
     let alone = engine.enter(impatient);
-    engine.answer(Reply::Apart);
+    engine.answer(Reply::GroupRefused);
     assert!(matches!(engine.denial(together), Some(AcquireError::Busy)));
     assert!(engine.denial(alone).is_none());
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: false });
@@ -625,32 +625,32 @@ fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
 #[test]
 fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
     let mut engine = Engine::yielding();
-    let mut holder = engine.lock(false);
+    let mut claim_id = engine.lock(false);
     engine.answer(Reply::Granted(GrantNumber(7)));
-    let give_on = |engine: &mut Engine, holder: Ticket| {
+    let give_on = |engine: &mut Engine, claim_id: Ticket| {
         // Handed on once, then yielded.
         let second = engine.lock(false);
-        engine.tell(Input::Release(holder));
+        engine.tell(Input::Release(claim_id));
         let third = engine.lock(false);
         engine.tell(Input::Release(second));
         assert!(matches!(engine.sent().request.verb, Verb::Yield { .. }));
         third
     };
     loop {
-        holder = give_on(&mut engine, holder);
+        claim_id = give_on(&mut engine, claim_id);
         let Outgoing { tag, .. } = engine.sent();
         engine.answer(Reply::Granted(GrantNumber(7 + tag.claim.0)));
-        assert!(engine.holds(holder));
+        assert!(engine.holds(claim_id));
         engine.effects.clear();
         if tag.seq >= 1 << 16 {
             break;
         }
     }
-    assert!(engine.take_up(holder));
+    assert!(engine.take_up(claim_id));
     engine.passes();
     let renewal = engine.sent();
     assert_eq!(renewal.request.verb, Verb::Renew);
-    give_on(&mut engine, holder);
+    give_on(&mut engine, claim_id);
     engine.answer(Reply::Gone);
     let leave = engine.sent_of(|verb| verb == Verb::Leave);
     assert_eq!(leave.tag.claim, renewal.tag.claim);

@@ -2,8 +2,8 @@
 
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{
-    Batch, Called, Checkpoint, ClaimNumber, GrantNumber, Holder, LatchReport, LeaseTimes, Mode, Name, NodeId,
-    Question, Reply, Request, Rule, Turn, Verb,
+    Batch, Call, Called, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId,
+    Payload, Reply, Request, Rule, Verb, Version, WhenBehind,
 };
 use tenure::{Error, Key, Locks, MemoryStore};
 
@@ -21,8 +21,8 @@ crate::laws_of_latches!(nodes);
 #[tokio::test]
 async fn too_many_who_wait_are_refused() {
     let locks = Locks::builder()
-        .waiters_per_key(2)
-        .waiters_per_node(3)
+        .max_waiters_per_key(2)
+        .max_waiters_per_node(3)
         .memory()
         .unwrap();
     for name in ["a", "b"] {
@@ -67,10 +67,10 @@ struct Store {
 }
 
 impl Store {
-    fn ask(&mut self, now_us: u64, question: Question, id: &[u8]) -> Reply {
+    fn ask(&mut self, now_us: u64, call: Call, id: &[u8]) -> Reply {
         let request = Request {
             name: self.name.clone(),
-            holder: Holder {
+            claim_id: ClaimId {
                 node: NodeId::numbered(1),
                 claim: ClaimNumber(1),
                 nonce: 1,
@@ -81,9 +81,9 @@ impl Store {
             },
             mode: Mode::Exclusive,
             mark: None,
-            turn: Turn::Skip,
-            verb: Verb::Ask(question),
-            data: Some(Checkpoint(id.into())),
+            turn: WhenBehind::Skip,
+            verb: Verb::Call(call),
+            data: Some(Payload(id.into())),
         };
         let batch = Batch {
             highest: GrantNumber(0),
@@ -111,19 +111,19 @@ impl Store {
     }
 }
 
-fn set_count(count: u32, life_ms: u64) -> Question {
-    Question::SetCount { count, life_ms }
+fn set_count(count: u32, life_ms: u64) -> Call {
+    Call::SetCount { count, life_ms }
 }
 
 /// A count-down that was called for at about that time.
-fn count_down(at_us: u64, repeats: bool) -> Question {
+fn count_down(at_us: u64, repeats: bool) -> Call {
     let called = Called {
         since: at_us,
         until: at_us + 100_000,
         repeats,
         of: None,
     };
-    Question::CountDown { called }
+    Call::CountDown { called }
 }
 
 #[test]
@@ -134,16 +134,16 @@ fn a_repeated_count_down_does_not_count_in_the_next_life() {
     // The latch was set while the call was on its way, and its first request may have been executed before that.
     let answer = store.ask(5_200_000, count_down(4_950_000, true), b"near");
     assert_eq!(answer, Reply::Latch(LatchReport::Uncertain));
-    let answer = store.ask(5_200_000, Question::Count, b"");
+    let answer = store.ask(5_200_000, Call::Count, b"");
     assert_eq!(answer, Reply::Latch(LatchReport::Left(3)));
 }
 
 #[test]
 fn a_waiter_of_an_earlier_life_is_told_that_it_is_over() {
     let mut store = Store::in_the_second_life();
-    let of = Some(GrantNumber(1_000_000));
-    let answer = store.ask(5_200_000, Question::Zero { of }, b"");
+    let of = Some(Version(1_000_000));
+    let answer = store.ask(5_200_000, Call::Zero { of }, b"");
     assert_eq!(answer, Reply::Latch(LatchReport::Unset));
-    let answer = store.ask(5_200_000, Question::Zero { of: None }, b"");
-    assert_eq!(answer, Reply::Watching(GrantNumber(5_000_000)));
+    let answer = store.ask(5_200_000, Call::Zero { of: None }, b"");
+    assert_eq!(answer, Reply::Watching(Version(5_000_000)));
 }

@@ -228,8 +228,8 @@ async fn a_burst_ends_and_others_get_their_turn() {
 #[tokio::test]
 async fn waiters_over_a_limit_are_refused() {
     let locks = Locks::builder()
-        .waiters_per_key(3)
-        .waiters_per_node(5)
+        .max_waiters_per_key(3)
+        .max_waiters_per_node(5)
         .memory()
         .unwrap();
     let (a, b) = (

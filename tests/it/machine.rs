@@ -8,7 +8,7 @@ use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{
-    GrantNumber, LeaseTimes, Name, NodeId, Question, Reply, TickTime, Unanswered, Verb,
+    Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::step::{
     AcquireError, Answer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
@@ -38,10 +38,10 @@ pub(crate) fn options(lease_ms: u64) -> LockOptions {
 }
 
 /// What the caller of a question wants.
-pub(crate) fn asks(lease_ms: u64, question: Question) -> CallOptions {
+pub(crate) fn asks(lease_ms: u64, call: Call) -> CallOptions {
     CallOptions {
         limit: 100_000,
-        ..CallOptions::new(options(lease_ms).term, question)
+        ..CallOptions::new(options(lease_ms).term, call)
     }
 }
 
@@ -136,7 +136,7 @@ impl Machine {
     }
 
     /// Holds, and took up what it was granted.
-    pub(crate) fn holder(&mut self, lease_ms: u64) -> Ticket {
+    pub(crate) fn claim_id(&mut self, lease_ms: u64) -> Ticket {
         let ticket = self.enter(options(lease_ms));
         self.answer(Reply::Granted(GrantNumber(7)));
         self.take_up(ticket);

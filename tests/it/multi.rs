@@ -49,8 +49,8 @@ async fn all_are_held_each_with_a_fence_and_all_are_given_back() {
 async fn a_try_takes_all_or_nothing() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
-    for holder in [&locks, &other] {
-        let guard = soon(holder.mutex("b").lock()).await.unwrap();
+    for claim_id in [&locks, &other] {
+        let guard = soon(claim_id.mutex("b").lock()).await.unwrap();
         let multi = locks.multi(["a", "b", "c"]);
         assert!(soon(multi.try_lock()).await.unwrap().is_none());
         let waited = soon(multi.lock_timeout(ms(1))).await.unwrap_err();

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Holder, Name};
+use tenure::protocol::message::{ClaimId, Name};
 use tenure::{Locks, MemoryStore};
 
 /// The node's first claim, as it stands in the store.
-fn first_claim() -> Holder {
+fn first_claim() -> ClaimId {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -17,9 +17,9 @@ fn first_claim() -> Holder {
     let record = store.with_ledger(|ledger, now| ledger.record(&Name::lock("a".into()), now).cloned());
     match record {
         Some(Record {
-            owner: RecordOwner::Claim(holder, _),
+            owner: RecordOwner::Claim(claim_id, _),
             ..
-        }) => holder,
+        }) => claim_id,
         other => panic!("no claim: {other:?}"),
     }
 }
@@ -29,11 +29,11 @@ fn first_claim() -> Holder {
 fn no_moment_explains_a_nonce() {
     let build = || {
         let (before, thread) = (Instant::now(), thread::current().id());
-        let holder = first_claim();
-        (before, before.elapsed(), thread, holder)
+        let claim_id = first_claim();
+        (before, before.elapsed(), thread, claim_id)
     };
     // On a thread that has drawn no number yet.
-    let (before, took, thread, holder) = thread::spawn(build).join().unwrap();
+    let (before, took, thread, claim_id) = thread::spawn(build).join().unwrap();
     for nanos in 0..took.as_nanos().min(50_000_000) as u64 {
         let mut hasher = DefaultHasher::new();
         (before + Duration::from_nanos(nanos)).hash(&mut hasher);
@@ -41,7 +41,7 @@ fn no_moment_explains_a_nonce() {
         let mut seeds = fastrand::Rng::with_seed(hasher.finish()).fork();
         for _ in 0..16 {
             let nonce = fastrand::Rng::with_seed(seeds.u64(..)).u64(..);
-            assert_ne!(nonce, holder.nonce, "found after {nanos} of {took:?}");
+            assert_ne!(nonce, claim_id.nonce, "found after {nanos} of {took:?}");
         }
     }
 }

@@ -163,7 +163,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
 #[test]
 fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
     let mut machine = Machine::new(Rules::default());
-    let holder = machine.holder(1000);
+    let claim_id = machine.claim_id(1000);
     let heard = machine.now;
     machine.later(ms(100));
     let before = machine.enter(options(1000));
@@ -195,7 +195,7 @@ fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
         }
         assert!(machine.now.since(away) < ms(1500), "waits for ever");
     }
-    assert!(!machine.holds(holder));
+    assert!(!machine.holds(claim_id));
     let [before, after] = denied.map(|at| at.expect("denied").since(away));
     assert!(before >= ms(1000), "denied after {before:?} of the outage");
     assert!(after < before, "came when the server was away: {after:?}");
@@ -268,8 +268,8 @@ fn longest_pause(machine: &mut Machine, why: Unanswered) -> Duration {
 fn no_pause_is_longer_than_a_second_whatever_the_lease() {
     for why in [Unanswered::Unknown, Unanswered::No, Unanswered::Down] {
         let mut leaving = Machine::new(Rules::default());
-        let holder = leaving.holder(HOUR);
-        leaving.tell(Input::Release(holder));
+        let claim_id = leaving.claim_id(HOUR);
+        leaving.tell(Input::Release(claim_id));
         assert!(longest_pause(&mut leaving, why) <= ms(1000), "a leave");
 
         let mut waiting = Machine::new(Rules::default());
@@ -279,15 +279,15 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
         assert!(longest_pause(&mut waiting, why) <= ms(1000), "a waiter");
 
         let mut holding = Machine::new(Rules::default());
-        holding.holder(HOUR);
+        holding.claim_id(HOUR);
         holding.passes();
         assert!(longest_pause(&mut holding, why) <= ms(1000), "a holder");
     }
     // What little is left counts, too.
     let mut short = Machine::new(Rules::default());
-    let holder = short.holder(400);
+    let claim_id = short.claim_id(400);
     short.passes();
-    while let Some(left) = short.remaining(holder) {
+    while let Some(left) = short.remaining(claim_id) {
         short.fail(Unanswered::Down, None);
         let pause = short.passes();
         assert!(pause <= (left / 4).max(ms(10)), "{pause:?} of {left:?}");
@@ -297,8 +297,8 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
 #[test]
 fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
     let mut leaving = Machine::new(Rules::default());
-    let holder = leaving.holder(HOUR);
-    leaving.tell(Input::Release(holder));
+    let claim_id = leaving.claim_id(HOUR);
+    leaving.tell(Input::Release(claim_id));
     leaving.fail(Unanswered::Down, Some(leaving.now));
 
     let mut waiting = Machine::new(Rules::default());
@@ -308,7 +308,7 @@ fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
     waiting.fail(Unanswered::Down, Some(waiting.now));
 
     let mut holding = Machine::new(Rules::default());
-    holding.holder(HOUR);
+    holding.claim_id(HOUR);
     holding.passes();
     holding.fail(Unanswered::Down, Some(holding.now));
 
@@ -372,12 +372,12 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
 
     let mut machine = Machine::new(Rules::default());
     // Of a fixed lease little is left, and the margin.
-    let holder = machine.lock(true);
+    let claim_id = machine.lock(true);
     machine.answer(Reply::Granted(GrantNumber(7)));
     machine.later(ms(900));
     machine.close();
     let lost =
-        |effect: &Effect| matches!(effect, Effect::Lost(ticket, LostCause::Shutdown) if *ticket == holder);
+        |effect: &Effect| matches!(effect, Effect::Lost(ticket, LostCause::Shutdown) if *ticket == claim_id);
     assert!(machine.effects.iter().any(lost));
     let closed = machine.now;
     while !machine.shard.is_empty() {
@@ -433,7 +433,7 @@ fn an_old_grant_that_was_not_pushed_is_noticed() {
     }
     // The owner's own renewals say the same number again.
     let mut machine = Machine::new(Rules::default());
-    machine.holder(1000);
+    machine.claim_id(1000);
     machine.passes();
     machine.tell(Input::Answered {
         tag: machine.sent().tag,
@@ -488,7 +488,7 @@ fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
     machine.fail(Unanswered::Unknown, Some(begin));
     assert!(!told(&machine), "nor does it hold through an outage");
     let mut holding = Machine::new(Rules::default());
-    holding.holder(1000);
+    holding.claim_id(1000);
     holding.later(ms(1));
     assert!(holding.shard.told_taken(holding.now, &holding.name, holding.now));
 }

@@ -2,8 +2,8 @@
 
 use tenure::error::{LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Called, Checkpoint, ClaimNumber, GrantNumber, Holder, LatchReport, LeaseTimes, Mode, Name, NodeId,
-    Question, Reply, Unanswered, Verb,
+    Call, Called, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload,
+    Reply, Unanswered, Verb,
 };
 use tenure::protocol::step::{
     AcquireError, Answer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
@@ -15,8 +15,8 @@ use crate::machine::{Machine, asks, options};
 
 const REFUSED: Reply = Reply::Refused(StoreRefusal::ReadOnly);
 
-fn another() -> Holder {
-    Holder {
+fn another() -> ClaimId {
+    ClaimId {
         node: NodeId::numbered(9),
         claim: ClaimNumber(9),
         nonce: 9,
@@ -24,31 +24,31 @@ fn another() -> Holder {
 }
 
 /// What may count twice, or leaves something behind, with the name that it is asked of.
-fn calls() -> [(Question, Name); 7] {
+fn calls() -> [(Call, Name); 7] {
     let called = Called::default();
     let (of, repeats) = (another(), false);
     let key = || Key::from("a");
-    let set = Question::SetCount {
+    let set = Call::SetCount {
         count: 1,
         life_ms: 1_000,
     };
     [
         (set, Name::latch(key())),
-        (Question::CountDown { called }, Name::latch(key())),
-        (Question::Extend { of }, Name::lock(key())),
-        (Question::Release { of, repeats }, Name::lock(key())),
-        (Question::Save { of, seq: 1 }, Name::job(key())),
-        (Question::Proclaim { of, seq: 1 }, Name::election(key())),
-        (Question::Reset, Name::job(key())),
+        (Call::CountDown { called }, Name::latch(key())),
+        (Call::Extend { of }, Name::lock(key())),
+        (Call::Release { of, repeats }, Name::lock(key())),
+        (Call::Save { of, seq: 1 }, Name::job(key())),
+        (Call::Proclaim { of, seq: 1 }, Name::election(key())),
+        (Call::Reset, Name::job(key())),
     ]
 }
 
 /// The machine of a call that was sent once.
-fn called((question, name): (Question, Name)) -> (Machine, Ticket) {
+fn called((call, name): (Call, Name)) -> (Machine, Ticket) {
     let mut machine = Machine::of(name, Rules::default());
     let ticket = machine.call(CallOptions {
-        data: Some(Checkpoint(b"id"[..].into())),
-        ..asks(1_000, question)
+        data: Some(Payload(b"id"[..].into())),
+        ..asks(1_000, call)
     });
     (machine, ticket)
 }
@@ -72,7 +72,7 @@ fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
             }
             assert!(machine.denial(ticket).is_none(), "it is asked again");
             let again = machine.sent().request;
-            assert_eq!(again.data, Some(Checkpoint(b"id"[..].into())), "with the same id");
+            assert_eq!(again.data, Some(Payload(b"id"[..].into())), "with the same id");
             machine.answer(REFUSED);
             assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
             assert!(machine.shard.is_empty(), "nothing is left behind");
@@ -157,15 +157,15 @@ fn outcome(machine: &Machine, of: Ticket) -> Option<&Outcome> {
 fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
     for is_unanswered in [true, false] {
         let mut machine = Machine::new(Rules::default());
-        let holder = machine.holder(1_000);
-        machine.tell(Input::Release(holder));
+        let claim_id = machine.claim_id(1_000);
+        machine.tell(Input::Release(claim_id));
         if is_unanswered {
             machine.fail(Unanswered::Unknown, None);
         } else {
             machine.answer(REFUSED);
         }
         machine.answer(REFUSED);
-        let Some(Outcome::Failed(error)) = outcome(&machine, holder) else {
+        let Some(Outcome::Failed(error)) = outcome(&machine, claim_id) else {
             panic!("{:?}", machine.effects)
         };
         let is_refused = matches!(error.kind(), StoreErrorKind::Refused(_));
@@ -218,8 +218,8 @@ fn a_downgrade_without_an_answer_is_asked_for_again() {
     machine.fail(Unanswered::Unknown, None);
     let again = machine.sent().request;
     assert_eq!(
-        (again.holder, again.verb, again.mode),
-        (first.holder, first.verb, Mode::Read)
+        (again.claim_id, again.verb, again.mode),
+        (first.claim_id, first.verb, Mode::Read)
     );
     assert!(machine.denial(reader).is_none(), "{:?}", machine.denial(reader));
     machine.answer(Reply::Granted(GrantNumber(8)));
@@ -393,18 +393,18 @@ fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
 fn a_refused_transfer_is_still_held() {
     for mode in [Mode::Exclusive, Mode::Read] {
         let mut machine = Machine::new(Rules::default());
-        let holder = machine.enter(LockOptions {
+        let claim_id = machine.enter(LockOptions {
             mode,
             ..options(1_000)
         });
         machine.answer(Reply::Granted(GrantNumber(7)));
-        assert!(machine.take_up(holder));
+        assert!(machine.take_up(claim_id));
         let to = machine.shard.issue();
         let keep = LeaseTimes {
             lease_ms: 60_000,
             margin_ms: 250,
         };
-        machine.tell(Input::Transfer(holder, to, keep));
+        machine.tell(Input::Transfer(claim_id, to, keep));
         machine.answer(REFUSED);
         assert!(is_kept(&machine, to), "{mode:?}: {:?}", machine.denial(to));
         assert!(machine.take_up(to));

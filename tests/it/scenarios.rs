@@ -11,7 +11,7 @@ use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimNumber, Fence, Grant, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Push, Reply,
+    Batch, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, LeaseTimes, Mode, Name, NodeId, Push, Reply,
     Request, Rule, Unanswered, Verb,
 };
 use tenure::protocol::step::{
@@ -199,7 +199,7 @@ impl Stage {
     fn push(&mut self) {
         let grant = self.pushes.pop_front().expect("something was pushed");
         let at = (0..self.actors.len())
-            .find(|at| node(*at) == grant.holder.node)
+            .find(|at| node(*at) == grant.claim_id.node)
             .expect("one of ours");
         self.feed(at, Input::Pushed(grant));
     }
@@ -228,15 +228,15 @@ impl Stage {
         )
     }
 
-    fn owner(&self) -> Option<Holder> {
+    fn owner(&self) -> Option<ClaimId> {
         match self.ledger.record(&self.name, self.us())?.owner {
-            RecordOwner::Claim(holder, _) => Some(holder),
+            RecordOwner::Claim(claim_id, _) => Some(claim_id),
             _ => None,
         }
     }
 
     fn owner_node(&self) -> Option<NodeId> {
-        self.owner().map(|holder| holder.node)
+        self.owner().map(|claim_id| claim_id.node)
     }
 }
 
@@ -480,7 +480,7 @@ fn fences_grow_after_the_server_forgot_everything() {
         if grant % 50_000 == 49_999 {
             ledger.forget();
         }
-        let holder = Holder {
+        let claim_id = ClaimId {
             node: node(N),
             claim: ClaimNumber(grant),
             nonce: 1,
@@ -488,7 +488,7 @@ fn fences_grow_after_the_server_forgot_everything() {
         let mut ask = |verb| {
             let request = Request {
                 name: name.clone(),
-                holder,
+                claim_id,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
                 turn: Default::default(),
@@ -596,7 +596,7 @@ fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
         .ledger
         .waiters(&stage.name)
         .iter()
-        .map(|holder| holder.node)
+        .map(|claim_id| claim_id.node)
         .collect();
     assert_eq!(waiters, [node(N)], "and it keeps its place");
     stage.ledger.listens(node(N), true);
@@ -613,15 +613,15 @@ fn a_push_with_a_wrong_nonce_grants_nothing() {
     stage.settle(M);
     let n = stage.lock(N, LEASE);
     stage.settle(N);
-    let holder = stage.ledger.waiters(&stage.name)[0];
-    let forged = Holder {
-        nonce: holder.nonce ^ 1,
-        ..holder
+    let claim_id = stage.ledger.waiters(&stage.name)[0];
+    let forged = ClaimId {
+        nonce: claim_id.nonce ^ 1,
+        ..claim_id
     };
     let grant = Grant {
         attempt: 0,
         name: stage.name.clone(),
-        holder: forged,
+        claim_id: forged,
         number: GrantNumber(u64::MAX >> 10),
         lease_ms: LEASE,
     };

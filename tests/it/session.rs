@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimNumber, Executed, Failure, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId,
+    Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, Mode, Name, NodeId,
     Reply, Request, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::session::Session;
@@ -91,7 +91,7 @@ impl Bench {
             },
             request: Request {
                 name,
-                holder: Holder {
+                claim_id: ClaimId {
                     node,
                     claim: ClaimNumber(claim),
                     nonce,
@@ -205,7 +205,7 @@ fn claims(batch: &Batch) -> Vec<u64> {
     batch
         .requests
         .iter()
-        .map(|request| request.holder.claim.0)
+        .map(|request| request.claim_id.claim.0)
         .collect()
 }
 
@@ -238,7 +238,7 @@ fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_o
         Reply::Granted(GrantNumber(11)),
         Reply::Won(GrantNumber(12), 1),
         Reply::Overtook(GrantNumber(13), TickTime(7)),
-        Reply::Unlike(GrantNumber(14), 3),
+        Reply::CapacityDiffers(GrantNumber(14), 3),
     ];
     for (claim, reply) in (1..).zip(granted) {
         bench.ask("hot", claim, 10_000, Class::Claim);
@@ -300,7 +300,7 @@ fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
     assert_eq!(first[0].1, [1]);
     // Nor does what is about locks, or what a run asks about itself once the answer is there; what gathers goes with it.
     bench.ask_about_job(2, Class::Claim);
-    bench.ask_about_job(3, Class::Question);
+    bench.ask_about_job(3, Class::Call);
     bench.ask("a lock", 4, 10_000, Class::Claim);
     bench.step();
     assert_eq!(

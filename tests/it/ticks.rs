@@ -232,7 +232,7 @@ async fn a_tick_that_fires_again_is_over() {
 #[tokio::test]
 async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
     let (locks, log) = (
-        Locks::builder().waiters_per_node(1).memory().unwrap(),
+        Locks::builder().max_waiters_per_node(1).memory().unwrap(),
         Log::default(),
     );
     let _guard = locks.mutex("held").lock().await.unwrap();

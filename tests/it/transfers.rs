@@ -44,13 +44,13 @@ async fn one_of_another_prefix_is_refused() {
 #[test]
 fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
     let mut machine = Machine::new(Rules::default());
-    let (holder, to) = (machine.holder(1_000), machine.shard.issue());
+    let (claim_id, to) = (machine.claim_id(1_000), machine.shard.issue());
     let began = machine.now;
     let day = LeaseTimes {
         lease_ms: 86_400_000,
         margin_ms: 250,
     };
-    machine.tell(Input::Transfer(holder, to, day));
+    machine.tell(Input::Transfer(claim_id, to, day));
     let heard = Some(machine.now);
     while machine.denial(to).is_none() {
         let sends = machine.sends();

@@ -10,7 +10,7 @@ const LIMIT: usize = 5;
 
 /// As many callers wait for "held" as may wait on this node, behind the guard.
 async fn crowded() -> (Locks, Guard, Vec<impl Future>) {
-    let locks = Locks::builder().waiters_per_node(LIMIT).memory().unwrap();
+    let locks = Locks::builder().max_waiters_per_node(LIMIT).memory().unwrap();
     let guard = soon(locks.mutex("held").lock()).await.unwrap();
     let mut waiting: Vec<_> = (0..LIMIT).map(|_| Box::pin(locks.mutex("held").lock())).collect();
     for waiting in &mut waiting {
@@ -48,7 +48,7 @@ async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
 #[tokio::test]
 async fn who_would_wait_on_a_full_node_is_told_the_truth() {
     let store = MemoryStore::new();
-    let make = || Locks::builder().waiters_per_node(LIMIT);
+    let make = || Locks::builder().max_waiters_per_node(LIMIT);
     let (locks, other) = (
         make().memory_shared(&store).unwrap(),
         make().memory_shared(&store).unwrap(),

@@ -1,29 +1,29 @@
 //! Watching, in the machines of a shard alone: who asks, how often, and who is told.
 
 use tenure::Key;
-use tenure::protocol::message::{Called, GrantNumber, LatchReport, Name, Question, Reply, Unanswered, Verb};
+use tenure::protocol::message::{Call, Called, LatchReport, Name, Reply, Unanswered, Verb, Version};
 use tenure::protocol::step::{AcquireError, Answer, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::help::ms;
 use crate::machine::{Machine, asks};
 
 const ZERO: Reply = Reply::Latch(LatchReport::Left(0));
-const WATCHING: Reply = Reply::Watching(GrantNumber(7));
+const WATCHING: Reply = Reply::Watching(Version(7));
 
 fn machine() -> Machine {
     Machine::of(Name::latch(Key::from("a")), Rules::default())
 }
 
 fn watches(machine: &mut Machine) -> Ticket {
-    machine.call(asks(1000, Question::Zero { of: None }))
+    machine.call(asks(1000, Call::Zero { of: None }))
 }
 
 /// Who knows who leads, and would be told of another.
 fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
-    let known = Some(GrantNumber(7));
+    let known = Some(Version(7));
     machine.call(CallOptions {
         rests,
-        ..asks(lease_ms, Question::Leader { known })
+        ..asks(lease_ms, Call::Leader { known })
     })
 }
 
@@ -32,9 +32,9 @@ fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
 }
 
 /// What was asked last.
-fn asked(machine: &Machine) -> Option<GrantNumber> {
+fn asked(machine: &Machine) -> Option<Version> {
     match machine.sent().request.verb {
-        Verb::Ask(Question::Zero { of }) => of,
+        Verb::Call(Call::Zero { of }) => of,
         other => panic!("{other:?}"),
     }
 }
@@ -46,7 +46,7 @@ fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
     let mut machine = machine();
     let before = machine.now;
     machine.later(ms(1));
-    let count = Question::CountDown {
+    let count = Call::CountDown {
         called: Called::default(),
     };
     let ticket = machine.call(asks(1000, count));
@@ -78,7 +78,7 @@ fn all_who_wait_share_one_question() {
             "a third of a lease: {pause:?}"
         );
         assert_eq!(machine.sends(), round, "one for all of them");
-        assert_eq!(asked(&machine), Some(GrantNumber(7)));
+        assert_eq!(asked(&machine), Some(Version(7)));
         if round < 9 {
             machine.answer(WATCHING);
         }
@@ -227,7 +227,7 @@ fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
 fn who_learns_what_the_others_know_looks_by_its_own_lease() {
     let mut machine = self::machine();
     for lease_ms in [3000, 400] {
-        machine.call(asks(lease_ms, Question::Zero { of: None }));
+        machine.call(asks(lease_ms, Call::Zero { of: None }));
         machine.answer(WATCHING);
         machine.later(ms(100));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::Fence;
 use tenure::error::{LostCause, StoreErrorKind};
 use tenure::protocol::message::{
-    ClaimNumber, GrantNumber, Holder, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
+    ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
@@ -79,11 +79,11 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
         mode,
         ..options(1_000)
     };
-    let holder = machine.enter(wanted);
+    let claim_id = machine.enter(wanted);
     machine.answer(Reply::Granted(GrantNumber(7)));
-    assert!(machine.take_up(holder));
+    assert!(machine.take_up(claim_id));
     let next = machine.enter(options(1_000));
-    (machine, holder, next)
+    (machine, claim_id, next)
 }
 
 /// What the write is checked against, if the caller holds.
@@ -92,7 +92,7 @@ fn begin_write(machine: &mut Machine, of: Ticket) -> Option<Precondition> {
     let (precondition, lease) = machine.shard.begin_write(now, &name, of)?;
     assert_eq!(precondition.number, GrantNumber(7));
     assert_eq!(
-        Some(precondition.holder),
+        Some(precondition.claim_id),
         machine.shard.holding(now, &name, of).map(|held| held.claim)
     );
     assert_eq!(lease, ms(1_000));
@@ -104,10 +104,10 @@ fn end_write(machine: &mut Machine, write: &Precondition) {
 }
 
 /// The store has no lease of this claim under this grant.
-fn refuse_write(machine: &mut Machine, holder: Holder, number: u64) {
+fn refuse_write(machine: &mut Machine, claim_id: ClaimId, number: u64) {
     let write = Precondition {
         name: machine.name.clone(),
-        holder,
+        claim_id,
         mode: Mode::Exclusive,
         number: GrantNumber(number),
     };
@@ -116,11 +116,11 @@ fn refuse_write(machine: &mut Machine, holder: Holder, number: u64) {
 
 #[test]
 fn a_lease_with_a_write_under_way_is_not_handed_on() {
-    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
-    let [_, write] = [(); 2].map(|()| begin_write(&mut machine, holder).unwrap());
+    let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
+    let [_, write] = [(); 2].map(|()| begin_write(&mut machine, claim_id).unwrap());
     // Of two one is answered.
     end_write(&mut machine, &write);
-    machine.tell(Input::Release(holder));
+    machine.tell(Input::Release(claim_id));
     assert!(!machine.is_granted(next));
     assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
     machine.answer(Reply::Granted(GrantNumber(8)));
@@ -131,11 +131,11 @@ fn a_lease_with_a_write_under_way_is_not_handed_on() {
 
 #[test]
 fn a_lease_whose_writes_are_answered_is_handed_on() {
-    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
-    let writes = [(); 2].map(|()| begin_write(&mut machine, holder).unwrap());
+    let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
+    let writes = [(); 2].map(|()| begin_write(&mut machine, claim_id).unwrap());
     writes.iter().for_each(|write| end_write(&mut machine, write));
     let sends = machine.sends();
-    machine.tell(Input::Release(holder));
+    machine.tell(Input::Release(claim_id));
     assert!(machine.is_granted(next) && machine.holds(next));
     assert_eq!(machine.sends(), sends, "nobody was asked");
 }
@@ -162,20 +162,20 @@ fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
 
 #[test]
 fn whose_lease_is_over_writes_nothing() {
-    let (mut machine, holder, next) = held_and_waited(Mode::Exclusive);
+    let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
     assert!(begin_write(&mut machine, next).is_none(), "it waits");
     machine.later(ms(999));
-    assert!(begin_write(&mut machine, holder).is_some());
+    assert!(begin_write(&mut machine, claim_id).is_some());
     // No timer fired.
     machine.later(ms(1));
-    assert!(begin_write(&mut machine, holder).is_none());
-    let claim = machine.holding(holder).map(|of| of.claim.claim);
+    assert!(begin_write(&mut machine, claim_id).is_none());
+    let claim = machine.holding(claim_id).map(|of| of.claim.claim);
     assert_eq!(claim, Some(ClaimNumber(1)), "it is still to be told");
 }
 
-fn is_lost(machine: &Machine, holder: Ticket) -> bool {
-    let is_told = |effect: &Effect| matches!(effect, Effect::Lost(of, LostCause::Gone) if *of == holder);
-    machine.effects.iter().any(is_told) && !machine.holds(holder)
+fn is_lost(machine: &Machine, claim_id: Ticket) -> bool {
+    let is_told = |effect: &Effect| matches!(effect, Effect::Lost(of, LostCause::Gone) if *of == claim_id);
+    machine.effects.iter().any(is_told) && !machine.holds(claim_id)
 }
 
 #[test]
@@ -186,24 +186,24 @@ fn a_refused_write_ends_the_holding_at_once() {
             fixed,
             ..options(1_000)
         };
-        let holder = machine.enter(wanted);
+        let claim_id = machine.enter(wanted);
         machine.answer(Reply::Granted(GrantNumber(7)));
-        assert!(machine.take_up(holder));
-        let write = begin_write(&mut machine, holder).unwrap();
+        assert!(machine.take_up(claim_id));
+        let write = begin_write(&mut machine, claim_id).unwrap();
         // A renewal is under way, and its answer comes late.
         let sends = machine.sends() + usize::from(!fixed);
         if !fixed {
             machine.passes();
         }
         let (asked, renewal) = (machine.now, machine.sent());
-        let of = machine.holding(holder).unwrap().claim;
+        let of = machine.holding(claim_id).unwrap().claim;
         refuse_write(&mut machine, of, 7);
-        assert!(is_lost(&machine, holder));
+        assert!(is_lost(&machine, claim_id));
         end_write(&mut machine, &write);
         if !fixed {
             machine.answer_to(&renewal, asked, Reply::Granted(GrantNumber(7)));
         }
-        assert!(!machine.holds(holder));
+        assert!(!machine.holds(claim_id));
         assert_eq!(machine.sends(), sends, "nothing more is asked");
         assert!(machine.shard.is_empty(), "nothing is left");
     }
@@ -234,10 +234,10 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
 #[test]
 fn a_refused_write_ends_no_other_holding() {
     let mut machine = Machine::new(Rules::default());
-    let writer = machine.holder(1_000);
+    let writer = machine.claim_id(1_000);
     let of = machine.holding(writer).unwrap().claim;
     refuse_write(&mut machine, of, 6);
-    let foreign = Holder {
+    let foreign = ClaimId {
         nonce: !of.nonce,
         ..of
     };

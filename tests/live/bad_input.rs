@@ -172,8 +172,8 @@ async fn options_that_make_no_sense_are_refused() {
     let error = options(Locks::builder().margin(Duration::MAX).redis(nowhere).await);
     tells(&error, &["margin"]);
     for limitless in [
-        Locks::builder().waiters_per_key(0),
-        Locks::builder().waiters_per_node(0),
+        Locks::builder().max_waiters_per_key(0),
+        Locks::builder().max_waiters_per_node(0),
         Locks::builder().max_key(0),
     ] {
         tells(&options(limitless.redis(nowhere).await), &["limit", "zero"]);
@@ -208,8 +208,8 @@ async fn options_at_their_bounds_work() {
         .margin(Duration::ZERO)
         .burst(1023, Duration::MAX)
         .request_timeout(Duration::from_secs(24 * 3600))
-        .waiters_per_key(usize::MAX)
-        .waiters_per_node(1)
+        .max_waiters_per_key(usize::MAX)
+        .max_waiters_per_node(1)
         .max_key(usize::MAX)
         .prefix([0xff; 128])
         .redis(&server.url())
@@ -392,15 +392,12 @@ async fn a_sentinel_tells_where_its_master_is_asked_for() {
     let (text, error) = refused(Locks::redis(&sentinel.url()).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &kind, "{text}");
-    let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {name}");
-    tells(&text, &["is a Sentinel", &question, &sentinel.port().to_string()]);
+    let call = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {name}");
+    tells(&text, &["is a Sentinel", &call, &sentinel.port().to_string()]);
     let lazy = Locks::builder().lazy().redis(&sentinel.url()).await.unwrap();
-    tells(
-        &soon(lazy.ping()).await.unwrap_err(),
-        &["is a Sentinel", &question],
-    );
+    tells(&soon(lazy.ping()).await.unwrap_err(), &["is a Sentinel", &call]);
     // What it tells there is what to give.
-    let words = question.split(' ').fold(redis::Cmd::new(), |mut cmd, word| {
+    let words = call.split(' ').fold(redis::Cmd::new(), |mut cmd, word| {
         cmd.arg(word);
         cmd
     });
@@ -1086,7 +1083,7 @@ async fn an_endless_request_timeout_is_no_panic() {
 /// The clock is what fences come from. One that is a list is refused to everybody in the same words, and stays.
 #[tokio::test]
 async fn a_clock_of_a_wrong_type_is_never_overwritten() {
-    use crate::tools::{CLAIM, batch, connect, holder, store, tick};
+    use crate::tools::{CLAIM, batch, claim_id, connect, store, tick};
     use tenure::protocol::message::Reply;
 
     let server = RedisServer::start();
@@ -1122,7 +1119,7 @@ async fn a_clock_of_a_wrong_type_is_never_overwritten() {
                 }
             }
             _ => {
-                let request = tick(b"job", holder(1, 1), 1, CLAIM);
+                let request = tick(b"job", claim_id(1, 1), 1, CLAIM);
                 let answer = match link.apply(batch(vec![request])).await {
                     Err(failure) => format!("{:?}", failure.error.kind()),
                     Ok(answer) => match &answer.replies[0] {

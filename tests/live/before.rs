@@ -5,12 +5,12 @@ mod shared;
 use std::sync::Arc;
 
 use redis::Value;
-use tenure::protocol::message::{GrantNumber, Holder, Mode, NodeId, Reply, Request, Verb};
+use tenure::protocol::message::{ClaimId, GrantNumber, Mode, NodeId, Reply, Request, Verb};
 use tenure::store::Link;
 use tenure::store::redis::RedisStore;
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
+use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
 
 const LOCKS: &str = include_str!("before/locks.lua");
 const JOBS: &str = include_str!("before/jobs.lua");
@@ -33,7 +33,7 @@ impl Both {
         let link = connect(&store).await.unwrap();
         let mut client = server.client();
         let mut named = async |verb, job, pattern: &str| {
-            for (of, verb) in [(holder(1, 1), CLAIM), (holder(2, 1), verb)] {
+            for (of, verb) in [(claim_id(1, 1), CLAIM), (claim_id(2, 1), verb)] {
                 match job {
                     true => drop(link.apply(batch(vec![tick(b"a", of, 1, verb)])).await.unwrap()),
                     false => drop(ask(&link, b"a", of, verb).await),
@@ -56,7 +56,7 @@ impl Both {
     }
 
     /// What the version before answers to one request about the lock `a`: a number or a text.
-    fn old(&mut self, verb: &str, of: Holder) -> Value {
+    fn old(&mut self, verb: &str, of: ClaimId) -> Value {
         let mut eval = redis::cmd("EVAL");
         eval.arg(LOCKS)
             .arg(3)
@@ -75,7 +75,7 @@ impl Both {
     }
 
     /// The same about the job `a`.
-    fn old_tick(&mut self, verb: &str, of: Holder, mark: u64) -> Value {
+    fn old_tick(&mut self, verb: &str, of: ClaimId, mark: u64) -> Value {
         let mut record = self.memory.clone();
         record["tenure1:".len()] = b'o';
         let end = self.memory[b"tenure1:j:{0000}".len()..].to_vec();
@@ -100,12 +100,12 @@ impl Both {
         answer.pop().unwrap()
     }
 
-    async fn asked(&self, verb: Verb, of: Holder) -> Reply {
+    async fn asked(&self, verb: Verb, of: ClaimId) -> Reply {
         ask(&self.link, b"a", of, verb).await
     }
 
     /// What a reader of this version is answered.
-    async fn read(&self, verb: Verb, of: Holder) -> Reply {
+    async fn read(&self, verb: Verb, of: ClaimId) -> Reply {
         let request = Request {
             mode: Mode::Read,
             ..request(b"a", of, verb)
@@ -114,7 +114,7 @@ impl Both {
         answer.replies.into_iter().next().unwrap()
     }
 
-    async fn new_tick(&self, verb: Verb, of: Holder, mark: u64) -> Reply {
+    async fn new_tick(&self, verb: Verb, of: ClaimId, mark: u64) -> Reply {
         let batch = batch(vec![tick(b"a", of, mark, verb)]);
         self.link.apply(batch).await.unwrap().replies.remove(0)
     }
@@ -124,7 +124,7 @@ impl Both {
     }
 
     /// A waiter was not heard of for so many of its leases.
-    fn age(&mut self, of: Holder, leases: f64) {
+    fn age(&mut self, of: ClaimId, leases: f64) {
         let member = format!("b{of}:{}:{}", TERM.lease_ms, TERM.hold_ms());
         let by = -(TERM.lease_ms as f64 * leases) as i64;
         let mut cmd = redis::cmd("ZINCRBY");
@@ -162,43 +162,43 @@ fn letter(value: &Value) -> char {
 async fn a_lock_goes_to_and_fro_between_two_versions() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await, both.inbox(4).await];
-    let first = number(&both.old("w", holder(1, 1)));
-    assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+    let first = number(&both.old("w", claim_id(1, 1)));
+    assert_eq!(letter(&both.old("w", claim_id(2, 1))), 'Q');
     assert!(matches!(
-        both.asked(WAIT, holder(3, 1)).await,
+        both.asked(WAIT, claim_id(3, 1)).await,
         Reply::QueuedBehind(Some(_), _)
     ));
-    assert_eq!(letter(&both.old("w", holder(4, 1))), 'Q');
+    assert_eq!(letter(&both.old("w", claim_id(4, 1))), 'Q');
     // Each knows what the other wrote: the owner, the waiters, their order.
     assert_eq!(
-        both.asked(Verb::Renew, holder(1, 1)).await,
+        both.asked(Verb::Renew, claim_id(1, 1)).await,
         Reply::Granted(GrantNumber(first))
     );
     assert!(matches!(
-        both.asked(Verb::Renew, holder(2, 1)).await,
+        both.asked(Verb::Renew, claim_id(2, 1)).await,
         Reply::QueuedBehind(Some(_), _)
     ));
-    assert_eq!(letter(&both.old("r", holder(3, 1))), 'Q');
-    assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
+    assert_eq!(letter(&both.old("r", claim_id(3, 1))), 'Q');
+    assert_eq!(both.asked(Verb::Leave, claim_id(1, 1)).await, Reply::Done);
     let second = inboxes[0].grant().await;
-    assert_eq!(second.holder, holder(2, 1));
-    assert_eq!(number(&both.old("r", holder(2, 1))), second.number.0);
-    assert_eq!(both.old("l", holder(2, 1)), Value::Int(0));
+    assert_eq!(second.claim_id, claim_id(2, 1));
+    assert_eq!(number(&both.old("r", claim_id(2, 1))), second.number.0);
+    assert_eq!(both.old("l", claim_id(2, 1)), Value::Int(0));
     let third = inboxes[1].grant().await;
-    assert_eq!((third.holder, third.lease_ms), (holder(3, 1), TERM.lease_ms));
+    assert_eq!((third.claim_id, third.lease_ms), (claim_id(3, 1), TERM.lease_ms));
     assert_eq!(
-        both.asked(Verb::Renew, holder(3, 1)).await,
+        both.asked(Verb::Renew, claim_id(3, 1)).await,
         Reply::Granted(third.number)
     );
-    let to = holder(3, 2);
+    let to = claim_id(3, 2);
     assert!(matches!(
-        both.asked(Verb::Yield { to }, holder(3, 1)).await,
+        both.asked(Verb::Yield { to }, claim_id(3, 1)).await,
         Reply::QueuedBehind(Some(_), _)
     ));
     let fourth = inboxes[2].grant().await;
     assert!(first < second.number.0 && second.number < third.number && third.number < fourth.number);
-    assert_eq!(both.old("l", holder(4, 1)), Value::Int(0));
-    assert_eq!(inboxes[1].grant().await.holder, to);
+    assert_eq!(both.old("l", claim_id(4, 1)), Value::Int(0));
+    assert_eq!(inboxes[1].grant().await.claim_id, to);
     assert_eq!(both.old("l", to), Value::Int(0));
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut both.client).unwrap();
     assert_eq!(left, ["tenure1:clock"]);
@@ -210,30 +210,33 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
 async fn readers_are_left_alone_by_the_version_before() {
     let mut both = Both::start().await;
     let mut inbox = both.inbox(3).await;
-    let Reply::Granted(number) = both.read(CLAIM, holder(1, 1)).await else {
+    let Reply::Granted(number) = both.read(CLAIM, claim_id(1, 1)).await else {
         panic!("nobody has it")
     };
     for waits in [false, true] {
         if waits {
-            let writer = both.asked(WAIT, holder(3, 1)).await;
+            let writer = both.asked(WAIT, claim_id(3, 1)).await;
             assert!(matches!(writer, Reply::Queued(Some(_))), "{writer:?}");
         }
         for (verb, of) in [
-            ("w", holder(2, 1)),
-            ("c", holder(2, 2)),
-            ("r", holder(1, 1)),
-            ("l", holder(1, 1)),
-            ("l", holder(2, 3)),
+            ("w", claim_id(2, 1)),
+            ("c", claim_id(2, 2)),
+            ("r", claim_id(1, 1)),
+            ("l", claim_id(1, 1)),
+            ("l", claim_id(2, 3)),
         ] {
             let answer = both.old(verb, of);
             assert_eq!(letter(&answer), 'E', "{verb} of {of}: {answer:?}");
         }
-        assert_eq!(both.read(Verb::Renew, holder(1, 1)).await, Reply::Granted(number));
+        assert_eq!(
+            both.read(Verb::Renew, claim_id(1, 1)).await,
+            Reply::Granted(number)
+        );
     }
     assert_eq!(both.members(), 2, "the writer stands where it stood");
-    assert_eq!(both.read(Verb::Leave, holder(1, 1)).await, Reply::Done);
-    assert_eq!(inbox.grant().await.holder, holder(3, 1));
-    assert_eq!(letter(&both.old("c", holder(2, 1))), 'B');
+    assert_eq!(both.read(Verb::Leave, claim_id(1, 1)).await, Reply::Done);
+    assert_eq!(inbox.grant().await.claim_id, claim_id(3, 1));
+    assert_eq!(letter(&both.old("c", claim_id(2, 1))), 'B');
 }
 
 /// It hands over to a reader as it does to a writer. The reader lets others in with its next renewal.
@@ -241,23 +244,23 @@ async fn readers_are_left_alone_by_the_version_before() {
 async fn the_version_before_hands_over_to_a_reader() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
-    number(&both.old("w", holder(1, 1)));
+    number(&both.old("w", claim_id(1, 1)));
     for node in [2, 3] {
-        let queued = both.read(WAIT, holder(node, 1)).await;
+        let queued = both.read(WAIT, claim_id(node, 1)).await;
         assert!(matches!(queued, Reply::QueuedBehind(Some(_), _)), "{queued:?}");
     }
-    assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
+    assert_eq!(both.old("l", claim_id(1, 1)), Value::Int(0));
     let first = inboxes[0].grant().await;
-    assert_eq!(first.holder, holder(2, 1));
-    assert_eq!(letter(&both.old("c", holder(4, 1))), 'B');
+    assert_eq!(first.claim_id, claim_id(2, 1));
+    assert_eq!(letter(&both.old("c", claim_id(4, 1))), 'B');
     assert_eq!(
-        both.read(Verb::Renew, holder(2, 1)).await,
+        both.read(Verb::Renew, claim_id(2, 1)).await,
         Reply::Granted(first.number)
     );
     let second = inboxes[1].grant().await;
-    assert_eq!(second.holder, holder(3, 1));
+    assert_eq!(second.claim_id, claim_id(3, 1));
     assert!(second.number > first.number);
-    for (of, number) in [(holder(2, 1), first.number), (holder(3, 1), second.number)] {
+    for (of, number) in [(claim_id(2, 1), first.number), (claim_id(3, 1), second.number)] {
         assert_eq!(both.read(Verb::Renew, of).await, Reply::Granted(number));
         assert_eq!(both.read(Verb::Leave, of).await, Reply::Done);
     }
@@ -271,46 +274,46 @@ async fn the_dead_of_one_version_are_dead_for_the_other() {
         let mut both = Both::start().await;
         let mut inbox = both.inbox(3).await;
         let _dead = both.inbox(2).await;
-        number(&both.old("w", holder(1, 1)));
-        assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+        number(&both.old("w", claim_id(1, 1)));
+        assert_eq!(letter(&both.old("w", claim_id(2, 1))), 'Q');
         assert!(matches!(
-            both.asked(WAIT, holder(3, 1)).await,
+            both.asked(WAIT, claim_id(3, 1)).await,
             Reply::QueuedBehind(..)
         ));
-        assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
-        both.age(holder(2, 1), 1.5);
-        both.age(holder(2, 2), 1.5);
+        assert_eq!(letter(&both.old("w", claim_id(2, 2))), 'Q');
+        both.age(claim_id(2, 1), 1.5);
+        both.age(claim_id(2, 2), 1.5);
         // This version's heartbeat leaves the dead, which the other's takes out.
         assert!(matches!(
-            both.asked(Verb::Renew, holder(3, 1)).await,
+            both.asked(Verb::Renew, claim_id(3, 1)).await,
             Reply::QueuedBehind(..)
         ));
         assert_eq!(both.members(), 6);
-        assert_eq!(both.asked(Verb::Renew, holder(2, 2)).await, Reply::Gone);
+        assert_eq!(both.asked(Verb::Renew, claim_id(2, 2)).await, Reply::Gone);
         assert_eq!(both.members(), 4);
         if old_leaves {
-            assert_eq!(both.old("l", holder(1, 1)), Value::Int(0));
+            assert_eq!(both.old("l", claim_id(1, 1)), Value::Int(0));
         } else {
-            assert_eq!(both.asked(Verb::Leave, holder(1, 1)).await, Reply::Done);
+            assert_eq!(both.asked(Verb::Leave, claim_id(1, 1)).await, Reply::Done);
         }
-        assert_eq!(inbox.grant().await.holder, holder(3, 1));
+        assert_eq!(inbox.grant().await.claim_id, claim_id(3, 1));
         assert_eq!(both.members(), 0);
-        assert_eq!(letter(&both.old("r", holder(2, 1))), 'X');
+        assert_eq!(letter(&both.old("r", claim_id(2, 1))), 'X');
     }
 }
 
 #[tokio::test]
 async fn whoever_joins_a_queue_makes_the_dead_go() {
     let mut both = Both::start().await;
-    number(&both.old("w", holder(1, 1)));
+    number(&both.old("w", claim_id(1, 1)));
     for claim in 0..40 {
-        assert_eq!(letter(&both.old("w", holder(2, claim))), 'Q');
+        assert_eq!(letter(&both.old("w", claim_id(2, claim))), 'Q');
     }
     for claim in 0..40 {
-        both.age(holder(2, claim), 1.5);
+        both.age(claim_id(2, claim), 1.5);
     }
     assert!(matches!(
-        both.asked(WAIT, holder(3, 1)).await,
+        both.asked(WAIT, claim_id(3, 1)).await,
         Reply::QueuedBehind(..)
     ));
     assert_eq!(both.members(), 2);
@@ -325,33 +328,33 @@ async fn whoever_joins_a_queue_makes_the_dead_go() {
 async fn a_tick_goes_to_and_fro_between_two_versions() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
-    let won = both.old_tick("c", holder(1, 1), 1);
+    let won = both.old_tick("c", claim_id(1, 1), 1);
     assert_eq!(letter(&won), 'W', "{won:?}");
     assert!(matches!(
-        both.new_tick(WAIT, holder(2, 1), 1).await,
+        both.new_tick(WAIT, claim_id(2, 1), 1).await,
         Reply::QueuedBehind(..)
     ));
-    assert_eq!(letter(&both.old_tick("w", holder(3, 1), 1)), 'Q');
-    assert_eq!(both.old_tick("l", holder(1, 1), 1), Value::Int(0));
+    assert_eq!(letter(&both.old_tick("w", claim_id(3, 1), 1)), 'Q');
+    assert_eq!(both.old_tick("l", claim_id(1, 1), 1), Value::Int(0));
     let grant = inboxes[0].grant().await;
-    assert_eq!((grant.holder, grant.attempt), (holder(2, 1), 2));
+    assert_eq!((grant.claim_id, grant.attempt), (claim_id(2, 1), 2));
     assert_eq!(
-        both.new_tick(Verb::Renew, holder(2, 1), 1).await,
+        both.new_tick(Verb::Renew, claim_id(2, 1), 1).await,
         Reply::Won(grant.number, 2)
     );
-    assert_eq!(both.new_tick(Verb::Leave, holder(2, 1), 1).await, Reply::Done);
+    assert_eq!(both.new_tick(Verb::Leave, claim_id(2, 1), 1).await, Reply::Done);
     let grant = inboxes[1].grant().await;
-    assert_eq!((grant.holder, grant.attempt), (holder(3, 1), 3));
+    assert_eq!((grant.claim_id, grant.attempt), (claim_id(3, 1), 3));
     assert!(matches!(
-        both.new_tick(WAIT, holder(2, 2), 1).await,
+        both.new_tick(WAIT, claim_id(2, 2), 1).await,
         Reply::QueuedBehind(..)
     ));
-    assert_eq!(both.old_tick("f", holder(3, 1), 1), Value::Int(0));
+    assert_eq!(both.old_tick("f", claim_id(3, 1), 1), Value::Int(0));
     // Who stands by for what is over is told so by either.
-    assert_eq!(both.new_tick(Verb::Renew, holder(2, 2), 1).await, Reply::Over);
-    assert_eq!(letter(&both.old_tick("c", holder(1, 2), 1)), 'O');
+    assert_eq!(both.new_tick(Verb::Renew, claim_id(2, 2), 1).await, Reply::Over);
+    assert_eq!(letter(&both.old_tick("c", claim_id(1, 2), 1)), 'O');
     assert_eq!(
-        both.new_tick(Verb::Claim { wait: true }, holder(1, 3), 1).await,
+        both.new_tick(Verb::Claim { wait: true }, claim_id(1, 3), 1).await,
         Reply::Over
     );
 }
@@ -367,37 +370,43 @@ async fn the_version_before_walks_over_what_leaves_a_lock_free() {
         batch.poll_gap_ms = GAP_MS;
         link.apply(batch).await.unwrap().replies.remove(0)
     };
-    number(&both.old("w", holder(1, 1)));
-    assert_eq!(letter(&both.old("w", holder(2, 1))), 'Q');
+    number(&both.old("w", claim_id(1, 1)));
+    assert_eq!(letter(&both.old("w", claim_id(2, 1))), 'Q');
     assert!(matches!(
-        with_gap(&both.link, WAIT, holder(3, 1)).await,
+        with_gap(&both.link, WAIT, claim_id(3, 1)).await,
         Reply::QueuedBehindForeign(Some(_))
     ));
     // Handed on for the first time, and then not for long.
-    assert_eq!(with_gap(&both.link, Verb::Leave, holder(1, 1)).await, Reply::Done);
-    assert_eq!(inboxes[0].grant().await.holder, holder(2, 1));
+    assert_eq!(
+        with_gap(&both.link, Verb::Leave, claim_id(1, 1)).await,
+        Reply::Done
+    );
+    assert_eq!(inboxes[0].grant().await.claim_id, claim_id(2, 1));
     let mut older = redis::cmd("ZINCRBY");
     let older = older.arg(&both.queue).arg(-10 * GAP_MS.cast_signed()).arg("c");
     let _: f64 = older.query(&mut both.client).unwrap();
-    assert_eq!(with_gap(&both.link, Verb::Leave, holder(2, 1)).await, Reply::Done);
+    assert_eq!(
+        with_gap(&both.link, Verb::Leave, claim_id(2, 1)).await,
+        Reply::Done
+    );
     let record: Option<String> = redis::cmd("GET").arg("lock:a").query(&mut both.client).unwrap();
     assert_eq!(record, None);
     assert_eq!(
-        with_gap(&both.link, Verb::Claim { wait: false }, holder(4, 1)).await,
+        with_gap(&both.link, Verb::Claim { wait: false }, claim_id(4, 1)).await,
         Reply::Busy(None)
     );
     // It knows no gap: a free key goes to who is first, in order.
-    assert_eq!(letter(&both.old("w", holder(2, 2))), 'Q');
-    assert_eq!(inboxes[1].grant().await.holder, holder(3, 1));
-    assert_eq!(both.old("l", holder(3, 1)), Value::Int(0));
-    assert_eq!(inboxes[0].grant().await.holder, holder(2, 2));
-    assert_eq!(both.old("l", holder(2, 2)), Value::Int(0));
-    number(&both.old("w", holder(1, 2)));
-    assert_eq!(both.old("l", holder(1, 2)), Value::Int(0));
+    assert_eq!(letter(&both.old("w", claim_id(2, 2))), 'Q');
+    assert_eq!(inboxes[1].grant().await.claim_id, claim_id(3, 1));
+    assert_eq!(both.old("l", claim_id(3, 1)), Value::Int(0));
+    assert_eq!(inboxes[0].grant().await.claim_id, claim_id(2, 2));
+    assert_eq!(both.old("l", claim_id(2, 2)), Value::Int(0));
+    number(&both.old("w", claim_id(1, 2)));
+    assert_eq!(both.old("l", claim_id(1, 2)), Value::Int(0));
     // Only the mark is left, for 600 gaps at most, and whoever of this version finds nobody waiting takes it away.
     assert_eq!(both.members(), 1);
     assert!(matches!(
-        with_gap(&both.link, WAIT, holder(3, 2)).await,
+        with_gap(&both.link, WAIT, claim_id(3, 2)).await,
         Reply::Granted(_)
     ));
     assert_eq!(both.members(), 0);

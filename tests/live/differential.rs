@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Grant, GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, Rule,
+    Batch, ClaimId, Grant, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, Rule,
     TickTime, Verb,
 };
 
@@ -284,11 +284,11 @@ struct Run {
     names: Vec<Name>,
     /// So many of the names are contended. The others are quiet.
     busy: usize,
-    claims: Vec<Vec<(Holder, LeaseTimes)>>,
+    claims: Vec<Vec<(ClaimId, LeaseTimes)>>,
     /// Which tick each claim is for, for its whole life.
-    marks: HashMap<Holder, Option<TickTime>>,
+    marks: HashMap<ClaimId, Option<TickTime>>,
     /// How each claim shares its lease, for its whole life, where that is not exclusive.
-    modes: HashMap<Holder, Mode>,
+    modes: HashMap<ClaimId, Mode>,
     /// So many claims in a hundred read.
     readers: u8,
     /// What the records of semaphores and elections are called, once they were there.
@@ -433,7 +433,7 @@ impl Run {
         if let [request] = &mut *requests
             && let Some(RecordOwner::Claim(owner, _)) =
                 self.ledger.record(&request.name, 0).map(|record| &record.owner)
-            && request.holder == *owner
+            && request.claim_id == *owner
             && self.kind != Kind::Semaphore
             && matches!(request.verb, Verb::Renew | Verb::Yield { .. })
         {
@@ -458,7 +458,7 @@ impl Run {
             highest: GrantNumber(highest),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            rule: if is_together { Rule::All } else { Rule::Each },
+            rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
         };
         let before = wall_us();
@@ -469,10 +469,10 @@ impl Run {
             real.time == 0 || span.contains(&real.time),
             "step {step}: {batch:?} at {span:?}, server {real:?}"
         );
-        let dead: Vec<Holder> = self
+        let dead: Vec<ClaimId> = self
             .ledger
             .entries()
-            .filter_map(|(_, holder, dies)| (dies < real.time / 1000).then_some(holder))
+            .filter_map(|(_, claim_id, dies)| (dies < real.time / 1000).then_some(claim_id))
             .collect();
         let ends = |ledger: &Ledger, request: &Request| ledger.record(&request.name, 0)?.expires;
         let ended: Vec<_> = batch
@@ -539,7 +539,7 @@ impl Run {
             self.saw(word(real));
         }
         for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
-            if request.verb == Verb::Renew && *reply == Reply::Gone && dead.contains(&request.holder) {
+            if request.verb == Verb::Renew && *reply == Reply::Gone && dead.contains(&request.claim_id) {
                 self.saw("dead not revived");
             }
             if request.verb == Verb::Renew && ends(&self.ledger, request) < ended {
@@ -564,7 +564,7 @@ impl Run {
                 match reply {
                     _ if request.mode != Mode::Read => {}
                     Reply::Granted(_) if shares > 1 => self.saw("joined together"),
-                    Reply::Apart if shares > 0 => self.saw("apart beside readers"),
+                    Reply::GroupRefused if shares > 0 => self.saw("apart beside readers"),
                     Reply::Busy(_) if shares > 0 => self.saw("not let in together"),
                     _ => {}
                 }
@@ -609,7 +609,7 @@ impl Run {
                 self.saw("push with others waiting");
             }
             self.last = self.last.max(push.number.0);
-            let Some(inbox) = self.inboxes.get_mut(&push.holder.node) else {
+            let Some(inbox) = self.inboxes.get_mut(&push.claim_id.node) else {
                 panic!("step {step}: only who listens is chosen: {push:?}")
             };
             let real: Grant = inbox.grant().await;
@@ -693,7 +693,7 @@ fn wall_us() -> u64 {
 fn word(reply: &Reply) -> &'static str {
     match reply {
         Reply::Granted(_) => "Granted",
-        Reply::Unlike(..) => "Unlike",
+        Reply::CapacityDiffers(..) => "Unlike",
         Reply::InUse(_) => "InUse",
         Reply::Won(..) => "Won",
         Reply::Over => "Over",
@@ -702,13 +702,13 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
         Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
         Reply::Busy(_) => "Busy",
-        Reply::Apart => "Apart",
+        Reply::GroupRefused => "Apart",
         Reply::Late => "Late",
         Reply::Gone => "Gone",
         Reply::Done => "Done",
         Reply::NotThere => "NotThere",
         Reply::Overtook(..) => "Overtook",
-        Reply::Behind { .. } => "Behind",
+        Reply::EarlierTickDue { .. } => "Behind",
         Reply::Report(_) => "Report",
         Reply::Latch(_) | Reply::Watching(_) => "of a latch",
         Reply::Leader(_) => "of an election",

@@ -178,14 +178,14 @@ async fn a_restart() {
         let builder = Locks::builder().lease(ms(6_000)).node_name(node);
         all.push(builder.redis(&server.url()).await.unwrap());
     }
-    let [holder, waiter, _idle] = &all[..] else {
+    let [claim_id, waiter, _idle] = &all[..] else {
         unreachable!()
     };
     let mut guards = Vec::new();
     let mut waiting = JoinSet::new();
     for n in 0..5 {
         let key = format!("restart {n}");
-        guards.push(held(holder, &key).await);
+        guards.push(held(claim_id, &key).await);
         for _ in 0..3 {
             waiting.spawn(waiter.mutex(key.as_str()).lock());
         }

@@ -52,8 +52,9 @@ async fn what_is_released_in_an_outage_is_free_soon_after() {
         let away = now();
         let mut releases = JoinSet::new();
         let mut keys = Vec::new();
-        let (at_once, later): (Vec<_>, Vec<_>) = held_here.into_iter().partition(|held| held.2 == "at once");
-        for (guards, wait) in [(at_once, Duration::ZERO), (later, outage / 2)] {
+        let (immediate, later): (Vec<_>, Vec<_>) =
+            held_here.into_iter().partition(|held| held.2 == "at once");
+        for (guards, wait) in [(immediate, Duration::ZERO), (later, outage / 2)] {
             tokio::time::sleep(wait).await;
             for (guard, way, _, key) in guards {
                 keys.push(key);

@@ -12,12 +12,12 @@ use crate::server::RedisServer;
 async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let (one, other, holder) = (
+    let (one, other, claim_id) = (
         Locks::redis(&server.url()).await.unwrap(),
         Locks::redis(&server.url()).await.unwrap(),
         Locks::redis(&server.url()).await.unwrap(),
     );
-    let guard = held(&holder, "busy").await;
+    let guard = held(&claim_id, "busy").await;
     let tasks: Vec<_> = (0..200)
         .map(|n| {
             let mutex = if n % 2 == 0 { &one } else { &other }.mutex("busy");
@@ -57,6 +57,6 @@ async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
     }
     soon(one.idle()).await;
     soon(other.idle()).await;
-    soon(holder.idle()).await;
+    soon(claim_id.idle()).await;
     assert!(eyes.left_behind().is_empty());
 }

@@ -54,7 +54,7 @@ fn a_loop_of_try_lock_lets_the_holder_of_its_thread_release() {
     one_thread().block_on(async {
         let locks = locks(&server.url(), ms(10_000)).await;
         let guard = held(&locks, "a").await;
-        let holder = tokio::spawn(async move { guard.release().await });
+        let claim_id = tokio::spawn(async move { guard.release().await });
         let (mutex, start) = (locks.mutex("a"), now());
         let next = loop {
             if let Some(next) = mutex.try_lock().await.unwrap() {
@@ -63,7 +63,7 @@ fn a_loop_of_try_lock_lets_the_holder_of_its_thread_release() {
             assert!(now() - start < crate::help::PATIENCE, "the holder is starved");
         };
         next.release().await.unwrap();
-        holder.await.unwrap().unwrap();
+        claim_id.await.unwrap().unwrap();
     });
 }
 

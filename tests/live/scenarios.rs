@@ -284,8 +284,8 @@ async fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     let server = RedisServer::start();
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
     let lease = ms(3_000);
-    let mut holder = Other::plays("holds", &server.url(), "a", lease);
-    holder.hears("holds");
+    let mut claim_id = Other::plays("holds", &server.url(), "a", lease);
+    claim_id.hears("holds");
     let mut dead = Other::plays("waits", &server.url(), "a", lease);
     dead.hears("waits");
     until("the first waits", || eyes.queue("a") == 1).await;
@@ -306,7 +306,7 @@ async fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     until("the second waits", || eyes.queue("a") == 2).await;
     let c_waits = in_turn(&c);
     until("the third waits", || eyes.queue("a") == 3).await;
-    holder.kill();
+    claim_id.kill();
     dead.kill();
     let killed = now();
     let fence = soon(b_waits).await.unwrap();

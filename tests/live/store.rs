@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tenure::Key;
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Checkpoint, Executed, GrantNumber, Name, NodeId, Question, Reply, Request, TickTime, Verb,
+    Call, Executed, GrantNumber, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
 };
 use tenure::store::{Link, Store};
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, connect, holder, request, store, tick};
+use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
 
 /// The rule in the README.
 pub fn acl() -> String {
@@ -42,19 +42,19 @@ fn granted(reply: &Reply) -> u64 {
 async fn a_broken_number_in_our_own_record_is_no_grant() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    let other = holder(2, 1);
+    let other = claim_id(2, 1);
     granted(&ask(&link, b"other", other, CLAIM).await);
     for number in ["", "0", "-5", "nan", "inf", "zz"] {
-        let text = format!("{}:{number}", holder(1, 1));
+        let text = format!("{}:{number}", claim_id(1, 1));
         let () = redis::cmd("SET")
             .arg("lock:a")
             .arg(&text)
             .query(&mut server.client())
             .unwrap();
-        let verbs = [CLAIM, Verb::Renew, Verb::Yield { to: holder(1, 2) }];
+        let verbs = [CLAIM, Verb::Renew, Verb::Yield { to: claim_id(1, 2) }];
         for (verb, wanted) in verbs.into_iter().zip(["Busy", "Gone", "Gone"]) {
             let both = batch(vec![
-                request(b"a", holder(1, 1), verb),
+                request(b"a", claim_id(1, 1), verb),
                 request(b"other", other, Verb::Renew),
             ]);
             let replies = link.apply(both).await.unwrap().replies;
@@ -82,7 +82,7 @@ async fn a_poisoned_key_spoils_no_other() {
         .query(&mut server.client())
         .unwrap();
     let requests: Vec<_> = (0..200)
-        .map(|n| request(n.to_string().as_bytes(), holder(1, n), CLAIM))
+        .map(|n| request(n.to_string().as_bytes(), claim_id(1, n), CLAIM))
         .collect();
     let answer = link.apply(batch(requests)).await.unwrap();
     for (n, reply) in answer.replies.iter().enumerate() {
@@ -97,9 +97,9 @@ async fn a_poisoned_key_spoils_no_other() {
 async fn a_poisoned_queue_keeps_nobody_from_leaving() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), WAIT).await,
+        ask(&link, b"a", claim_id(2, 1), WAIT).await,
         Reply::QueuedBehind(Some(_), _)
     ));
     let mut client = server.client();
@@ -110,10 +110,10 @@ async fn a_poisoned_queue_keeps_nobody_from_leaving() {
         .query(&mut client)
         .unwrap();
     assert_eq!(
-        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
         Reply::Refused(StoreRefusal::WrongType)
     );
-    assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
+    assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
 }
 
 #[tokio::test]
@@ -122,14 +122,14 @@ async fn a_release_needs_no_memory() {
     let store = store(&server.url());
     let link = connect(&store).await.unwrap();
     let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
-    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), WAIT).await,
+        ask(&link, b"a", claim_id(2, 1), WAIT).await,
         Reply::QueuedBehind(..)
     ));
     assert!(matches!(
-        ask(&link, b"b", holder(3, 1), WAIT).await,
+        ask(&link, b"b", claim_id(3, 1), WAIT).await,
         Reply::QueuedBehind(..)
     ));
 
@@ -141,27 +141,27 @@ async fn a_release_needs_no_memory() {
         .unwrap();
 
     assert_eq!(
-        ask(&link, b"c", holder(1, 3), CLAIM).await,
+        ask(&link, b"c", claim_id(1, 3), CLAIM).await,
         Reply::Refused(StoreRefusal::OutOfMemory)
     );
     assert_eq!(
-        ask(&link, b"b", holder(4, 1), WAIT).await,
+        ask(&link, b"b", claim_id(4, 1), WAIT).await,
         Reply::Refused(StoreRefusal::OutOfMemory)
     );
-    granted(&ask(&link, b"a", holder(1, 1), Verb::Renew).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), Verb::Renew).await);
     assert!(matches!(
-        ask(&link, b"b", holder(3, 1), Verb::Renew).await,
+        ask(&link, b"b", claim_id(3, 1), Verb::Renew).await,
         Reply::QueuedBehind(..)
     ));
-    assert_eq!(ask(&link, b"a", holder(1, 1), Verb::Leave).await, Reply::Done);
+    assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
     let grant = inbox.grant().await;
-    assert_eq!(grant.holder, holder(2, 1));
+    assert_eq!(grant.claim_id, claim_id(2, 1));
     assert_eq!(
-        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
         Reply::Granted(grant.number)
     );
-    assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::Done);
-    granted(&ask(&link, b"b", holder(1, 2), Verb::Yield { to: holder(1, 9) }).await);
+    assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
+    granted(&ask(&link, b"b", claim_id(1, 2), Verb::Yield { to: claim_id(1, 9) }).await);
 }
 
 /// Somebody edited what is known of a job. No number of it is one that a node cannot read.
@@ -169,7 +169,7 @@ async fn a_release_needs_no_memory() {
 async fn broken_numbers_of_a_job_spoil_no_batch() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    let open = Verb::Ask(Question::Open {
+    let open = Verb::Call(Call::Open {
         within_ms: 1_000,
         fingerprint: 0,
         over: None,
@@ -184,7 +184,7 @@ async fn broken_numbers_of_a_job_spoil_no_batch() {
         ("well", "often"),
     ];
     for (n, (field, number)) in numbers.into_iter().enumerate() {
-        let (of, n) = (holder(1, 2 * n as u64 + 1), n as u64 + 1);
+        let (of, n) = (claim_id(1, 2 * n as u64 + 1), n as u64 + 1);
         let won = |reply: &Reply| matches!(reply, Reply::Won(..));
         let first = batch(vec![tick(b"a", of, n, CLAIM)]);
         let first = link.apply(first).await.unwrap().replies;
@@ -199,7 +199,7 @@ async fn broken_numbers_of_a_job_spoil_no_batch() {
         let () = edit.query(&mut server.client()).unwrap();
         let both = batch(vec![
             tick(b"a", of, n, Verb::Renew),
-            tick(b"b", holder(2, n), n, CLAIM),
+            tick(b"b", claim_id(2, n), n, CLAIM),
         ]);
         let both = link.apply(both).await.unwrap().replies;
         assert!(won(&both[0]) && won(&both[1]), "{field} {number}: {both:?}");
@@ -208,7 +208,7 @@ async fn broken_numbers_of_a_job_spoil_no_batch() {
         let told = |reply: &Reply| matches!(reply, Reply::Report(_));
         assert!(told(&both[0]) && told(&both[1]), "{field} {number}: {both:?}");
         for key in [b"a", b"b"] {
-            let of = if key == b"a" { of } else { holder(2, n) };
+            let of = if key == b"a" { of } else { claim_id(2, n) };
             link.apply(batch(vec![tick(key, of, n, Verb::Finish { well: false })]))
                 .await
                 .unwrap();
@@ -228,10 +228,10 @@ async fn who_may_not_forget_a_checkpoint_still_ends_its_tick() {
     let rule = format!("ACL SETUSER app on >secret {} -hdel", acl());
     let () = command(&rule).query(&mut server.client()).unwrap();
     let link = connect(&store(&store_url(&server, ""))).await.unwrap();
-    let of = holder(1, 1);
+    let of = claim_id(1, 1);
     let save = Request {
-        data: Some(Checkpoint(b"half of it".as_slice().into())),
-        ..tick(b"a", of, 1, Verb::Ask(Question::Save { of, seq: 1 }))
+        data: Some(Payload(b"half of it".as_slice().into())),
+        ..tick(b"a", of, 1, Verb::Call(Call::Save { of, seq: 1 }))
     };
     for (asked, reply) in [
         (tick(b"a", of, 1, CLAIM), "Won"),
@@ -239,7 +239,7 @@ async fn who_may_not_forget_a_checkpoint_still_ends_its_tick() {
         (tick(b"a", of, 1, Verb::Finish { well: true }), "Done"),
         (tick(b"a", of, 1, CLAIM), "Over"),
         (tick(b"a", of, 1, Verb::Leave), "NotThere"),
-        (tick(b"a", holder(1, 2), 2, CLAIM), "Won"),
+        (tick(b"a", claim_id(1, 2), 2, CLAIM), "Won"),
     ] {
         let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
         assert!(
@@ -263,22 +263,22 @@ async fn who_may_not_publish_still_hands_over() {
     .unwrap();
     let listening = store(&server.url());
     let _inbox = Inbox::open(&listening, NodeId::numbered(2)).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
-    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), WAIT).await,
+        ask(&link, b"a", claim_id(2, 1), WAIT).await,
         Reply::QueuedBehind(..)
     ));
     let both = batch(vec![
-        request(b"a", holder(1, 1), Verb::Leave),
-        request(b"b", holder(1, 2), Verb::Leave),
+        request(b"a", claim_id(1, 1), Verb::Leave),
+        request(b"b", claim_id(1, 2), Verb::Leave),
     ]);
     assert_eq!(
         link.apply(both).await.unwrap().replies,
         [Reply::Done, Reply::Done]
     );
-    granted(&ask(&link, b"a", holder(2, 1), Verb::Renew).await);
-    assert_eq!(ask(&link, b"b", holder(1, 2), Verb::Renew).await, Reply::Gone);
+    granted(&ask(&link, b"a", claim_id(2, 1), Verb::Renew).await);
+    assert_eq!(ask(&link, b"b", claim_id(1, 2), Verb::Renew).await, Reply::Gone);
     // Its own subscription is refused, which is an error that says so.
     let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
     let refused = Inbox::open(&mute, NodeId::numbered(5)).await.err().unwrap();
@@ -315,12 +315,12 @@ async fn who_leads(locks: &tenure::Locks) {
 
 /// What is asked about a job and kept of its runs, readers, and permits.
 async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
-    let of = holder(1, 7);
+    let of = claim_id(1, 7);
     let save = Request {
-        data: Some(Checkpoint(b"half of it".as_slice().into())),
-        ..tick(b"asked", of, 1, Verb::Ask(Question::Save { of, seq: 1 }))
+        data: Some(Payload(b"half of it".as_slice().into())),
+        ..tick(b"asked", of, 1, Verb::Call(Call::Save { of, seq: 1 }))
     };
-    let open = Question::Open {
+    let open = Call::Open {
         within_ms: u64::MAX >> 12,
         fingerprint: 7,
         over: None,
@@ -328,20 +328,20 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     for asked in [
         tick(b"asked", of, 1, CLAIM),
         save,
-        tick(b"asked", of, 1, Verb::Ask(Question::Recall { of })),
-        tick(b"asked", of, 1, Verb::Ask(Question::Verify { of })),
-        tick(b"asked", of, 1, Verb::Ask(open)),
-        tick(b"asked", of, 1, Verb::Ask(Question::Reset)),
+        tick(b"asked", of, 1, Verb::Call(Call::Recall { of })),
+        tick(b"asked", of, 1, Verb::Call(Call::Verify { of })),
+        tick(b"asked", of, 1, Verb::Call(open)),
+        tick(b"asked", of, 1, Verb::Call(Call::Reset)),
         tick(b"asked", of, 1, Verb::Finish { well: true }),
     ] {
         let verb = asked.verb;
         let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
         match (&replies[0], verb) {
-            (Reply::Report(report), Verb::Ask(Question::Recall { .. })) => {
+            (Reply::Report(report), Verb::Call(Call::Recall { .. })) => {
                 let saved = report.saved.as_ref().map(|saved| &*saved.0);
                 assert_eq!(saved, Some(&b"half of it"[..]));
             }
-            (Reply::Report(report), Verb::Ask(Question::Open { .. })) => {
+            (Reply::Report(report), Verb::Call(Call::Open { .. })) => {
                 assert_eq!(report.open, Some(TickTime(1)));
             }
             (Reply::Report(_) | Reply::Won(..) | Reply::Done, _) => {}
@@ -385,42 +385,45 @@ async fn the_documented_acl_is_enough() {
         let store = store(&store_url(&server, protocol));
         let link = connect(&store).await.unwrap();
         let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
-        let number = granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+        let number = granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
         assert_eq!(
-            ask(&link, b"a", holder(1, 1), Verb::Renew).await,
+            ask(&link, b"a", claim_id(1, 1), Verb::Renew).await,
             Reply::Granted(GrantNumber(number))
         );
         assert!(matches!(
-            ask(&link, b"a", holder(3, 1), CLAIM).await,
+            ask(&link, b"a", claim_id(3, 1), CLAIM).await,
             Reply::Busy(Some(_))
         ));
         assert!(matches!(
-            ask(&link, b"a", holder(2, 1), WAIT).await,
+            ask(&link, b"a", claim_id(2, 1), WAIT).await,
             Reply::QueuedBehind(Some(_), _)
         ));
         assert!(matches!(
-            ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+            ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
             Reply::QueuedBehind(Some(_), _)
         ));
-        let to = holder(1, 2);
+        let to = claim_id(1, 2);
         assert!(matches!(
-            ask(&link, b"a", holder(1, 1), Verb::Yield { to }).await,
+            ask(&link, b"a", claim_id(1, 1), Verb::Yield { to }).await,
             Reply::QueuedBehind(Some(_), _)
         ));
-        assert_eq!(inbox.grant().await.holder, holder(2, 1));
+        assert_eq!(inbox.grant().await.claim_id, claim_id(2, 1));
         assert_eq!(ask(&link, b"a", to, Verb::Leave).await, Reply::Done);
         assert_eq!(ask(&link, b"a", to, Verb::Renew).await, Reply::Gone);
-        assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::Done);
-        assert_eq!(ask(&link, b"a", holder(2, 1), Verb::Leave).await, Reply::NotThere);
+        assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
+        assert_eq!(
+            ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
+            Reply::NotThere
+        );
         // And a tick, from the first attempt to its end.
         for (of, verb, reply) in [
-            (holder(1, 3), CLAIM, "Won(_, 1)"),
-            (holder(1, 3), Verb::Renew, "Won(_, 1)"),
-            (holder(2, 3), WAIT, "Queued"),
-            (holder(1, 3), Verb::Leave, "Done"),
-            (holder(2, 3), Verb::Renew, "Won(_, 2)"),
-            (holder(2, 3), Verb::Finish { well: true }, "Done"),
-            (holder(1, 4), CLAIM, "Over"),
+            (claim_id(1, 3), CLAIM, "Won(_, 1)"),
+            (claim_id(1, 3), Verb::Renew, "Won(_, 1)"),
+            (claim_id(2, 3), WAIT, "Queued"),
+            (claim_id(1, 3), Verb::Leave, "Done"),
+            (claim_id(2, 3), Verb::Renew, "Won(_, 2)"),
+            (claim_id(2, 3), Verb::Finish { well: true }, "Done"),
+            (claim_id(1, 4), CLAIM, "Over"),
         ] {
             let replies = link.apply(batch(vec![tick(b"a", of, 1, verb)])).await;
             let as_wanted = match &replies.unwrap().replies[0] {
@@ -430,9 +433,9 @@ async fn the_documented_acl_is_enough() {
             assert!(as_wanted, "{of:?} {verb:?} {reply}");
         }
         let grant = inbox.grant().await;
-        assert_eq!((grant.holder, grant.attempt), (holder(2, 3), 2));
+        assert_eq!((grant.claim_id, grant.attempt), (claim_id(2, 3), 2));
         // A slow tick: the next one is skipped.
-        for (of, mark) in [(holder(1, 5), 2), (holder(1, 6), 3)] {
+        for (of, mark) in [(claim_id(1, 5), 2), (claim_id(1, 6), 3)] {
             let next = batch(vec![tick(b"a", of, mark, CLAIM)]);
             link.apply(next).await.unwrap();
         }
@@ -454,9 +457,9 @@ async fn a_server_that_forgot_its_scripts_is_told_again() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let () = command("SCRIPT FLUSH").query(&mut server.client()).unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     // The other script is loaded again when it is called for.
-    let job = batch(vec![tick(b"a", holder(1, 2), 1, CLAIM)]);
+    let job = batch(vec![tick(b"a", claim_id(1, 2), 1, CLAIM)]);
     let won = link.apply(job).await.unwrap().replies;
     assert!(matches!(won[0], Reply::Won(_, 1)), "{won:?}");
 }
@@ -491,29 +494,34 @@ async fn a_replica_is_no_store() {
     let master = RedisServer::start();
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
     let () = command(&replicaof).query(&mut server.client()).unwrap();
     let error = connect(&store(&server.url())).await.unwrap_err();
     assert_eq!(kind(&error), StoreRefusal::ReadOnly);
     // The link that was there before learns it by its next batch, also when the batch would write nothing.
-    for verb in [CLAIM, Verb::Renew, Verb::Leave, Verb::Yield { to: holder(8, 2) }] {
+    for verb in [
+        CLAIM,
+        Verb::Renew,
+        Verb::Leave,
+        Verb::Yield { to: claim_id(8, 2) },
+    ] {
         let failure = link
-            .apply(batch(vec![request(b"b", holder(8, 1), verb)]))
+            .apply(batch(vec![request(b"b", claim_id(8, 1), verb)]))
             .await
             .unwrap_err();
         assert_eq!(failure.executed, Executed::No, "{verb:?}");
     }
-    for known in [None, Some(GrantNumber(0)), Some(GrantNumber(7))] {
-        let of = holder(8, 1);
-        for question in [Question::Leader { known }, Question::Proclaim { of, seq: 1 }] {
+    for known in [None, Some(Version(0)), Some(Version(7))] {
+        let of = claim_id(8, 1);
+        for call in [Call::Leader { known }, Call::Proclaim { of, seq: 1 }] {
             let request = Request {
                 name: Name::election(Key::from("b")),
-                data: Some(Checkpoint(b"here".as_slice().into())),
-                ..request(b"b", of, Verb::Ask(question))
+                data: Some(Payload(b"here".as_slice().into())),
+                ..request(b"b", of, Verb::Call(call))
             };
             let failure = link.apply(batch(vec![request])).await.unwrap_err();
-            assert_eq!(failure.executed, Executed::No, "{question:?}");
+            assert_eq!(failure.executed, Executed::No, "{call:?}");
         }
     }
 }
@@ -522,22 +530,22 @@ async fn a_replica_is_no_store() {
 async fn what_may_not_be_deleted_is_not_left() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
-    granted(&ask(&link, b"b", holder(1, 2), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
+    granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     let () = command("ACL SETUSER default -del")
         .query(&mut server.client())
         .unwrap();
     let answer = link.apply(batch(vec![
-        request(b"a", holder(1, 1), Verb::Leave),
-        request(b"c", holder(1, 3), CLAIM),
-        request(b"b", holder(1, 2), Verb::Leave),
+        request(b"a", claim_id(1, 1), Verb::Leave),
+        request(b"c", claim_id(1, 3), CLAIM),
+        request(b"b", claim_id(1, 2), Verb::Leave),
     ]));
     let replies = answer.await.unwrap().replies;
     let refused = Reply::Refused(StoreRefusal::NoPermission);
     assert_eq!((&replies[0], &replies[2]), (&refused, &refused));
     granted(&replies[1]);
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), CLAIM).await,
+        ask(&link, b"a", claim_id(2, 1), CLAIM).await,
         Reply::Busy(Some(_))
     ));
 }
@@ -563,18 +571,18 @@ async fn every_byte_makes_a_key() {
     );
     for (n, key) in keys.iter().enumerate() {
         let n = n as u64;
-        granted(&ask(&link, key, holder(1, n), CLAIM).await);
+        granted(&ask(&link, key, claim_id(1, n), CLAIM).await);
         assert!(matches!(
-            ask(&link, key, holder(2, n), WAIT).await,
+            ask(&link, key, claim_id(2, n), WAIT).await,
             Reply::QueuedBehind(..)
         ));
-        assert_eq!(ask(&link, key, holder(1, n), Verb::Leave).await, Reply::Done);
+        assert_eq!(ask(&link, key, claim_id(1, n), Verb::Leave).await, Reply::Done);
         let grant = inbox.grant().await;
         assert_eq!(
-            (grant.name.key.as_bytes(), grant.holder, grant.lease_ms),
-            (&key[..], holder(2, n), TERM.lease_ms)
+            (grant.name.key.as_bytes(), grant.claim_id, grant.lease_ms),
+            (&key[..], claim_id(2, n), TERM.lease_ms)
         );
-        assert_eq!(ask(&link, key, holder(2, n), Verb::Leave).await, Reply::Done);
+        assert_eq!(ask(&link, key, claim_id(2, n), Verb::Leave).await, Reply::Done);
     }
     let left: Vec<String> = command("KEYS *").query(&mut server.client()).unwrap();
     assert_eq!(left, ["tenure1:clock"]);
@@ -585,17 +593,20 @@ async fn every_byte_makes_a_key() {
 async fn a_number_beyond_reason_does_not_reach_the_clock() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     for keys in [&[&b"b"[..]][..], &[b"b", b"c"]] {
         for highest in [(1 << 53) - 2, 1 << 53, 1 << 62, u64::MAX] {
-            let requests = keys.iter().map(|key| request(key, holder(1, 2), CLAIM)).collect();
+            let requests = keys
+                .iter()
+                .map(|key| request(key, claim_id(1, 2), CLAIM))
+                .collect();
             let mut batch = batch(requests);
             batch.highest = GrantNumber(highest);
             let failure = link.apply(batch).await.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{highest}");
         }
     }
-    granted(&ask(&link, b"b", holder(1, 3), CLAIM).await);
+    granted(&ask(&link, b"b", claim_id(1, 3), CLAIM).await);
 }
 
 #[tokio::test]
@@ -607,7 +618,7 @@ async fn a_clock_that_is_no_number_restarts_no_fences() {
             .query(&mut server.client())
             .unwrap();
         let failure = link
-            .apply(batch(vec![request(b"a", holder(1, 1), CLAIM)]))
+            .apply(batch(vec![request(b"a", claim_id(1, 1), CLAIM)]))
             .await
             .unwrap_err();
         assert_eq!(failure.executed, Executed::No, "{bad}");
@@ -621,7 +632,7 @@ async fn what_was_sent_into_a_dying_server_is_unknown() {
     let link = connect(&store).await.unwrap();
     let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
     server.freeze();
-    let sent = tokio::spawn(link.apply(batch(vec![request(b"a", holder(1, 1), CLAIM)])));
+    let sent = tokio::spawn(link.apply(batch(vec![request(b"a", claim_id(1, 1), CLAIM)])));
     tokio::task::yield_now().await;
     server.kill();
     let failure = sent.await.unwrap().unwrap_err();
@@ -655,9 +666,9 @@ async fn a_waiter_costs_eight_calls() {
     let server = RedisServer::start();
     let store = store(&server.url());
     let link = connect(&store).await.unwrap();
-    granted(&ask(&link, b"a", holder(1, 1), CLAIM).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), WAIT).await,
+        ask(&link, b"a", claim_id(2, 1), WAIT).await,
         Reply::QueuedBehind(..)
     ));
     let mut client = server.client();
@@ -667,7 +678,7 @@ async fn a_waiter_costs_eight_calls() {
     while time(&mut client).1 / 1000 == before.1 / 1000 {}
     let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
     assert!(matches!(
-        ask(&link, b"a", holder(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
         Reply::QueuedBehind(..)
     ));
     let stats: String = command("INFO commandstats").query(&mut client).unwrap();

@@ -126,14 +126,14 @@ async fn a_url_is_enough_where_the_authority_is_trusted() {
         command.env("SSL_CERT_FILE", server.authority.path("ca.pem"));
         Other::runs(command)
     };
-    let mut holder = play("holds");
-    holder.hears("holds");
+    let mut claim_id = play("holds");
+    claim_id.hears("holds");
     assert!(eyes.owner("a").is_some());
     let mut waiter = play("waits");
     waiter.hears("waits");
     until("it waits", || eyes.queue("a") == 1).await;
-    holder.nod();
-    holder.hears("released");
+    claim_id.nod();
+    claim_id.hears("released");
     waiter.hears("holds");
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::StoreError;
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimNumber, Grant, GrantNumber, Holder, InboxEvent, LeaseTimes, Name, NodeId, Push,
+    Batch, BatchReply, ClaimId, ClaimNumber, Grant, GrantNumber, InboxEvent, LeaseTimes, Name, NodeId, Push,
     Reply, Request, Rule, TickTime, Verb,
 };
 use tenure::store::redis::RedisStore;
@@ -31,8 +31,8 @@ pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
     store.connect(ServerId(0)).await
 }
 
-pub fn holder(node: u128, claim: u64) -> Holder {
-    Holder {
+pub fn claim_id(node: u128, claim: u64) -> ClaimId {
+    ClaimId {
         node: NodeId::numbered(node),
         claim: ClaimNumber(claim),
         nonce: claim.wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -43,10 +43,10 @@ pub fn name(key: &[u8]) -> Name {
     Name::lock(Key::from(key))
 }
 
-pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
+pub fn request(key: &[u8], claim_id: ClaimId, verb: Verb) -> Request {
     Request {
         name: name(key),
-        holder,
+        claim_id,
         term: TERM,
         mode: Default::default(),
         turn: Default::default(),
@@ -57,11 +57,11 @@ pub fn request(key: &[u8], holder: Holder, verb: Verb) -> Request {
 }
 
 /// A request for a tick of a job.
-pub fn tick(key: &[u8], holder: Holder, ms: u64, verb: Verb) -> Request {
+pub fn tick(key: &[u8], claim_id: ClaimId, ms: u64, verb: Verb) -> Request {
     Request {
         name: Name::job(Key::from(key)),
         mark: Some(TickTime(ms)),
-        ..request(key, holder, verb)
+        ..request(key, claim_id, verb)
     }
 }
 
@@ -79,8 +79,11 @@ pub const CLAIM: Verb = Verb::Claim { wait: false };
 pub const WAIT: Verb = Verb::Claim { wait: true };
 
 /// Applies one request.
-pub async fn ask(link: &Arc<dyn Link>, key: &[u8], holder: Holder, verb: Verb) -> Reply {
-    let answer: BatchReply = link.apply(batch(vec![request(key, holder, verb)])).await.unwrap();
+pub async fn ask(link: &Arc<dyn Link>, key: &[u8], claim_id: ClaimId, verb: Verb) -> Reply {
+    let answer: BatchReply = link
+        .apply(batch(vec![request(key, claim_id, verb)]))
+        .await
+        .unwrap();
     answer.replies.into_iter().next().unwrap()
 }
 

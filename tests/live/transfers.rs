@@ -112,8 +112,8 @@ async fn a_lost_answer_loses_no_lease() {
         // Whose request to give it up is executed, and not answered.
         let guard = held(&behind, "order").await;
         let owner = Eyes::on(&server).owner("order").unwrap();
-        let (holder, _) = owner.rsplit_once(':').unwrap();
-        proxy.cut_reply_to(holder);
+        let (claim_id, _) = owner.rsplit_once(':').unwrap();
+        proxy.cut_reply_to(claim_id);
         let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
         // The same for who adopts it, extends it, or gives it back.
         proxy.cut_reply_to(holder_of(&transfer));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tenure::{CountDownLatch, Error, Locks};
+use tenure::{Error, Latch, Locks};
 use tokio::task::JoinHandle;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,12 +24,12 @@ async fn until_waiting(locks: &Locks, waiting: usize) {
     .await;
 }
 
-fn waits(latch: &CountDownLatch) -> JoinHandle<Result<(), Error>> {
+fn waits(latch: &Latch) -> JoinHandle<Result<(), Error>> {
     let latch = latch.clone();
     tokio::spawn(async move { latch.wait().await })
 }
 
-async fn set(latch: &CountDownLatch, count: u32) -> bool {
+async fn set(latch: &Latch, count: u32) -> bool {
     soon(latch.try_set_count(count)).await.unwrap()
 }
 

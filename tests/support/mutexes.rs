@@ -162,8 +162,8 @@ pub async fn one_holds_at_a_time(by: By, one: &Locks, other: &Locks) {
 }
 
 pub async fn who_tries_is_told_that_it_is_held(by: By, one: &Locks, other: &Locks) {
-    for holder in ALL {
-        let held = soon(holder.lock(one)).await.unwrap();
+    for claim_id in ALL {
+        let held = soon(claim_id.lock(one)).await.unwrap();
         for locks in [one, other] {
             assert!(by.try_lock(locks).await.is_none());
             for wait in [Duration::ZERO, Duration::from_millis(20)] {

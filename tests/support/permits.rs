@@ -182,7 +182,7 @@ pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks)
 
 pub async fn who_wants_few_waits_behind_who_wants_many(one: &Locks, other: &Locks) {
     // Of the process whose line has the one for many at its head: within a process a permit is handed on.
-    let holder = soon(other.semaphore("order", 3).acquire()).await.unwrap();
+    let claim_id = soon(other.semaphore("order", 3).acquire()).await.unwrap();
     let many = tokio::spawn(other.semaphore("order", 3).acquire_many(3));
     // There are two left, and nobody passes who waits for three.
     until_queued(&one.semaphore("order", 3)).await;
@@ -195,7 +195,7 @@ pub async fn who_wants_few_waits_behind_who_wants_many(one: &Locks, other: &Lock
         .into();
     until_waiting(one, 1).await;
     until_waiting(other, 2).await;
-    soon(holder.release()).await.unwrap();
+    soon(claim_id.release()).await.unwrap();
     let many = soon(many).await.unwrap().unwrap();
     assert!(few.iter().all(|few| !few.is_finished()), "there are none left");
     soon(many.release()).await.unwrap();

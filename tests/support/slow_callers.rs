@@ -48,11 +48,11 @@ impl Answer for () {
     }
 }
 
-/// Polls the future once; releases `holder`, so that the future is granted what it waits for; and polls it again when
+/// Polls the future once; releases `claim_id`, so that the future is granted what it waits for; and polls it again when
 /// another node has held the same since.
 async fn is_lost<T: Answer>(
     what: &str,
-    holder: impl Future<Output = Result<(), Error>>,
+    claim_id: impl Future<Output = Result<(), Error>>,
     future: impl Future<Output = Result<T, Error>>,
     next: impl Future<Output = Result<(), Error>>,
 ) {
@@ -61,7 +61,7 @@ async fn is_lost<T: Answer>(
     let waker = Waker::from(woken.clone());
     let mut poll = || Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
     assert!(poll().is_pending(), "{what} waits for the holder");
-    soon(holder).await.unwrap();
+    soon(claim_id).await.unwrap();
     soon(async {
         while !woken.0.load(Ordering::Acquire) {
             sleep(Duration::from_millis(2)).await;
@@ -85,34 +85,34 @@ async fn is_lost<T: Answer>(
 pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other: &Locks, lease: Duration) {
     let next = |key: &'static str| async move { other.mutex(key).lease(lease).lock().await?.release().await };
     let mutex = one.mutex("mutex").lease(lease);
-    let holder = async || mutex.lock().await.unwrap().release();
-    is_lost("lock", holder().await, mutex.lock(), next("mutex")).await;
+    let claim_id = async || mutex.lock().await.unwrap().release();
+    is_lost("lock", claim_id().await, mutex.lock(), next("mutex")).await;
     let waits = mutex.lock_timeout(2 * PATIENCE);
-    is_lost("lock_timeout", holder().await, waits, next("mutex")).await;
+    is_lost("lock_timeout", claim_id().await, waits, next("mutex")).await;
     let worked = AtomicBool::new(false);
     let with = mutex.with(async |_| worked.store(true, Ordering::Release));
-    is_lost("with", holder().await, with, next("mutex")).await;
+    is_lost("with", claim_id().await, with, next("mutex")).await;
     assert!(!worked.load(Ordering::Acquire), "its work must not begin");
 
     let rw_lock = one.rw_lock("rw lock").lease(lease);
-    let holder = async || rw_lock.write().await.unwrap().release();
-    is_lost("read", holder().await, rw_lock.read(), next("rw lock")).await;
-    is_lost("write", holder().await, rw_lock.write(), next("rw lock")).await;
+    let claim_id = async || rw_lock.write().await.unwrap().release();
+    is_lost("read", claim_id().await, rw_lock.read(), next("rw lock")).await;
+    is_lost("write", claim_id().await, rw_lock.write(), next("rw lock")).await;
 
     let semaphore = one.semaphore("permits", 1).lease(lease);
-    let holder = soon(semaphore.acquire()).await.unwrap().release();
+    let claim_id = soon(semaphore.acquire()).await.unwrap().release();
     let next = async { other.semaphore("permits", 1).acquire().await?.release().await };
-    is_lost("acquire", holder, semaphore.acquire(), next).await;
+    is_lost("acquire", claim_id, semaphore.acquire(), next).await;
 
     let election = one.election("leader").lease(lease);
-    let holder = soon(election.campaign()).await.unwrap().release();
+    let claim_id = soon(election.campaign()).await.unwrap().release();
     let next = async { other.election("leader").campaign().await?.release().await };
-    is_lost("campaign", holder, election.campaign(), next).await;
+    is_lost("campaign", claim_id, election.campaign(), next).await;
 
     let multi = one.multi(["multi"]).lease(lease);
-    let holder = soon(multi.lock()).await.unwrap().release();
+    let claim_id = soon(multi.lock()).await.unwrap().release();
     let next = async { other.mutex("multi").lock().await?.release().await };
-    is_lost("multi", holder, multi.lock(), next).await;
+    is_lost("multi", claim_id, multi.lock(), next).await;
     soon(one.idle()).await;
     soon(other.idle()).await;
 }

@@ -5,7 +5,7 @@ use crate::protocol::call::pending::{Caller, PendingAction, PendingCall};
 use crate::protocol::failing::{Failing, LONGEST_RETRY};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::message::{Checkpoint, Question, Reply, Request, Turn, Verb};
+use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
 use crate::protocol::step::{
     AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
@@ -174,18 +174,18 @@ impl<P: Plant> Calls<P> {
             Some(id) if !call.is_watch() && !is_mistaken => id,
             _ => {
                 (call.seq, call.unanswered) = (0, None);
-                *call.id.insert(cx.source.holder())
+                *call.id.insert(cx.source.next_claim_id())
             }
         };
         if is_mistaken && call.options.data.is_some() {
-            call.options.data = Some(Checkpoint(id.to_string().into_bytes().into()));
+            call.options.data = Some(Payload(id.to_string().into_bytes().into()));
         }
         call.seq += 1;
         (call.is_asking, call.look_again) = (true, false);
         let class = if self.plant.planted(Flaw::SavedAfterLeave) {
             Class::Claim
         } else {
-            Class::of_call(call.options.question)
+            Class::of_call(call.options.call)
         };
         cx.effects.push(Effect::Send(Outgoing {
             tag: Tag {
@@ -194,12 +194,12 @@ impl<P: Plant> Calls<P> {
             },
             request: Request {
                 mark: call.options.mark,
-                turn: Turn::Skip,
+                turn: WhenBehind::Skip,
                 name: cx.name.clone(),
-                holder: id,
+                claim_id: id,
                 term,
                 mode: call.options.mode,
-                verb: Verb::Ask(call.options.question),
+                verb: Verb::Call(call.options.call),
                 data: call.options.data.clone(),
             },
             lease: ms(term.lease_ms),
@@ -241,7 +241,7 @@ impl<P: Plant> Calls<P> {
             (call.is_asking, call.failures, call.retries) = (false, 0, false);
             return self.nothing_new(cx, at, version, sent);
         }
-        let repeats = matches!(call.options.question, Question::Release { repeats: true, .. });
+        let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
         let Some(answer) = Answer::from_reply(reply, repeats) else {
             let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
             return self.failed(cx, at, failing);
@@ -265,7 +265,7 @@ impl<P: Plant> Calls<P> {
         let call = &mut self.pending[at];
         failing.note_first(&mut call.unanswered, believes_all);
         if failing.may_be_executed() {
-            call.options.question = call.options.question.repeated();
+            call.options.call = call.options.call.repeated();
         }
         call.is_asking = false;
         call.look_now();

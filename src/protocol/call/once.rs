@@ -17,7 +17,7 @@ use crate::protocol::write::Action;
 
 impl<P: Plant> Calls<P> {
     pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
-        let claim = cx.source.holder().claim;
+        let claim = cx.source.next_claim_id().claim;
         self.actions.push(PendingAction {
             number: claim,
             caller: Some(ticket),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::failing::Patience;
-use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes};
+use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes};
 use crate::protocol::step::{CallOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
@@ -26,7 +26,7 @@ pub(crate) struct PendingCall {
     pub(crate) options: CallOptions,
     pub(crate) callers: BTreeMap<Ticket, Caller>,
     /// The id of the latest request. All requests of a call have one; each look of a watch has its own.
-    pub(crate) id: Option<Holder>,
+    pub(crate) id: Option<ClaimId>,
     /// Counts the requests under this id.
     pub(crate) seq: u32,
     /// A request is in flight.
@@ -70,7 +70,7 @@ impl PendingCall {
     }
 
     pub(crate) fn is_watch(&self) -> bool {
-        self.options.question.is_watched()
+        self.options.call.is_watched()
     }
 
     /// As soon as nothing is in flight.

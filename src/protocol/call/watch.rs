@@ -9,7 +9,7 @@ use crate::protocol::call::calls::{Calls, NEVER};
 use crate::protocol::call::pending::PendingCall;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::message::GrantNumber;
+use crate::protocol::message::Version;
 use crate::protocol::step::{AcquireError, CallOptions, InboxState};
 use crate::protocol::time::Instant;
 
@@ -18,7 +18,7 @@ impl<P: Plant> Calls<P> {
     pub(crate) fn refuses(&self, options: &CallOptions) -> Option<AcquireError> {
         let watches = self.pending.iter().filter(|call| call.is_watch());
         let waiting: usize = watches.map(|call| call.callers.len()).sum();
-        if !options.question.is_watched() {
+        if !options.call.is_watched() {
             None
         } else if waiting >= options.limit {
             Some(AcquireError::QueueFull { waiting })
@@ -30,7 +30,7 @@ impl<P: Plant> Calls<P> {
     /// Returns the watch that asks the same, or a new call that is due then.
     pub(crate) fn call_of(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
         let mut pending = self.pending.iter();
-        let at = pending.position(|call| call.is_watch() && call.options.question == options.question);
+        let at = pending.position(|call| call.is_watch() && call.options.call == options.call);
         let at = at.unwrap_or_else(|| {
             self.pending.push(PendingCall::new(options, due));
             self.pending.len() - 1
@@ -44,7 +44,7 @@ impl<P: Plant> Calls<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         at: usize,
-        version: GrantNumber,
+        version: Version,
         sent: Instant,
     ) {
         // The store said so: a caller that gives up waiting has not waited in vain.
@@ -55,15 +55,15 @@ impl<P: Plant> Calls<P> {
         let pause = cx.source.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };
         let is_news = std::mem::take(&mut call.look_again);
-        let question = call.options.question.knowing(version);
-        if question == call.options.question {
+        let newer = call.options.call.knowing(version);
+        if newer == call.options.call {
             call.due = (!is_news).then_some(next);
             return;
         }
         let told = call.take_callers(sent, takes_all);
         call.due = None;
         let options = CallOptions {
-            question,
+            call: newer,
             ..call.options.clone()
         };
         let known = self.call_of(options, Some(next));

@@ -6,7 +6,7 @@ use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, Reque
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Mode, Request, Turn};
+use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
@@ -38,7 +38,7 @@ impl<P: Plant> KeyState<P> {
             let wanted = match claim.claimant {
                 Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
                 Claimant::Solo(_) | Claimant::Ahead => true,
-                Claimant::Nobody => false,
+                Claimant::Abandoned => false,
             };
             match claim.phase {
                 _ if wanted => {}
@@ -107,9 +107,10 @@ impl<P: Plant> KeyState<P> {
         options: &LockOptions,
         wait: bool,
     ) {
-        let holder = cx.source.holder();
-        self.claims.insert(Claim::new(holder, claimant, options, cx.now));
-        self.ask(cx, holder.claim, RequestKind::Claim { wait });
+        let claim_id = cx.source.next_claim_id();
+        self.claims
+            .insert(Claim::new(claim_id, claimant, options, cx.now));
+        self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
@@ -157,20 +158,20 @@ impl<P: Plant> KeyState<P> {
         let Some(old) = self.claims.remove(number) else {
             return;
         };
-        let mut holder = cx.source.holder();
+        let mut claim_id = cx.source.next_claim_id();
         if self.plant.planted(Flaw::YieldKeepsNumber) {
-            holder = old.holder;
+            claim_id = old.claim_id;
         }
-        let mut claim = Claim::new(holder, Claimant::Cohort, &options, cx.now);
+        let mut claim = Claim::new(claim_id, Claimant::Cohort, &options, cx.now);
         claim.seq = old.seq;
         claim.origin = Some(Origin::Yield(Yielded {
-            from: old.holder,
+            from: old.claim_id,
             term: old.term,
             release,
         }));
         self.claims.insert(claim);
         cx.event(KeyEvent::Yielded);
-        self.ask(cx, holder.claim, RequestKind::Yield);
+        self.ask(cx, claim_id.claim, RequestKind::Yield);
     }
 
     /// A dead number that was the older half of a yield, to be left. `unanswered`: why the yield has no answer, which may have
@@ -186,7 +187,7 @@ impl<P: Plant> KeyState<P> {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
         let options = LockOptions::new(yielded.term);
-        let mut claim = Claim::new(yielded.from, Claimant::Nobody, &options, cx.now);
+        let mut claim = Claim::new(yielded.from, Claimant::Abandoned, &options, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,
             ends,
@@ -213,19 +214,19 @@ impl<P: Plant> KeyState<P> {
         claim.retries = false;
         claim.look_again = false;
         let (verb, class) = claim.asks_for(what);
-        let holder = claim.asks_as(what);
+        let claim_id = claim.asks_as(what);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
-            turn: claim.tick.as_deref().map_or(Turn::Skip, |tick| tick.turn),
+            turn: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
-            holder,
+            claim_id,
             term: claim.term,
             mode: claim.mode,
             verb,
             data: None,
         };
         let tag = Tag {
-            claim: claim.holder.claim,
+            claim: claim.claim_id.claim,
             seq: claim.seq,
         };
         let lease = claim.lease();

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{Fence, GrantNumber, Holder, LeaseTimes, Mode, TickTime, Turn, Verb};
+use crate::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes, Mode, TickTime, Verb, WhenBehind};
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// One pursuit of a lease. Its number lives once, and has one lease length for life.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    pub(crate) holder: Holder,
+    pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) claimant: Claimant,
     /// How its lease may be shared.
@@ -49,7 +49,7 @@ pub(crate) struct Claim {
 pub(crate) struct TickClaim {
     pub(crate) mark: TickTime,
     /// What becomes of the tick while an earlier tick is in the way.
-    pub(crate) turn: Turn,
+    pub(crate) turn: WhenBehind,
     /// The number of this attempt at the tick.
     pub(crate) attempt: u32,
     /// The tick before, which had not ended well and never runs again.
@@ -78,7 +78,7 @@ impl Origin {
 /// A lease that is taken over from its owner.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    pub(crate) from: Holder,
+    pub(crate) from: ClaimId,
     /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
     /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
     pub(crate) ours: Option<Claim>,
@@ -95,12 +95,12 @@ pub(crate) enum Claimant {
     /// From then on it is the cohort's.
     Ahead,
     /// For nobody any more.
-    Nobody,
+    Abandoned,
 }
 
 #[derive(Debug)]
 pub(crate) struct Yielded {
-    pub(crate) from: Holder,
+    pub(crate) from: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) release: Option<Ticket>,
 }
@@ -151,7 +151,7 @@ pub(crate) struct Held {
 #[derive(Debug, Clone, Copy)]
 pub struct Holding {
     /// The claim by which the caller holds.
-    pub claim: Holder,
+    pub claim: ClaimId,
     /// The fence of the caller.
     pub fence: Fence,
     /// Until when it is held without a renewal.
@@ -169,7 +169,7 @@ impl Holding {
     pub(crate) fn new(now: Instant, claim: &Claim, held: &Held, index: u64) -> Self {
         let tick = claim.tick.as_deref();
         Holding {
-            claim: claim.holder,
+            claim: claim.claim_id,
             fence: Fence::new(held.number, index),
             deadline: held.deadline,
             remaining: (now < held.deadline).then(|| held.deadline.since(now)),
@@ -270,7 +270,7 @@ pub(crate) struct Leaving {
 }
 
 impl Claim {
-    pub(crate) fn new(holder: Holder, claimant: Claimant, options: &LockOptions, now: Instant) -> Self {
+    pub(crate) fn new(claim_id: ClaimId, claimant: Claimant, options: &LockOptions, now: Instant) -> Self {
         let tick = options.mark.map(|mark| TickClaim {
             mark,
             turn: options.turn,
@@ -279,7 +279,7 @@ impl Claim {
             finished: None,
         });
         Claim {
-            holder,
+            claim_id,
             term: options.term,
             claimant,
             mode: options.mode,
@@ -335,7 +335,7 @@ impl Claim {
     /// What a request of that kind asks for.
     #[inline]
     pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
-        let to = self.holder;
+        let to = self.claim_id;
         match what {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
             RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
@@ -354,11 +354,11 @@ impl Claim {
 
     /// Whose number the request is about.
     #[inline]
-    pub(crate) fn asks_as(&self, what: RequestKind) -> Holder {
+    pub(crate) fn asks_as(&self, what: RequestKind) -> ClaimId {
         match &self.origin {
             Some(Origin::Yield(yielded)) if what == RequestKind::Yield => yielded.from,
             Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
-            _ => self.holder,
+            _ => self.claim_id,
         }
     }
 

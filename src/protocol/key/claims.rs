@@ -101,7 +101,7 @@ impl Claims {
     }
 
     pub(crate) fn insert(&mut self, claim: Claim) {
-        let number = claim.holder.claim;
+        let number = claim.claim_id.claim;
         self.list.push(claim);
         if let Some(index) = &mut self.index {
             index.places.insert(number, self.list.len() - 1);
@@ -109,8 +109,8 @@ impl Claims {
         } else if self.list.len() > FEW {
             let mut index = Box::<Finder>::default();
             for (at, claim) in self.list.iter().enumerate() {
-                index.places.insert(claim.holder.claim, at);
-                index.touch(claim.holder.claim);
+                index.places.insert(claim.claim_id.claim, at);
+                index.touch(claim.claim_id.claim);
             }
             self.index = Some(index);
         }
@@ -123,7 +123,7 @@ impl Claims {
             index.remove(number);
             index.places.remove(&number);
             if let Some(moved) = self.list.get(at) {
-                index.places.insert(moved.holder.claim, at);
+                index.places.insert(moved.claim_id.claim, at);
             }
             if self.list.is_empty() {
                 self.index = None;
@@ -151,7 +151,7 @@ impl Claims {
         if let Some(index) = &self.index {
             return self.list.get(*index.places.get(&number)?);
         }
-        self.list.iter().find(|claim| claim.holder.claim == number)
+        self.list.iter().find(|claim| claim.claim_id.claim == number)
     }
 
     #[inline]
@@ -161,13 +161,13 @@ impl Claims {
             index.touch(number);
             return self.list.get_mut(at);
         }
-        self.list.iter_mut().find(|claim| claim.holder.claim == number)
+        self.list.iter_mut().find(|claim| claim.claim_id.claim == number)
     }
 
     fn place(&self, number: ClaimNumber) -> Option<usize> {
         match &self.index {
             Some(index) => index.places.get(&number).copied(),
-            None => self.list.iter().position(|claim| claim.holder.claim == number),
+            None => self.list.iter().position(|claim| claim.claim_id.claim == number),
         }
     }
 
@@ -188,7 +188,7 @@ impl Claims {
             None => {
                 let mut claims = self.list.iter();
                 let pursuit = claims.find(|claim| claim.is_pursuit())?;
-                Some(pursuit.holder.claim)
+                Some(pursuit.claim_id.claim)
             }
         }
     }
@@ -244,7 +244,7 @@ impl Claims {
                     .list
                     .iter()
                     .filter(|claim| claim.due().is_some_and(|due| due <= now));
-                due.map(|claim| claim.holder.claim).collect()
+                due.map(|claim| claim.claim_id.claim).collect()
             }
         }
     }
@@ -266,7 +266,7 @@ impl Claims {
     }
 
     pub(crate) fn all(&self) -> Numbers {
-        self.list.iter().map(|claim| claim.holder.claim).collect()
+        self.list.iter().map(|claim| claim.claim_id.claim).collect()
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use siphasher::sip::SipHasher24;
 
-use crate::protocol::message::{ClaimNumber, Holder, Name, NodeId};
+use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Outcome, Rules, Ticket};
 use crate::protocol::time::Instant;
 
@@ -63,10 +63,10 @@ impl Source {
     }
 
     /// A number that this node never used, with a nonce that nobody can guess.
-    pub(crate) fn holder(&mut self) -> Holder {
+    pub(crate) fn next_claim_id(&mut self) -> ClaimId {
         let claim = self.next_claim;
         self.next_claim.0 += self.step;
-        Holder {
+        ClaimId {
             node: self.node,
             claim,
             nonce: self.nonces.hash(&claim.0.to_le_bytes()),

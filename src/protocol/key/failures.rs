@@ -94,14 +94,14 @@ impl<P: Plant> KeyState<P> {
                     (Claimant::Solo(caller), caller.failed_claims)
                 } else {
                     deny(&caller, cx);
-                    (Claimant::Nobody, caller.failed_claims)
+                    (Claimant::Abandoned, caller.failed_claims)
                 }
             }
             Claimant::Ahead => {
                 self.asks_for_one = true;
-                (Claimant::Nobody, 0)
+                (Claimant::Abandoned, 0)
             }
-            Claimant::Nobody => (claimant, 0),
+            Claimant::Abandoned => (claimant, 0),
         }
     }
 
@@ -167,11 +167,11 @@ impl<P: Plant> KeyState<P> {
         let is_wanted = match claim.claimant {
             Claimant::Cohort => !self.line.is_empty(),
             Claimant::Solo(_) => true,
-            Claimant::Ahead | Claimant::Nobody => false,
+            Claimant::Ahead | Claimant::Abandoned => false,
         };
         if !is_wanted {
             if claim.claimant == Claimant::Ahead {
-                claim.claimant = Claimant::Nobody;
+                claim.claimant = Claimant::Abandoned;
                 self.asks_for_one = true;
             }
             return;
@@ -196,7 +196,7 @@ impl<P: Plant> KeyState<P> {
         let is_first = failing.is_repeated_at_once(failed_claims);
         match claimant {
             // Nobody is left: it will be found unwanted.
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Abandoned => {}
             Claimant::Cohort if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
                 self.ask(cx, number, RequestKind::Renew);
@@ -239,8 +239,8 @@ impl<P: Plant> KeyState<P> {
         };
         cx.event(KeyEvent::LeaveRepeated);
         let is_over = cx.now >= leaving.until;
-        let at_once = is_bystander || (claim.failed_requests == 0 && failing.why != Unanswered::Down);
-        if (is_over || !at_once)
+        let immediate = is_bystander || (claim.failed_requests == 0 && failing.why != Unanswered::Down);
+        if (is_over || !immediate)
             && let Some(ticket) = leaving.release.take()
         {
             cx.released(ticket, Outcome::Failed(failing.told.clone()));
@@ -249,7 +249,7 @@ impl<P: Plant> KeyState<P> {
             let error = Some(failing.error.clone());
             cx.event(KeyEvent::LeaveFailed { error });
             self.claims.end(number);
-        } else if at_once {
+        } else if immediate {
             claim.failed_requests += u32::from(!is_bystander);
             self.ask(cx, number, RequestKind::Leave);
         } else {

@@ -28,7 +28,7 @@ impl<P: Plant> KeyState<P> {
         let next = match claim.claimant {
             Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
-            Claimant::Nobody => None,
+            Claimant::Abandoned => None,
         };
         self.taken = Some(cx.now);
         // A writer that became a reader has held it since then. Its `max_hold` does not start again.
@@ -85,7 +85,7 @@ impl<P: Plant> KeyState<P> {
     /// Returns until when a grant that is taken up is held at least, or `None` if it is over.
     pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
-        let (number, deadline) = (claim.holder.claim, held.deadline);
+        let (number, deadline) = (claim.claim_id.claim, held.deadline);
         if now >= deadline {
             return None;
         }
@@ -153,7 +153,7 @@ impl<P: Plant> KeyState<P> {
         let (claim, held, _) = self.held_by(ticket).filter(|(_, held, _)| now < held.deadline)?;
         let precondition = Precondition {
             name: name.clone(),
-            holder: claim.holder,
+            claim_id: claim.claim_id,
             mode: claim.mode,
             number: held.number,
         };
@@ -166,7 +166,7 @@ impl<P: Plant> KeyState<P> {
     /// A write under this lease was answered, or is never sent. If it was refused, the store has no such lease.
     pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
         match self.held_as(lease) {
-            Some(_) if is_refused => self.lose(cx, lease.holder.claim, LostCause::Gone),
+            Some(_) if is_refused => self.lose(cx, lease.claim_id.claim, LostCause::Gone),
             Some(held) => held.writes = held.writes.saturating_sub(1),
             None => {}
         }
@@ -175,8 +175,8 @@ impl<P: Plant> KeyState<P> {
     /// Returns what is held by the claim of this lease under its grant. A claim whose lease was passed on has another number by now,
     /// and keeps its lease.
     pub(crate) fn held_as(&mut self, lease: &Precondition) -> Option<&mut Held> {
-        let claim = self.claims.get_mut(lease.holder.claim);
-        match &mut claim.filter(|claim| claim.holder == lease.holder)?.phase {
+        let claim = self.claims.get_mut(lease.claim_id.claim);
+        match &mut claim.filter(|claim| claim.claim_id == lease.claim_id)?.phase {
             Phase::Held(held) if held.number == lease.number => Some(held),
             _ => None,
         }

@@ -11,7 +11,7 @@ use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::message::{ClaimNumber, Holder, Mode, NodeId};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -179,7 +179,7 @@ impl<P: Plant> KeyState<P> {
         held.filter(move |(_, held)| now < held.deadline)
             .flat_map(move |(claim, held)| {
                 let alone = held.local().map(|local| (local.ticket, held.index));
-                let readers = self.readers.of(claim.holder.claim);
+                let readers = self.readers.of(claim.claim_id.claim);
                 let all = alone
                     .into_iter()
                     .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
@@ -209,14 +209,14 @@ impl<P: Plant> KeyState<P> {
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
     /// lease on the number that had it.
-    pub(crate) fn pursues(&self, holder: Holder) -> bool {
+    pub(crate) fn pursues(&self, claim_id: ClaimId) -> bool {
         let goes_on_with = |origin: &Origin| match origin {
-            Origin::Yield(yielded) => yielded.from == holder,
-            Origin::Pass(pass) => pass.ours.is_some() && pass.from == holder,
+            Origin::Yield(yielded) => yielded.from == claim_id,
+            Origin::Pass(pass) => pass.ours.is_some() && pass.from == claim_id,
         };
         self.claims
             .iter()
-            .any(|claim| claim.holder == holder || claim.origin.as_ref().is_some_and(goes_on_with))
+            .any(|claim| claim.claim_id == claim_id || claim.origin.as_ref().is_some_and(goes_on_with))
     }
 
     // What callers do.
@@ -283,11 +283,11 @@ impl<P: Plant> KeyState<P> {
         let Some(claim) = self.claims.of(ticket) else {
             return self.part(cx, ticket, None);
         };
-        let number = claim.holder.claim;
+        let number = claim.claim_id.claim;
         if claim.held().is_some() {
             self.give_back(cx, number, None);
         } else {
-            self.claims[number].claimant = Claimant::Nobody;
+            self.claims[number].claimant = Claimant::Abandoned;
         }
     }
 
@@ -295,7 +295,7 @@ impl<P: Plant> KeyState<P> {
         let Some((claim, held, _)) = self.held_by(ticket) else {
             return cx.effects.push(Self::released_too_late(ticket));
         };
-        let number = claim.holder.claim;
+        let number = claim.claim_id.claim;
         match held.holders {
             Holders::One(_) => {
                 if let Some(tick) = &mut self.claims[number].tick {
@@ -327,7 +327,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
-                    claim.claimant = Claimant::Nobody;
+                    claim.claimant = Claimant::Abandoned;
                 }
                 _ => {}
             }

@@ -57,7 +57,7 @@ impl<P: Plant> KeyState<P> {
             }
             (RequestKind::Leave, reply) => self.left(cx, number, &reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
-            (_, Reply::Unlike(grant, theirs)) => {
+            (_, Reply::CapacityDiffers(grant, theirs)) => {
                 self.note_unlike(cx, number, theirs);
                 self.granted(cx, number, (sent, time), grant);
             }
@@ -80,11 +80,11 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
             (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
             (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
-            (_, Reply::Behind { latest, is_open }) => {
-                self.refuse_tick(cx, number, TickRefusal::Behind { latest, is_open });
+            (_, Reply::EarlierTickDue { latest, is_open }) => {
+                self.refuse_tick(cx, number, TickRefusal::EarlierTickDue { latest, is_open });
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
-            (RequestKind::Claim { .. }, Reply::Apart) => self.apart(cx, number),
+            (RequestKind::Claim { .. }, Reply::GroupRefused) => self.apart(cx, number),
             (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
             (RequestKind::Renew, _) => self.gone(cx, number),
         }
@@ -153,7 +153,7 @@ impl<P: Plant> KeyState<P> {
                     && cx.now >= ends
                 {
                     // The fixed lease ended while the answer was under way.
-                    let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
+                    let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
                     if let Claimant::Solo(caller) = claimant {
                         cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
                     }
@@ -203,7 +203,7 @@ impl<P: Plant> KeyState<P> {
         if tries < STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
-        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
+        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         let is_pass = claim.pass().is_some();
         match claimant {
             // What is taken over is not claimed: others may have had it meanwhile.
@@ -238,7 +238,7 @@ impl<P: Plant> KeyState<P> {
                 match &mut claim.claimant {
                     Claimant::Cohort => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
-                    Claimant::Ahead | Claimant::Nobody => {}
+                    Claimant::Ahead | Claimant::Abandoned => {}
                 }
                 self.asks_for_one = matches!(claim.mode, Mode::Permits(_));
                 self.taken = Some(cx.now);
@@ -303,7 +303,7 @@ impl<P: Plant> KeyState<P> {
                 self.failed_claims = 0;
                 self.deny_behind(cx, claim.mode);
             }
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Abandoned => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
@@ -320,13 +320,13 @@ impl<P: Plant> KeyState<P> {
     /// Its key is free, and another of those that go with it is not. Whoever came for this key alone is claimed for again.
     fn apart(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = self.claims.remove(number);
-        match claim.map_or(Claimant::Nobody, |claim| claim.claimant) {
+        match claim.map_or(Claimant::Abandoned, |claim| claim.claimant) {
             Claimant::Solo(caller) => cx.deny(caller.ticket, AcquireError::Busy),
             Claimant::Cohort => self.line.retain(
                 |caller| !caller.options.together,
                 |caller| cx.deny(caller.ticket, AcquireError::Busy),
             ),
-            Claimant::Ahead | Claimant::Nobody => {}
+            Claimant::Ahead | Claimant::Abandoned => {}
         }
     }
 
@@ -400,7 +400,7 @@ impl<P: Plant> KeyState<P> {
     /// Ends a number that the store does not know, and says for whom it was.
     fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let claim = &mut self.claims[number];
-        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Nobody);
+        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         match claim.may_execute_until.take() {
             Some(until) => {
                 cx.event(KeyEvent::GhostLeft);
@@ -423,16 +423,16 @@ impl<P: Plant> KeyState<P> {
     /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
     /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        let number = grant.holder.claim;
+        let number = grant.claim_id.claim;
         let Some(claim) = self.claims.get_mut(number) else {
             // The number that a yield under way gives up is dead, but its yield sees to it.
-            return if self.pursues(grant.holder) {
+            return if self.pursues(grant.claim_id) {
                 cx.event(KeyEvent::PushStale);
             } else {
                 self.unknown(cx, grant);
             };
         };
-        if claim.holder != grant.holder {
+        if claim.claim_id != grant.claim_id {
             return cx.event(KeyEvent::PushForged);
         }
         let t0 = match claim.phase {
@@ -472,7 +472,7 @@ impl<P: Plant> KeyState<P> {
     /// A number that this node does not know was granted: it is left at once, or its lease would stand in everybody's
     /// way until it ends.
     fn unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        if grant.holder.node != cx.source.node {
+        if grant.claim_id.node != cx.source.node {
             return cx.event(KeyEvent::PushForged);
         }
         cx.event(KeyEvent::UnknownLeft);
@@ -481,13 +481,13 @@ impl<P: Plant> KeyState<P> {
             margin_ms: grant.lease_ms,
         };
         let yielded = Yielded {
-            from: grant.holder,
+            from: grant.claim_id,
             term,
             release: None,
         };
         self.leave_old_number(cx, yielded, UNKNOWN_SEQ, None);
         if self.plant.planted(Flaw::UnknownKept) {
-            let number = grant.holder.claim;
+            let number = grant.claim_id.claim;
             self.claims[number].claimant = Claimant::Cohort;
             self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
         }

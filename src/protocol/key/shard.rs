@@ -11,7 +11,7 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, Source, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{Holder, Name, NodeId};
+use crate::protocol::message::{ClaimId, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -271,8 +271,8 @@ impl<P: Plant> Shard<P> {
 
     /// The claim is not over here, for checkers.
     #[doc(hidden)]
-    pub fn pursues(&self, name: &Name, holder: Holder) -> bool {
-        self.keys.get(name).is_some_and(|key| key.pursues(holder))
+    pub fn pursues(&self, name: &Name, claim_id: ClaimId) -> bool {
+        self.keys.get(name).is_some_and(|key| key.pursues(claim_id))
     }
 
     /// A line per key, for histories.

@@ -13,7 +13,7 @@ use crate::protocol::key::claim::{
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Fence, Holder, LeaseTimes, Mode};
+use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
 use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -52,7 +52,7 @@ impl<P: Plant> KeyState<P> {
             fixed: true,
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.holder, Some(old)));
+        self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
     /// A writer becomes a reader. From now on the number that it wrote by is dead here.
@@ -77,13 +77,13 @@ impl<P: Plant> KeyState<P> {
             max_hold: held.local().and_then(|local| local.hold.most),
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.holder, Some(old)));
+        self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
     /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
     fn end_holding(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) -> Option<(Claim, Held)> {
         let (claim, held, index) = self.held_by(ticket)?;
-        let (number, held) = (claim.holder.claim, *held);
+        let (number, held) = (claim.claim_id.claim, *held);
         let local = held.local().map(|local| local.hold);
         let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
         let local = Local {
@@ -118,7 +118,7 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         ticket: Ticket,
         options: LockOptions,
-        from: Holder,
+        from: ClaimId,
     ) {
         // A caller that adopts waits through an outage.
         let options = LockOptions {
@@ -134,7 +134,7 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         ticket: Ticket,
         options: LockOptions,
-        (from, ours): (Holder, Option<Claim>),
+        (from, ours): (ClaimId, Option<Claim>),
     ) {
         // A holder that gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
         let term = match &ours {
@@ -148,17 +148,17 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
-        let holder = cx.source.holder();
-        let mut claim = Claim::new(holder, Claimant::Solo(caller), &options, cx.now);
+        let claim_id = cx.source.next_claim_id();
+        let mut claim = Claim::new(claim_id, Claimant::Solo(caller), &options, cx.now);
         claim.origin = Some(Origin::Pass(Box::new(Pass { from, ours })));
         self.claims.insert(claim);
-        self.ask(cx, holder.claim, RequestKind::Pass);
+        self.ask(cx, claim_id.claim, RequestKind::Pass);
     }
 
     /// Nobody renews it here, or gives it back.
     pub(crate) fn handed_out(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if let Some((claim, ..)) = self.held_by(ticket) {
-            let number = claim.holder.claim;
+            let number = claim.claim_id.claim;
             self.claims.end(number);
             cx.released(ticket, Outcome::Kept);
         }
@@ -180,7 +180,7 @@ impl<P: Plant> KeyState<P> {
                 && let Some(origin) = &claim.origin
                 && origin.held_to_write(claim.mode).is_some()
             {
-                claim.claimant = Claimant::Nobody;
+                claim.claimant = Claimant::Abandoned;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
             }
         }
@@ -215,7 +215,7 @@ impl<P: Plant> KeyState<P> {
         self.claims.end(number);
         // The line has a claim of its own since the pass was sent.
         old.claimant = Claimant::Solo(caller);
-        let (number, lease) = (old.holder.claim, old.lease());
+        let (number, lease) = (old.claim_id.claim, old.lease());
         if let Phase::Held(held) = &mut old.phase
             && let Holders::One(local) = &mut held.holders
         {
@@ -232,7 +232,7 @@ impl<P: Plant> KeyState<P> {
     /// Leaves the number of a lease that was to be passed on, and perhaps was.
     pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
         let yielded = Yielded {
-            from: old.holder,
+            from: old.claim_id,
             term: old.term,
             release: None,
         };

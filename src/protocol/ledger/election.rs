@@ -5,14 +5,14 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::Proclaimed;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Checkpoint, GrantNumber, Holder, Kind, LeaderReport, NodeId, Question, Reply, Request,
+    Call, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Reply, Request, Version,
 };
 
 impl<P: Plant> Transaction<'_, P> {
     /// Who leads, if this is an election.
     pub(crate) fn leads(&self) -> Option<(NodeId, GrantNumber)> {
         let owner = self.state.owner().filter(|_| self.name.kind == Kind::Election);
-        owner.map(|(holder, number)| (holder.node, number))
+        owner.map(|(claim_id, number)| (claim_id.node, number))
     }
 
     /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
@@ -26,16 +26,16 @@ impl<P: Plant> Transaction<'_, P> {
         self.tell_watchers();
     }
 
-    pub(crate) fn ask_election(&mut self, request: &Request, question: Question) -> Reply {
+    pub(crate) fn ask_election(&mut self, request: &Request, call: Call) -> Reply {
         // As every verb does. Whoever asks is never whom it is handed to.
         self.settle(None);
-        if let Question::Proclaim { of, seq } = question {
+        if let Call::Proclaim { of, seq } = call {
             return self.proclaim(of, seq, request.data.as_ref());
         }
         let report = self.leader();
-        let version = report.as_ref().map_or(GrantNumber(0), |report| report.version);
-        match question {
-            Question::Leader { known: Some(known) } if known == version => {
+        let version = report.as_ref().map_or(Version(0), |report| report.version);
+        match call {
+            Call::Leader { known: Some(known) } if known == version => {
                 self.branches.push(Branch::LeaderWatched);
                 self.watch(request);
                 Reply::Watching(version)
@@ -52,12 +52,12 @@ impl<P: Plant> Transaction<'_, P> {
         Some(LeaderReport {
             node,
             number,
-            version: proclaimed.map_or(number, |proclaimed| proclaimed.version),
+            version: proclaimed.map_or(Version(number.0), |proclaimed| proclaimed.version),
             said: proclaimed.map(|proclaimed| proclaimed.said.clone()),
         })
     }
 
-    fn proclaim(&mut self, of: Holder, seq: u64, said: Option<&Checkpoint>) -> Reply {
+    fn proclaim(&mut self, of: ClaimId, seq: u64, said: Option<&Payload>) -> Reply {
         let (Some(number), Some(said)) = (self.owned_by(of), said) else {
             self.branches.push(Branch::ProclaimRefused);
             return Reply::Gone;
@@ -68,7 +68,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::ProclaimedBefore);
             return Reply::Done;
         }
-        let version = self.next_number();
+        let version = Version(self.next_number().0);
         self.state.proclaimed = Some(Box::new(Proclaimed {
             number,
             version,

@@ -4,22 +4,22 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{Entry, LeftFree, Search};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Grant, Holder, Mode, Push};
+use crate::protocol::message::{ClaimId, Grant, Mode, Push};
 
 impl<P: Plant> Transaction<'_, P> {
     /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.
-    pub(crate) fn settle(&mut self, caller: Option<Holder>) -> Search {
+    pub(crate) fn settle(&mut self, caller: Option<ClaimId>) -> Search {
         if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.move_on(caller, false)
         } else {
-            Search::Nobody
+            Search::NoWaiter
         }
     }
 
     /// As [`hand_over`](Self::hand_over). With nobody to go to the key is free, and everybody had a chance.
-    pub(crate) fn move_on(&mut self, caller: Option<Holder>, gives: bool) -> Search {
+    pub(crate) fn move_on(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let search = self.hand_over(caller, gives);
-        if search == Search::Nobody && self.is_free() && self.poll_gap > 0 {
+        if search == Search::NoWaiter && self.is_free() && self.poll_gap > 0 {
             self.state.left_free = None;
         }
         search
@@ -51,9 +51,14 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
     /// over.
-    pub(crate) fn touch(&mut self, holder: Holder) -> bool {
+    pub(crate) fn touch(&mut self, claim_id: ClaimId) -> bool {
         let now = self.now();
-        let Some(at) = self.state.queue.iter().position(|entry| entry.holder == holder) else {
+        let Some(at) = self
+            .state
+            .queue
+            .iter()
+            .position(|entry| entry.claim_id == claim_id)
+        else {
             return false;
         };
         if self.drop_dead_or_over(at) {
@@ -72,14 +77,19 @@ impl<P: Plant> Transaction<'_, P> {
         if self.state.queue.len() < before {
             self.branches.push(Branch::DeadRemoved);
         }
-        if !self.state.queue.iter().any(|other| other.holder == entry.holder) {
+        if !self
+            .state
+            .queue
+            .iter()
+            .any(|other| other.claim_id == entry.claim_id)
+        {
             self.state.queue.push_back(entry);
         }
     }
 
-    pub(crate) fn withdraw(&mut self, holder: Holder) -> bool {
+    pub(crate) fn withdraw(&mut self, claim_id: ClaimId) -> bool {
         let before = self.state.queue.len();
-        self.state.queue.retain(|entry| entry.holder != holder);
+        self.state.queue.retain(|entry| entry.claim_id != claim_id);
         self.state.queue.len() < before
     }
 
@@ -106,7 +116,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Whether a free key goes to this living entry. If not, it keeps its place.
-    fn is_next(&mut self, at: usize, caller: Option<Holder>) -> bool {
+    fn is_next(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
             self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
@@ -115,7 +125,7 @@ impl<P: Plant> Transaction<'_, P> {
         if is_kept_waiting {
             return false;
         }
-        if caller == Some(entry.holder) {
+        if caller == Some(entry.claim_id) {
             return true;
         }
         if !entry.is_fresh(self.now()) && !self.planted(Flaw::DeadHeadGranted) {
@@ -124,7 +134,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let is_heard = self
             .listening
-            .is_none_or(|listening| listening.contains(&entry.holder.node));
+            .is_none_or(|listening| listening.contains(&entry.claim_id.node));
         if !is_heard {
             self.branches.push(Branch::DeafPassedOver);
         }
@@ -134,7 +144,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Gives a free key to the first live waiter, or to all who can share it up to the first who cannot. The caller learns of
     /// it by the answer, everybody else by a push. The dead that it walks over go out. What PUBLISH would count decides
     /// nothing: the choice is made before, and is final. `gives`: its owner gives it away.
-    pub(crate) fn hand_over(&mut self, caller: Option<Holder>, gives: bool) -> Search {
+    pub(crate) fn hand_over(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let mut at = 0;
         while at < self.state.queue.len() {
             if self.drop_dead_or_over(at) {
@@ -160,13 +170,13 @@ impl<P: Plant> Transaction<'_, P> {
                 return Search::Granted;
             }
         }
-        Search::Nobody
+        Search::NoWaiter
     }
 
-    fn grant_waiter(&mut self, entry: &Entry, caller: Option<Holder>) {
+    fn grant_waiter(&mut self, entry: &Entry, caller: Option<ClaimId>) {
         let number = self.grant(entry);
         self.branches.push(Branch::HandedOver);
-        if caller == Some(entry.holder) {
+        if caller == Some(entry.claim_id) {
             return;
         }
         if caller.is_some() {
@@ -174,7 +184,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         self.pushes.push(Push::Granted(Grant {
             name: self.name.clone(),
-            holder: entry.holder,
+            claim_id: entry.claim_id,
             number,
             lease_ms: entry.term.lease_ms,
             attempt: self.job.as_ref().map_or(0, |job| job.attempt),

@@ -8,25 +8,25 @@ use std::sync::Arc;
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::Latch;
+use crate::protocol::ledger::record::LatchRecord;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Called, GrantNumber, LatchReport, Question, Reply, Request};
+use crate::protocol::message::{Call, Called, LatchReport, Reply, Request, Version};
 
 /// The id of a call.
 type Id = Arc<[u8]>;
 
 impl<P: Plant> Transaction<'_, P> {
-    pub(crate) fn ask_latch(&mut self, request: &Request, question: Question) -> Reply {
+    pub(crate) fn ask_latch(&mut self, request: &Request, call: Call) -> Reply {
         let now = self.now();
         self.state.latch.take_if(|latch| now > latch.expires);
         let id = request
             .data
             .as_ref()
             .map_or_else(|| Id::from([]), |id| id.0.clone());
-        Reply::Latch(match question {
-            Question::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
-            Question::CountDown { called } => self.count_down(id, called),
-            Question::Zero { of } => match self.zero(of) {
+        Reply::Latch(match call {
+            Call::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
+            Call::CountDown { called } => self.count_down(id, called),
+            Call::Zero { of } => match self.zero(of) {
                 Ok(report) => report,
                 Err(generation) => {
                     self.watch(request);
@@ -55,8 +55,8 @@ impl<P: Plant> Transaction<'_, P> {
             }
             return LatchReport::Left(latch.left);
         }
-        let generation = self.next_number();
-        self.state.latch = Some(Box::new(Latch {
+        let generation = Version(self.next_number().0);
+        self.state.latch = Some(Box::new(LatchRecord {
             generation,
             setter: id,
             left: count,
@@ -92,7 +92,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Why a call does nothing in the present generation.
-    fn refuses(&mut self, generation: GrantNumber, called: Called) -> Option<LatchReport> {
+    fn refuses(&mut self, generation: Version, called: Called) -> Option<LatchReport> {
         let (report, branch) = match called.of {
             _ if self.planted(Flaw::CountedLate) => return None,
             Some(of) if of == generation => return None,
@@ -109,7 +109,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Whether that generation came to zero, or else the present one.
-    fn zero(&mut self, of: Option<GrantNumber>) -> Result<LatchReport, GrantNumber> {
+    fn zero(&mut self, of: Option<Version>) -> Result<LatchReport, Version> {
         let Some(latch) = &self.state.latch else {
             return Ok(LatchReport::Unset);
         };

@@ -13,21 +13,21 @@ use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
-    Job, Latch, LeftFree, Proclaimed, Record, RecordOwner, Saved, Share,
+    Job, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, Saved, Share,
 };
 use crate::protocol::ledger::record::{State, is_past};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Batch, BatchReply, GrantNumber, Holder, Kind, Name, NodeId, Push, Reply, Request, Rule,
+    Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, Reply, Request, Rule,
 };
 use crate::protocol::write::{Action, Precondition};
 
 pub mod branch;
+pub(crate) mod call;
 pub(crate) mod election;
 pub(crate) mod hand_over;
 pub(crate) mod latch;
 pub(crate) mod passing;
-pub(crate) mod question;
 pub mod record;
 pub(crate) mod shares;
 pub(crate) mod ticks;
@@ -95,10 +95,10 @@ impl<P: Plant> Ledger<P> {
         self.sweep(now_us / 1000);
         // Of claims that go together none is granted before all were looked at.
         let mut is_apart = false;
-        if batch.rule == Rule::All {
+        if batch.rule == Rule::AllOrNone {
             for request in &batch.requests {
                 let look =
-                    |transaction: &mut Transaction<'_, P>| transaction.is_to_be_had(request, batch.not_after);
+                    |transaction: &mut Transaction<'_, P>| transaction.can_grant(request, batch.not_after);
                 is_apart |= !self.transact(now_us, batch, request, (pushes, branches), look);
             }
         }
@@ -206,10 +206,10 @@ impl<P: Plant> Ledger<P> {
     /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant.
     fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
         let is_shared = |share: &Share| {
-            (share.holder, share.mode, share.number) == (lease.holder, lease.mode, lease.number)
+            (share.claim_id, share.mode, share.number) == (lease.claim_id, lease.mode, lease.number)
         };
         self.record(&lease.name, now_us)
-            .is_some_and(|record| record.claim() == Some((lease.holder, lease.number)))
+            .is_some_and(|record| record.claim() == Some((lease.claim_id, lease.number)))
             || self.shares(&lease.name, now_us).any(is_shared)
             || self.plant.planted(Flaw::WriteUnchecked)
     }
@@ -232,17 +232,17 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// Who waits for a key, in order, the dead included.
-    pub fn waiters(&self, name: &Name) -> Vec<Holder> {
+    pub fn waiters(&self, name: &Name) -> Vec<ClaimId> {
         let queue = self.states.get(name).into_iter().flat_map(|state| &state.queue);
-        queue.map(|entry| entry.holder).collect()
+        queue.map(|entry| entry.claim_id).collect()
     }
 
     /// The last millisecond of life of each waiter of each key.
     #[doc(hidden)]
-    pub fn entries(&self) -> impl Iterator<Item = (&Name, Holder, u64)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&Name, ClaimId, u64)> {
         self.states
             .iter()
-            .flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.holder, e.dies)))
+            .flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.claim_id, e.dies)))
     }
 
     /// What a foreign client does to a record: overwrites it.
@@ -298,7 +298,7 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// What is known of a latch at `now_us`, if it is set.
-    pub fn latch(&self, name: &Name, now_us: u64) -> Option<&Latch> {
+    pub fn latch(&self, name: &Name, now_us: u64) -> Option<&LatchRecord> {
         let latch = self.states.get(name)?.latch.as_deref()?;
         (now_us / 1000 <= latch.expires).then_some(latch)
     }
@@ -343,12 +343,12 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// Lets `ms` pass for what a claim has of a key: its share, or its place in the queue.
-    pub fn age(&mut self, name: &Name, holder: Holder, ms: u64) {
+    pub fn age(&mut self, name: &Name, claim_id: ClaimId, ms: u64) {
         let Some(state) = self.states.get_mut(name) else {
             return;
         };
-        let shares = state.shares.iter_mut().filter(|share| share.holder == holder);
-        let entries = state.queue.iter_mut().filter(|entry| entry.holder == holder);
+        let shares = state.shares.iter_mut().filter(|share| share.claim_id == claim_id);
+        let entries = state.queue.iter_mut().filter(|entry| entry.claim_id == claim_id);
         let shares = shares.map(|share| &mut share.expires);
         for until in shares.chain(entries.map(|entry| &mut entry.dies)) {
             *until = until.saturating_sub(ms);

@@ -5,22 +5,22 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{Entry, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Holder, LeaseTimes, Mode, Reply};
+use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// `to` owns it in the place of `holder`. As nobody owns it by that number ever again, a repeat finds `to`, or nothing.
-    pub(crate) fn pass(&mut self, holder: Holder, to: Entry) -> Reply {
-        if let Some(number) = self.owned_by(to.holder) {
+    /// `to` owns it in the place of `claim_id`. As nobody owns it by that number ever again, a repeat finds `to`, or nothing.
+    pub(crate) fn pass(&mut self, claim_id: ClaimId, to: Entry) -> Reply {
+        if let Some(number) = self.owned_by(to.claim_id) {
             self.branches.push(Branch::PassRepeated);
-            self.extend(to.holder, to.term);
+            self.extend(to.claim_id, to.term);
             return Reply::Granted(number);
         }
-        if !self.has(holder, to.mode) {
+        if !self.has(claim_id, to.mode) {
             self.branches.push(Branch::PassRefused);
             return Reply::Gone;
         }
-        let (was_alone, before) = (self.state.record.is_some(), self.owned_by(holder));
-        self.state.end(holder);
+        let (was_alone, before) = (self.state.record.is_some(), self.owned_by(claim_id));
+        self.state.end(claim_id);
         if self.planted(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
             self.hand_over(None, true);
             if !self.is_free_for(Mode::Read) {
@@ -37,7 +37,7 @@ impl<P: Plant> Transaction<'_, P> {
         if self.planted(Flaw::AdoptKeepsNumber)
             && let (Some(record), Some(before)) = (&mut self.state.record, before)
         {
-            (record.owner, number) = (RecordOwner::Claim(to.holder, before), before);
+            (record.owner, number) = (RecordOwner::Claim(to.claim_id, before), before);
         }
         if is_downgrade {
             self.hand_over(None, false);
@@ -46,21 +46,21 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// It is the owner's, in that mode or in a stronger one.
-    fn has(&self, holder: Holder, mode: Mode) -> bool {
+    fn has(&self, claim_id: ClaimId, mode: Mode) -> bool {
         let mut shares = self.state.shares.iter();
         let by_anyone = self.planted(Flaw::AdoptedTwice) && self.state.record.is_some();
-        (self.owned_by(holder).is_some() || by_anyone)
+        (self.owned_by(claim_id).is_some() || by_anyone)
             && match mode {
                 Mode::Exclusive => self.state.record.is_some(),
                 Mode::Read if self.state.record.is_some() => true,
                 Mode::Read | Mode::Permits(_) => {
-                    shares.any(|share| share.holder == holder && share.mode == mode)
+                    shares.any(|share| share.claim_id == claim_id && share.mode == mode)
                 }
             }
     }
 
     /// It lasts for this lease from now on, or for as long as it would have lasted.
-    pub(crate) fn lengthen(&mut self, of: Holder, mode: Mode, term: LeaseTimes) -> Reply {
+    pub(crate) fn lengthen(&mut self, of: ClaimId, mode: Mode, term: LeaseTimes) -> Reply {
         let is_there = self.has(of, mode);
         self.settle(None);
         if !is_there {

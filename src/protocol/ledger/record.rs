@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::protocol::message::{Checkpoint, GrantNumber, Holder, LeaseTimes, Mode, NodeId, TickTime};
+use crate::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Mode, NodeId, Payload, TickTime, Version};
 
 /// One key: the record, the queue, and when it was last left free. None there: no state.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +15,7 @@ pub(crate) struct State {
     pub(crate) queue: VecDeque<Entry>,
     pub(crate) left_free: Option<LeftFree>,
     /// Of a latch, what stands in for a record.
-    pub(crate) latch: Option<Box<Latch>>,
+    pub(crate) latch: Option<Box<LatchRecord>>,
     /// What the leader of an election proclaimed, or one before it.
     pub(crate) proclaimed: Option<Box<Proclaimed>>,
     /// The nodes that are told when what they watch changes.
@@ -24,14 +24,14 @@ pub(crate) struct State {
 
 impl State {
     /// Returns the claim that owns the key alone, and the number of the grant.
-    pub(crate) fn owner(&self) -> Option<(Holder, GrantNumber)> {
+    pub(crate) fn owner(&self) -> Option<(ClaimId, GrantNumber)> {
         self.record.as_ref()?.claim()
     }
 
     /// Ends what this claim has of the key, alone or beside others.
-    pub(crate) fn end(&mut self, holder: Holder) {
+    pub(crate) fn end(&mut self, claim_id: ClaimId) {
         self.record = None;
-        self.shares.retain(|share| share.holder != holder);
+        self.shares.retain(|share| share.claim_id != claim_id);
     }
 
     pub(crate) fn is_empty(&self, now: u64) -> bool {
@@ -95,9 +95,9 @@ pub struct Record {
 
 impl Record {
     /// Returns the claim that owns it, and the number of the grant.
-    pub(crate) fn claim(&self) -> Option<(Holder, GrantNumber)> {
+    pub(crate) fn claim(&self) -> Option<(ClaimId, GrantNumber)> {
         match self.owner {
-            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         }
     }
@@ -107,7 +107,7 @@ impl Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// Whose it is.
-    pub holder: Holder,
+    pub claim_id: ClaimId,
     /// To read, or for permits.
     pub mode: Mode,
     /// The grant's number.
@@ -130,7 +130,7 @@ impl Share {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordOwner {
     /// A claim of ours, under a grant number.
-    Claim(Holder, GrantNumber),
+    Claim(ClaimId, GrantNumber),
     /// Somebody who uses the same record but not our protocol.
     Foreign,
     /// A value that is no lock at all.
@@ -148,7 +148,7 @@ pub struct Job {
     /// How often it was granted.
     pub attempt: u32,
     /// To whom it was granted last.
-    pub winner: Option<Holder>,
+    pub winner: Option<ClaimId>,
     /// The latest tick that came while an earlier one was running, and is never run.
     pub skipped: Option<TickTime>,
     /// A tick that was granted, and the one granted next: none between them ever was. The first that is granted comes after
@@ -172,7 +172,7 @@ pub struct Saved {
     /// Which of those that this attempt left.
     pub seq: u64,
     /// What it left.
-    pub data: Checkpoint,
+    pub data: Payload,
 }
 
 impl Job {
@@ -233,9 +233,9 @@ impl Job {
 
 /// A latch that is set. It stays until its life is over, at zero too, and is not set again before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Latch {
+pub struct LatchRecord {
     /// The number of this life, which grows from life to life.
-    pub generation: GrantNumber,
+    pub generation: Version,
     /// The id of the call that set it.
     pub setter: Arc<[u8]>,
     /// So many count-downs are left.
@@ -252,11 +252,11 @@ pub struct Proclaimed {
     /// The grant by which it led.
     pub number: GrantNumber,
     /// A number of its own, which grows.
-    pub version: GrantNumber,
+    pub version: Version,
     /// Which of those of this leadership.
     pub seq: u64,
     /// What it is.
-    pub said: Checkpoint,
+    pub said: Payload,
 }
 
 /// A node that is told when what it watches changes.
@@ -270,7 +270,7 @@ pub(crate) struct Watcher {
 /// A waiter: its claim, its lengths, and the last millisecond of its life.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    pub(crate) holder: Holder,
+    pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) mode: Mode,
     pub(crate) mark: Option<TickTime>,
@@ -300,7 +300,7 @@ pub(crate) enum Search {
     /// The first live waiter, alone.
     Granted,
     /// Nobody alone, and no live waiter is left.
-    Nobody,
+    NoWaiter,
     /// Those who share it, if anybody; a live waiter is left, for whom it is not free.
     Waits,
     /// There is one, but the key is left free for others.

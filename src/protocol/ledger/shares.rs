@@ -4,7 +4,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{Entry, Search, Share};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{GrantNumber, Holder, Mode, Permits};
+use crate::protocol::message::{ClaimId, GrantNumber, Mode, Permits};
 
 impl<P: Plant> Transaction<'_, P> {
     /// Nobody has it.
@@ -41,13 +41,13 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Of how many permits somebody holds some who was told of another number. Of several the one whose lease ends first
     /// is asked.
-    pub(crate) fn unlike(&self, mode: Mode) -> Option<u32> {
+    pub(crate) fn recorded_capacity(&self, mode: Mode) -> Option<u32> {
         let Mode::Permits(Permits { capacity, .. }) = mode else {
             return None;
         };
         // As a sorted set has them.
         let text = |share: &Share| match share.mode {
-            Mode::Permits(Permits { weight, capacity }) => format!("{}:{weight}/{capacity}", share.holder),
+            Mode::Permits(Permits { weight, capacity }) => format!("{}:{weight}/{capacity}", share.claim_id),
             Mode::Exclusive | Mode::Read => String::new(),
         };
         let first = self.state.shares.iter().min_by(|one, other| {
@@ -62,7 +62,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Whether a claim is granted at once, after a search for who comes before it: whoever waits comes first, or readers
     /// would come and go for ever while a writer waits.
-    pub(crate) fn is_next_to_nobody(&mut self, claim: &Entry, search: Search) -> bool {
+    pub(crate) fn may_join(&mut self, claim: &Entry, search: Search) -> bool {
         let comes_next = self.comes_next(claim.mode, search);
         if self.is_free_for(claim.mode) && search != Search::LeftFree && !self.is_free() {
             self.branches.push(if comes_next {
@@ -81,17 +81,20 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// One more of those who share it.
-    pub(crate) fn share(&mut self, holder: Holder, mode: Mode, number: GrantNumber) {
+    pub(crate) fn share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
         self.state.shares.push(Share {
-            holder,
+            claim_id,
             mode,
             number,
             expires: 0,
         });
     }
 
-    pub(crate) fn share_of(&mut self, holder: Holder) -> Option<&mut Share> {
-        self.state.shares.iter_mut().find(|share| share.holder == holder)
+    pub(crate) fn share_of(&mut self, claim_id: ClaimId) -> Option<&mut Share> {
+        self.state
+            .shares
+            .iter_mut()
+            .find(|share| share.claim_id == claim_id)
     }
 
     /// A node of before the read mode hands over to a reader as it does to a writer. The reader makes a share of it with its
@@ -99,7 +102,7 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn share_alone(&mut self, claim: &Entry) {
         if claim.mode == Mode::Read
             && let Some((owner, number)) = self.state.owner()
-            && owner == claim.holder
+            && owner == claim.claim_id
         {
             self.state.record = None;
             self.share(owner, Mode::Read, number);

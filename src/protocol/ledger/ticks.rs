@@ -3,7 +3,7 @@
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Holder, Reply, TickTime, Turn};
+use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
 impl<P: Plant> Transaction<'_, P> {
     /// Whether the tick can be run at all, by the store's clock and the job's mark.
@@ -39,8 +39,10 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Which tick is to be run before this one, where none is passed over.
-    pub(crate) fn behind(&mut self, turn: Turn) -> Option<Reply> {
-        let Turn::After(after) = turn else { return None };
+    pub(crate) fn behind(&mut self, turn: WhenBehind) -> Option<Reply> {
+        let WhenBehind::After(after) = turn else {
+            return None;
+        };
         let job = self.job.as_deref()?;
         let latest = if self.planted(Flaw::SkippedTickAwaited) {
             job.mark
@@ -56,12 +58,13 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let is_open = !job.done;
         self.branches.push(Branch::TickBehind);
-        Some(Reply::Behind { latest, is_open })
+        Some(Reply::EarlierTickDue { latest, is_open })
     }
 
     /// What becomes of a tick that cannot run now because another claim has the job. `None`: it waits, if it may wait at all.
-    pub(crate) fn behind_run(&mut self, turn: Turn, wait: bool) -> Option<Reply> {
-        let skips = turn == Turn::Skip || turn == Turn::Queue && self.planted(Flaw::QueuedTickSkipped);
+    pub(crate) fn behind_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
+        let skips =
+            turn == WhenBehind::Skip || turn == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
         let left = self.left();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
@@ -71,7 +74,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Some(Reply::Busy(left));
         }
         // What comes after a tick that has ended waits for no run: another record is in the way.
-        if turn != Turn::Queue || !wait {
+        if turn != WhenBehind::Queue || !wait {
             return Some(Reply::Busy(left));
         }
         let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
@@ -80,13 +83,13 @@ impl<P: Plant> Transaction<'_, P> {
         None
     }
 
-    pub(crate) fn finish(&mut self, holder: Holder, well: bool) -> Reply {
-        let is_owner = self.owned_by(holder).is_some();
+    pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> Reply {
+        let is_owner = self.owned_by(claim_id).is_some();
         let by_node = self.planted(Flaw::JobByNode);
         let keeps = self.planted(Flaw::CheckpointOutlivesTick);
         let mut finished = false;
         if let Some(job) = &mut self.job {
-            let is_winner = |winner: Holder| winner == holder || (by_node && winner.node == holder.node);
+            let is_winner = |winner: ClaimId| winner == claim_id || (by_node && winner.node == claim_id.node);
             if job.mark == self.mark && job.winner.is_some_and(is_winner) {
                 job.done = true;
                 if well {
@@ -103,7 +106,7 @@ impl<P: Plant> Transaction<'_, P> {
         if finished && !is_owner {
             self.branches.push(Branch::TickFinishedLate);
         }
-        match self.leave(holder) {
+        match self.leave(claim_id) {
             Reply::NotThere if finished => Reply::Done,
             reply => reply,
         }

@@ -14,8 +14,8 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
 use crate::protocol::message::{
-    GrantNumber, Holder, Kind, LeaseTimes, Mode, Name, NodeId, Push, Question, Reply, Request, TickTime,
-    Turn, Verb,
+    Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
+    WhenBehind,
 };
 
 /// What one request sees and leaves behind.
@@ -72,7 +72,7 @@ impl<P: Plant> Transaction<'_, P> {
     #[inline]
     fn act(&mut self, request: &Request) -> Reply {
         let Request {
-            holder,
+            claim_id,
             term,
             mode,
             verb,
@@ -80,7 +80,7 @@ impl<P: Plant> Transaction<'_, P> {
         } = *request;
         let (mark, dies) = (self.mark, self.now() + term.lease_ms);
         let entry = Entry {
-            holder,
+            claim_id,
             term,
             mode,
             mark,
@@ -89,40 +89,52 @@ impl<P: Plant> Transaction<'_, P> {
         match verb {
             Verb::Claim { wait } => self.claim(entry, wait, request.turn),
             Verb::Renew => self.renew(entry),
-            Verb::Leave => self.leave(holder),
-            Verb::Finish { well } => self.finish(holder, well),
-            Verb::Yield { to } => self.yield_(holder, Entry { holder: to, ..entry }),
-            Verb::Pass { to } => self.pass(holder, Entry { holder: to, ..entry }),
-            Verb::Ask(Question::Release { of, .. }) => self.leave(of),
-            Verb::Ask(Question::Extend { of }) => self.lengthen(of, mode, term),
-            Verb::Ask(question) if self.name.kind == Kind::Latch => self.ask_latch(request, question),
-            Verb::Ask(question) if self.name.kind == Kind::Election => self.ask_election(request, question),
-            Verb::Ask(question) => self.answer(question, request.data.as_ref()),
+            Verb::Leave => self.leave(claim_id),
+            Verb::Finish { well } => self.finish(claim_id, well),
+            Verb::Yield { to } => self.yield_(
+                claim_id,
+                Entry {
+                    claim_id: to,
+                    ..entry
+                },
+            ),
+            Verb::Pass { to } => self.pass(
+                claim_id,
+                Entry {
+                    claim_id: to,
+                    ..entry
+                },
+            ),
+            Verb::Call(Call::Release { of, .. }) => self.leave(of),
+            Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term),
+            Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call),
+            Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call),
+            Verb::Call(call) => self.answer(call, request.data.as_ref()),
         }
     }
 
     /// Whether a claim would be granted now, in its mode. Whoever waits for a free key gets it before, and so does whoever
     /// reads with those who have it.
-    pub(crate) fn is_to_be_had(&mut self, request: &Request, not_after: u64) -> bool {
+    pub(crate) fn can_grant(&mut self, request: &Request, not_after: u64) -> bool {
         if self.is_late(request, not_after) {
             return true;
         }
         if self.is_of_wrong_type() {
             return false;
         }
-        if self.owned_by(request.holder).is_some() {
+        if self.owned_by(request.claim_id).is_some() {
             return true;
         }
-        let mut search = self.settle(Some(request.holder));
+        let mut search = self.settle(Some(request.claim_id));
         if search == Search::Waits && self.planted(Flaw::TogetherPastWriter) {
-            search = Search::Nobody;
+            search = Search::NoWaiter;
         }
         let mode = if self.planted(Flaw::TogetherAsWriter) {
             Mode::Exclusive
         } else {
             request.mode
         };
-        self.owned_by(request.holder).is_some() || self.comes_next(mode, search)
+        self.owned_by(request.claim_id).is_some() || self.comes_next(mode, search)
     }
 
     fn is_late(&self, request: &Request, not_after: u64) -> bool {
@@ -145,31 +157,31 @@ impl<P: Plant> Transaction<'_, P> {
             .is_some_and(|record| is_latch || record.owner == RecordOwner::WrongType)
     }
 
-    fn claim(&mut self, claim: Entry, wait: bool, turn: Turn) -> Reply {
-        let unlike = self.unlike(claim.mode);
-        let owned = self.owned_by(claim.holder);
+    fn claim(&mut self, claim: Entry, wait: bool, turn: WhenBehind) -> Reply {
+        let recorded_capacity = self.recorded_capacity(claim.mode);
+        let owned = self.owned_by(claim.claim_id);
         let search = match owned {
-            Some(_) => Search::Nobody,
-            None => self.settle(Some(claim.holder)),
+            Some(_) => Search::NoWaiter,
+            None => self.settle(Some(claim.claim_id)),
         };
-        if let Some(number) = owned.or_else(|| self.owned_by(claim.holder)) {
-            self.extend(claim.holder, claim.term);
-            let unlike = unlike.filter(|_| owned.is_none());
-            return self.granted_beside(number, unlike);
+        if let Some(number) = owned.or_else(|| self.owned_by(claim.claim_id)) {
+            self.extend(claim.claim_id, claim.term);
+            let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
+            return self.granted_beside(number, recorded_capacity);
         }
         if let Some(refused) = self.judge().or_else(|| self.behind(turn)) {
             return refused;
         }
-        if self.is_next_to_nobody(&claim, search) {
+        if self.may_join(&claim, search) {
             if self.is_apart {
                 self.branches.push(Branch::LeftApart);
-                return Reply::Apart;
+                return Reply::GroupRefused;
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
             let number = self.grant(&claim);
             return match open {
                 Some(tick) => Reply::Overtook(number, tick),
-                None => self.granted_beside(number, unlike),
+                None => self.granted_beside(number, recorded_capacity),
             };
         }
         if self.job.is_some()
@@ -193,25 +205,25 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// The same, beside somebody who has permits as of another number.
-    fn granted_beside(&mut self, number: GrantNumber, unlike: Option<u32>) -> Reply {
-        let Some(capacity) = unlike else {
+    fn granted_beside(&mut self, number: GrantNumber, recorded_capacity: Option<u32>) -> Reply {
+        let Some(capacity) = recorded_capacity else {
             return self.granted(number);
         };
         self.branches.push(Branch::UnlikeCapacity);
-        Reply::Unlike(number, capacity)
+        Reply::CapacityDiffers(number, capacity)
     }
 
     fn renew(&mut self, claim: Entry) -> Reply {
-        let holder = claim.holder;
-        if let Some(number) = self.owned_by(holder) {
+        let claim_id = claim.claim_id;
+        if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
             self.share_alone(&claim);
-            self.extend(holder, claim.term);
+            self.extend(claim_id, claim.term);
             return self.granted(number);
         }
-        let waits = self.touch(holder);
-        self.settle(Some(holder));
-        if let Some(number) = self.owned_by(holder) {
+        let waits = self.touch(claim_id);
+        self.settle(Some(claim_id));
+        if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
             self.granted(number)
         } else if waits {
@@ -223,11 +235,11 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    pub(crate) fn leave(&mut self, holder: Holder) -> Reply {
-        if self.owned_by(holder).is_some()
+    pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
+        if self.owned_by(claim_id).is_some()
             || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
-            self.state.end(holder);
+            self.state.end(claim_id);
             self.move_on(None, true);
             return Reply::Done;
         }
@@ -235,25 +247,25 @@ impl<P: Plant> Transaction<'_, P> {
             self.state.shares.remove(0);
         }
         // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        let waited = self.withdraw(holder);
+        let waited = self.withdraw(claim_id);
         self.settle(None);
         if waited { Reply::Done } else { Reply::NotThere }
     }
 
     /// The owner's turn is over, and it goes on as `next` when it is its turn again.
-    fn yield_(&mut self, holder: Holder, next: Entry) -> Reply {
-        if self.owned_by(holder).is_none() {
-            self.settle(Some(holder));
+    fn yield_(&mut self, claim_id: ClaimId, next: Entry) -> Reply {
+        if self.owned_by(claim_id).is_none() {
+            self.settle(Some(claim_id));
         }
-        if self.owned_by(holder).is_none() {
+        if self.owned_by(claim_id).is_none() {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
         }
-        self.state.end(holder);
+        self.state.end(claim_id);
         let search = self.hand_over(None, true);
         // Who goes on waits, too.
-        let is_kept = self.is_free() && search == Search::Nobody && self.is_left_free(true);
-        if !is_kept && self.is_next_to_nobody(&next, search) {
+        let is_kept = self.is_free() && search == Search::NoWaiter && self.is_left_free(true);
+        if !is_kept && self.may_join(&next, search) {
             let number = self.grant(&next);
             return self.granted(number);
         }
@@ -262,7 +274,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     pub(crate) fn grant(&mut self, claim: &Entry) -> GrantNumber {
-        let (holder, mark) = (claim.holder, claim.mark);
+        let (claim_id, mark) = (claim.claim_id, claim.mark);
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
             if again {
@@ -277,7 +289,7 @@ impl<P: Plant> Transaction<'_, P> {
                 job.passed = mark.map(|mark| (job.mark.unwrap_or_default(), mark));
             }
             job.attempt = if again { job.attempt + 1 } else { 1 };
-            (job.mark, job.done, job.winner) = (mark, false, Some(holder));
+            (job.mark, job.done, job.winner) = (mark, false, Some(claim_id));
         }
         let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
         if !keep {
@@ -286,13 +298,13 @@ impl<P: Plant> Transaction<'_, P> {
         match claim.mode {
             Mode::Exclusive => {
                 self.state.record = Some(Record {
-                    owner: RecordOwner::Claim(holder, *self.last),
+                    owner: RecordOwner::Claim(claim_id, *self.last),
                     expires: None,
                 });
             }
-            Mode::Read | Mode::Permits(_) => self.share(holder, claim.mode, *self.last),
+            Mode::Read | Mode::Permits(_) => self.share(claim_id, claim.mode, *self.last),
         }
-        self.extend(holder, claim.term);
+        self.extend(claim_id, claim.term);
         *self.last
     }
 
@@ -305,23 +317,25 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// To the full lease, whatever is left of it: a claim has one length for life, and a server's clock that went back
     /// would otherwise leave more than that.
-    pub(crate) fn extend(&mut self, holder: Holder, term: LeaseTimes) {
+    pub(crate) fn extend(&mut self, claim_id: ClaimId, term: LeaseTimes) {
         let until = self.now() + term.hold_ms();
         if let Some(record) = &mut self.state.record {
             record.expires = Some(until);
         }
-        if let Some(share) = self.share_of(holder) {
+        if let Some(share) = self.share_of(claim_id) {
             share.expires = until;
         }
     }
 
-    pub(crate) fn owned_by(&self, holder: Holder) -> Option<GrantNumber> {
+    pub(crate) fn owned_by(&self, claim_id: ClaimId) -> Option<GrantNumber> {
         let by_node = self.planted(Flaw::JobByNode) && self.job.is_some();
         match self.state.owner() {
-            Some((owner, number)) if owner == holder || by_node && owner.node == holder.node => Some(number),
+            Some((owner, number)) if owner == claim_id || by_node && owner.node == claim_id.node => {
+                Some(number)
+            }
             _ => {
                 let mut shares = self.state.shares.iter();
-                let share = shares.find(|share| share.holder == holder)?;
+                let share = shares.find(|share| share.claim_id == claim_id)?;
                 Some(share.number)
             }
         }

@@ -8,7 +8,7 @@ use crate::protocol::message::{Push, Request};
 impl<P: Plant> Transaction<'_, P> {
     /// The asker's node is told of what changes, for as long as one of its leases.
     pub(crate) fn watch(&mut self, request: &Request) {
-        let (node, now) = (request.holder.node, self.now());
+        let (node, now) = (request.claim_id.node, self.now());
         let expires = now + request.term.lease_ms;
         self.state.watchers.retain(|watcher| now <= watcher.expires);
         let mut watchers = self.state.watchers.iter_mut();

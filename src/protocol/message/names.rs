@@ -166,13 +166,19 @@ number! {
 }
 
 number! {
+    /// The version of what a watcher sees: the number with which a latch was set, or with which the leader was granted its
+    /// lease or last proclaimed a value. It grows with every change.
+    Version
+}
+
+number! {
     /// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
     TickTime
 }
 
 /// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Holder {
+pub struct ClaimId {
     /// Whose claim it is.
     pub node: NodeId,
     /// Which of the node's claims.
@@ -188,7 +194,7 @@ pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
 }
 
 #[cfg(feature = "redis")]
-impl Holder {
+impl ClaimId {
     /// Appends the text that [`Display`](fmt::Display) gives, by hand: every request carries it.
     pub(crate) fn append_to(&self, text: &mut Vec<u8>) {
         let mut uuid = Uuid::encode_buffer();
@@ -201,7 +207,7 @@ impl Holder {
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for ClaimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{:016x}", self.node, self.claim, self.nonce)
     }
@@ -209,22 +215,22 @@ impl fmt::Display for Holder {
 
 /// A text that is not `<node>:<claim>:<nonce>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotAHolder;
+pub struct NotAClaimId;
 
-impl FromStr for Holder {
-    type Err = NotAHolder;
+impl FromStr for ClaimId {
+    type Err = NotAClaimId;
 
-    fn from_str(s: &str) -> Result<Self, NotAHolder> {
+    fn from_str(s: &str) -> Result<Self, NotAClaimId> {
         let read = || {
             let (node, rest) = s.split_once(':')?;
             let (claim, nonce) = rest.split_once(':')?;
-            Some(Holder {
+            Some(ClaimId {
                 node: node.parse().ok()?,
                 claim: claim.parse().ok()?,
                 nonce: u64::from_str_radix(nonce, 16).ok()?,
             })
         };
-        read().ok_or(NotAHolder)
+        read().ok_or(NotAClaimId)
     }
 }
 

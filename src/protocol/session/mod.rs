@@ -144,7 +144,7 @@ impl<P: Plant> Session<P> {
     pub fn queue(&mut self, outgoing: &Outgoing) {
         let waits = match outgoing.request.verb {
             Verb::Claim { wait } => wait,
-            Verb::Ask(question) => question.is_watched(),
+            Verb::Call(call) => call.is_watched(),
             _ => false,
         };
         if waits {
@@ -295,7 +295,7 @@ impl<P: Plant> Session<P> {
             return Some(Class::OwnerRenewal);
         }
         let is_young = self.options.remote && now.since(sent) < GATHERS;
-        is_young.then_some(Class::Question)
+        is_young.then_some(Class::Call)
     }
 
     /// When that time is over for something that waits for nothing else.
@@ -395,10 +395,10 @@ impl<P: Plant> Session<P> {
     /// since then: they matter to what may have been executed before.
     fn date(&self, requests: &mut [Request], pending: &[Pending]) {
         for (request, pending) in requests.iter_mut().zip(pending) {
-            let Verb::Ask(question) = &mut request.verb else {
+            let Verb::Call(call) = &mut request.verb else {
                 continue;
             };
-            let Some(called) = question.called() else { continue };
+            let Some(called) = call.called() else { continue };
             let (since, until) = match &self.clock {
                 Some(clock) => clock.at(pending.called),
                 None if self.options.remote => (0, u64::MAX),

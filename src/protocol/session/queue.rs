@@ -131,7 +131,7 @@ impl Queue {
         {
             group.iter().for_each(note);
             requests.extend(group.into_iter().map(|outgoing| outgoing.request));
-            return Rule::All;
+            return Rule::AllOrNone;
         }
         let Some(kind) = self.most_urgent(limits) else {
             return Rule::Each;
@@ -284,11 +284,11 @@ mod tests {
 
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{ClaimNumber, Holder, LeaseTimes, Mode, NodeId, Verb};
+    use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes, Mode, NodeId, Verb};
     use crate::protocol::step::Tag;
 
     fn outgoing(name: Name, claim: u64, class: Class) -> Outgoing {
-        let holder = Holder {
+        let claim_id = ClaimId {
             node: NodeId::numbered(1),
             claim: ClaimNumber(claim),
             nonce: 0,
@@ -300,7 +300,7 @@ mod tests {
             },
             request: Request {
                 name,
-                holder,
+                claim_id,
                 term: LeaseTimes {
                     lease_ms: 1000,
                     margin_ms: 250,
@@ -330,7 +330,7 @@ mod tests {
         queue.take(limits(most, None), &mut requests, |outgoing| {
             claims.push(outgoing.tag.claim.0)
         });
-        let sent = requests.iter().map(|request| request.holder.claim.0);
+        let sent = requests.iter().map(|request| request.claim_id.claim.0);
         assert_eq!(sent.collect::<Vec<_>>(), claims);
         claims
     }
@@ -429,16 +429,16 @@ mod tests {
         let job = |n: u64, class| outgoing(Name::job(Key::from(format!("job {n}"))), n, class);
         queue.push(&job(1, Class::Claim));
         queue.push(&job(2, Class::Leave));
-        let (answer, more) = (Some(Class::OwnerRenewal), Some(Class::Question));
+        let (answer, more) = (Some(Class::OwnerRenewal), Some(Class::Call));
         assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(4, None)));
         queue.push(&job(3, Class::Claim));
         assert!(!queue.is_ready(limits(4, more)) && queue.is_ready(limits(3, more)));
         queue.push(&outgoing(lock("a"), 9, Class::Claim));
         let mut requests = Vec::new();
         queue.take(limits(8, answer), &mut requests, |_| {});
-        assert_eq!(requests[0].holder.claim.0, 9, "locks wait for no job");
+        assert_eq!(requests[0].claim_id.claim.0, 9, "locks wait for no job");
         assert!(!queue.is_ready(limits(8, answer)) && queue.has_jobs());
-        queue.push(&job(5, Class::Question));
+        queue.push(&job(5, Class::Call));
         assert!(!queue.is_ready(limits(8, answer)) && queue.is_ready(limits(8, more)));
         queue.push(&job(4, Class::OwnerRenewal));
         assert!(queue.is_ready(limits(8, answer)));
@@ -462,7 +462,7 @@ mod tests {
             assert!(queue.is_ready(limits(8, gathers)));
             queue.take(limits(8, gathers), &mut requests, |_| {});
             assert_eq!(requests.len(), 1);
-            assert_eq!(requests[0].holder.claim.0, claim);
+            assert_eq!(requests[0].claim_id.claim.0, claim);
         }
         assert!(!queue.is_ready(limits(8, gathers)));
         assert_eq!(take(&mut queue, 8), [3]);

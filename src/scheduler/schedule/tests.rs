@@ -9,7 +9,7 @@ use chrono::{Datelike, NaiveDate};
 use super::*;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
-    Batch, ClaimNumber, GrantNumber, Holder, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
+    Batch, ClaimId, ClaimNumber, GrantNumber, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
 };
 
 /// What people write, and what reads differently in other crons.
@@ -120,20 +120,20 @@ fn daily_jobs_run_once_on_each_local_date_of_a_year() {
 
 /// A node that looks at its clock once a minute.
 struct Node {
-    holder: Holder,
+    claim_id: ClaimId,
     from: i64,
     seen: Option<TickTime>,
 }
 
 impl Node {
     fn new(n: u128, from: i64) -> Node {
-        let holder = Holder {
+        let claim_id = ClaimId {
             node: NodeId::numbered(n),
             claim: ClaimNumber(1),
             nonce: 1,
         };
         Node {
-            holder,
+            claim_id,
             from,
             seen: None,
         }
@@ -146,11 +146,11 @@ impl Node {
         if before.is_none() || before == Some(tick) {
             return None;
         }
-        self.holder.claim.0 += 1;
+        self.claim_id.claim.0 += 1;
         let mut ask = |verb| {
             let request = Request {
                 name: Name::job("daily".into()),
-                holder: self.holder,
+                claim_id: self.claim_id,
                 term: LeaseTimes {
                     lease_ms: 30_000,
                     margin_ms: 3_000,

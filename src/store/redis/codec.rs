@@ -8,9 +8,9 @@ use redis::{Cmd, RedisError, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Batch, BatchReply, Checkpoint, Executed, Failure, Grant, GrantNumber, Holder, JobReport, Kind,
-    LatchReport, LeaderReport, Mode, NodeId, Permits, Push, Question, Reply, Request, Rule, TickTime, Turn,
-    Verb, append_number,
+    Batch, BatchReply, Call, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport,
+    LeaderReport, Mode, NodeId, Payload, Permits, Push, Reply, Request, Rule, TickTime, Verb, Version,
+    WhenBehind, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
 use crate::store::redis::script::{SCRIPTS, Script};
@@ -37,7 +37,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .iter()
         .map(|r| 2 * names.length(&r.name) + 160 + data(r))
         .sum();
-    let mut call = Call {
+    let mut call = CommandText {
         cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
         word: Vec::with_capacity(128),
         tick: Vec::with_capacity(64),
@@ -67,7 +67,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         if probe {
             word.push(b'p');
         }
-        if batch.rule == Rule::All {
+        if batch.rule == Rule::AllOrNone {
             word.push(b'a');
         }
         if batch.poll_gap_ms > 0 && batch.kind().is_none_or(|kind| kind == Kind::Lock) {
@@ -81,14 +81,14 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
 }
 
 /// A call of the script, on its way to be written, with room for the words.
-struct Call {
+struct CommandText {
     cmd: Cmd,
     word: Vec<u8>,
     tick: Vec<u8>,
     to: Vec<u8>,
 }
 
-impl Call {
+impl CommandText {
     /// Adds one word, as `push` makes it.
     fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
         self.word.clear();
@@ -106,7 +106,7 @@ impl Call {
         self.to.clear();
         let letter = push_verb(request, &mut self.tick, &mut self.to);
         let of = match request.verb {
-            Verb::Ask(question) => question.of(),
+            Verb::Call(call) => call.of(),
             _ => None,
         };
         if self.tick.is_empty() {
@@ -118,7 +118,7 @@ impl Call {
             }
         }
         self.cmd.arg(letter);
-        self.put(|word| push_holder(&of.unwrap_or(request.holder), word));
+        self.put(|word| push_holder(&of.unwrap_or(request.claim_id), word));
         self.put_number(request.term.lease_ms);
         self.put_number(request.term.hold_ms());
         self.cmd.arg(&self.tick).arg(&self.to);
@@ -130,9 +130,9 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
     match request.verb {
         Verb::Claim { wait } => {
             match request.turn {
-                Turn::Skip => {}
-                Turn::Queue => to.push(b'q'),
-                Turn::After(tick) => append_number(to, tick.0.min(EXACT)),
+                WhenBehind::Skip => {}
+                WhenBehind::Queue => to.push(b'q'),
+                WhenBehind::After(tick) => append_number(to, tick.0.min(EXACT)),
             }
             if wait { "w" } else { "c" }
         }
@@ -150,16 +150,16 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             push_holder(&next, to);
             "p"
         }
-        Verb::Ask(question) => push_call(question, request, tick, to),
+        Verb::Call(call) => push_call(call, request, tick, to),
     }
 }
 
 /// Returns the letter of a call, and appends its other words.
-fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
-    let number_of = |generation: Option<GrantNumber>| generation.map_or(0, |number| number.0);
+fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
+    let number_of = |generation: Option<Version>| generation.map_or(0, |number| number.0);
     let data = request.data.as_ref().map_or(&[][..], |data| &data.0);
-    match question {
-        Question::Open {
+    match call {
+        Call::Open {
             within_ms,
             fingerprint,
             over,
@@ -169,37 +169,37 @@ fn push_call(question: Question, request: &Request, tick: &mut Vec<u8>, to: &mut
             append_number(to, over.map_or(0, |over| over.0.min(EXACT)));
             "o"
         }
-        Question::Reset => "z",
-        Question::Verify { .. } => "v",
-        Question::Recall { .. } => "m",
-        Question::Save { seq, .. } => {
+        Call::Reset => "z",
+        Call::Verify { .. } => "v",
+        Call::Recall { .. } => "m",
+        Call::Save { seq, .. } => {
             push_parts(&[seq], data, to);
             "s"
         }
-        Question::Extend { .. } => "e",
-        Question::Release { .. } => "l",
-        Question::InUse | Question::Count => "u",
-        Question::SetCount { count, life_ms } => {
+        Call::Extend { .. } => "e",
+        Call::Release { .. } => "l",
+        Call::InUse | Call::Count => "u",
+        Call::SetCount { count, life_ms } => {
             push_parts(&[count.into(), life_ms], data, to);
             "t"
         }
-        Question::CountDown { called } => {
+        Call::CountDown { called } => {
             let numbers = [called.since, called.until, number_of(called.of)];
             push_parts(&numbers.map(|number| number.min(EXACT)), b"", tick);
             append_number(tick, called.repeats.into());
             to.extend_from_slice(data);
             "n"
         }
-        Question::Zero { of } => {
+        Call::Zero { of } => {
             append_number(tick, number_of(of));
             "h"
         }
-        Question::Leader { known } => {
+        Call::Leader { known } => {
             append_number(tick, number_of(known));
             to.extend(known.map(|_| b'w'));
             "g"
         }
-        Question::Proclaim { seq, .. } => {
+        Call::Proclaim { seq, .. } => {
             push_parts(&[seq], data, to);
             "i"
         }
@@ -213,8 +213,8 @@ fn push_permits(permits: Permits, word: &mut Vec<u8>) {
     append_number(word, permits.capacity.into());
 }
 
-fn push_holder(holder: &Holder, word: &mut Vec<u8>) {
-    holder.append_to(word);
+fn push_holder(claim_id: &ClaimId, word: &mut Vec<u8>) {
+    claim_id.append_to(word);
     word.push(b':');
 }
 
@@ -299,15 +299,15 @@ fn decode_reply(value: &Value) -> Option<Reply> {
         b'P' => Reply::QueuedBehindForeign(perhaps(first)?),
         b'B' => Reply::Busy(perhaps(first)?),
         b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
-        b'A' => Reply::Apart,
+        b'A' => Reply::GroupRefused,
         b'O' => Reply::Over,
         b'S' => Reply::Skipped,
         b'V' => Reply::Overtook(first.parse().ok()?, second.parse().ok()?),
-        b'J' => Reply::Behind {
+        b'J' => Reply::EarlierTickDue {
             latest: first.parse().ok()?,
             is_open: second == "1",
         },
-        b'G' => Reply::Unlike(first.parse().ok()?, second.parse().ok()?),
+        b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
         b'I' => Reply::InUse(perhaps(first)?),
         b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
@@ -338,8 +338,8 @@ fn part<'a, T: FromStr>(parts: &mut impl Iterator<Item = &'a [u8]>) -> Option<T>
 }
 
 /// Reads the caller's bytes, the last of the parts of a reply, if there are any.
-fn bytes(part: Option<&[u8]>) -> Option<Checkpoint> {
-    part?.strip_prefix(b"=").map(|bytes| Checkpoint(bytes.into()))
+fn bytes(part: Option<&[u8]>) -> Option<Payload> {
+    part?.strip_prefix(b"=").map(|bytes| Payload(bytes.into()))
 }
 
 /// Reads the leader, as `lua/elect.lua` lists it.
@@ -462,7 +462,7 @@ pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option
     };
     Some(Push::Granted(Grant {
         name: names.name(kind, rest)?,
-        holder: Holder { node, claim, nonce },
+        claim_id: ClaimId { node, claim, nonce },
         number,
         lease_ms,
         attempt,
@@ -478,7 +478,7 @@ mod tests {
     fn request(name: Name, verb: Verb) -> Request {
         Request {
             name,
-            holder: Holder {
+            claim_id: ClaimId {
                 node: NodeId::numbered(1),
                 claim: ClaimNumber(2),
                 nonce: 3,
@@ -513,14 +513,14 @@ mod tests {
     fn one_request_and_many_are_the_same_call() {
         let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
         let one = words(vec![lock("a", Verb::Leave)]);
-        let holder = "00000000000000000000000000000001:2:0000000000000003:";
+        let claim_id = "00000000000000000000000000000001:2:0000000000000003:";
         assert_eq!(one[2..4], ["3", "lock:a"]);
         assert_eq!(
             one[6..],
-            ["17", "0", "p", "l", holder, "1000", "1250", "0", ""],
+            ["17", "0", "p", "l", claim_id, "1000", "1250", "0", ""],
             "{one:?}"
         );
-        let to = Holder {
+        let to = ClaimId {
             node: NodeId::numbered(1),
             claim: ClaimNumber(4),
             nonce: 5,
@@ -597,8 +597,8 @@ mod tests {
         assert_eq!(grant.name.key, Key::from("a b"));
         assert_eq!(
             (
-                grant.holder.claim,
-                grant.holder.nonce,
+                grant.claim_id.claim,
+                grant.claim_id.nonce,
                 grant.number,
                 grant.lease_ms
             ),

@@ -122,7 +122,7 @@ fn encode_write(write: &GuardedWrite, names: &Names) -> ActionCall {
             Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
             Mode::Exclusive | Mode::Read => String::new(),
         };
-        call.arg(format!("{}:", lease.holder));
+        call.arg(format!("{}:", lease.claim_id));
         call.arg(lease.number.0).arg(share);
     }
     for arg in args {
@@ -164,12 +164,12 @@ fn decode_write(answer: Value) -> Result<WriteAnswer, Failure> {
 mod tests {
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{ClaimNumber, GrantNumber, Holder, Name, NodeId};
+    use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, NodeId};
     use crate::protocol::write::Precondition;
 
     #[test]
     fn keys_and_arguments_of_the_caller_stand_behind_those_of_the_leases() {
-        let holder = Holder {
+        let claim_id = ClaimId {
             node: NodeId::numbered(1),
             claim: ClaimNumber(2),
             nonce: 3,
@@ -182,7 +182,7 @@ mod tests {
         };
         let lease = |name, mode, number| Precondition {
             name,
-            holder,
+            claim_id,
             mode,
             number: GrantNumber(number),
         };
@@ -207,7 +207,7 @@ mod tests {
         let ActionCall { script, call } = encode_write(&write, &Names::new(b"lock:"));
         let packed = String::from_utf8(call.get_packed_command()).unwrap();
         let words: Vec<&str> = packed.split("\r\n").skip(2).step_by(2).collect();
-        let ours = format!("{holder}:");
+        let ours = format!("{claim_id}:");
         assert_eq!(words[..3], ["EVALSHA", &*script.sha, "4"]);
         assert!(
             words[3].starts_with("tenure1:s:{") && words[5].starts_with("tenure1:q:{"),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tenure::protocol::ledger::{Job, RecordOwner, Saved};
 use tenure::protocol::message::{
-    Batch, Checkpoint, GrantNumber, Holder, Kind, Mode, Permits, Reply, TickTime, WriteAnswer,
+    Batch, ClaimId, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime, WriteAnswer,
 };
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
@@ -55,23 +55,23 @@ impl Run {
         let request = &batch.requests[self.rng.usize(..batch.requests.len())];
         let (name, us) = (request.name.clone(), self.now() * 1000);
         let alone = match self.ledger.record(&name, us).map(|record| &record.owner) {
-            Some(RecordOwner::Claim(holder, number)) => Some((*holder, request.mode, *number)),
+            Some(RecordOwner::Claim(claim_id, number)) => Some((*claim_id, request.mode, *number)),
             _ => None,
         };
         let shares = self.ledger.shares(&name, us);
-        let shares = shares.map(|share| (share.holder, share.mode, share.number));
+        let shares = shares.map(|share| (share.claim_id, share.mode, share.number));
         let mut owners: Vec<_> = alone.into_iter().chain(shares).collect();
         self.rng.shuffle(&mut owners);
-        let any = (request.holder, request.mode, GrantNumber(self.last));
-        let (mut holder, mode, mut number) = owners.first().copied().unwrap_or(any);
+        let any = (request.claim_id, request.mode, GrantNumber(self.last));
+        let (mut claim_id, mode, mut number) = owners.first().copied().unwrap_or(any);
         match self.rng.u8(..4) {
-            0 => holder = request.holder,
+            0 => claim_id = request.claim_id,
             1 => number.0 -= u64::from(number.0 > 0),
             _ => {}
         }
         let precondition = Precondition {
             name,
-            holder,
+            claim_id,
             mode,
             number,
         };
@@ -110,7 +110,7 @@ impl Run {
                     tick: TickTime(numbers[0]),
                     attempt: numbers[1] as u32,
                     seq: numbers[2],
-                    data: Checkpoint(real["data"].as_bytes().into()),
+                    data: Payload(real["data"].as_bytes().into()),
                 }
             }),
         };
@@ -163,7 +163,7 @@ impl Run {
         if deaths.values().any(|dies| *dies < now as f64) {
             self.saw("dead left standing");
         }
-        let real: Vec<Holder> = arrivals
+        let real: Vec<ClaimId> = arrivals
             .into_iter()
             .map(|entry| {
                 entry
@@ -209,16 +209,20 @@ impl Run {
             "step {step}: {members:?}, {model:?} in the ledger"
         );
         for share in &model {
-            let holder = format!("{}:", share.holder);
-            let (expires, number) = (live[&*holder], numbers[&*holder]);
+            let claim_id = format!("{}:", share.claim_id);
+            let (expires, number) = (live[&*claim_id], numbers[&*claim_id]);
             assert_eq!(number, share.number.0, "step {step}: {members:?}");
             let (ends_in, weight) = match share.mode {
                 Mode::Permits(Permits { weight, capacity }) => (format!("{weight}/{capacity}"), weight),
                 _ => (String::new(), 1),
             };
-            assert_eq!(permits[&holder], format!("{holder}{ends_in}"), "step {step}");
+            assert_eq!(permits[&claim_id], format!("{claim_id}{ends_in}"), "step {step}");
             let heavy = (weight > 1).then_some(8_000_000_000_000_000 + u64::from(weight));
-            assert_eq!(weights.get(&*holder).copied(), heavy, "step {step}: {members:?}");
+            assert_eq!(
+                weights.get(&*claim_id).copied(),
+                heavy,
+                "step {step}: {members:?}"
+            );
             assert!(
                 expires.abs_diff(share.expires) <= TOLERANCE_MS,
                 "step {step}: {members:?}, {share:?}"

@@ -2,11 +2,11 @@
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Checkpoint, ClaimNumber, Holder, Kind, LeaseTimes, Mode, Permits, Question, Request, TickTime, Turn, Verb,
+    Call, ClaimId, ClaimNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
 };
 
 use super::{LEASES, LONG_MS, NODES, Run};
-use crate::tools::{CLAIM, holder};
+use crate::tools::{CLAIM, claim_id};
 
 impl Run {
     /// What a clock leaves behind that was ahead: a mark, or a skipped tick, that has not come.
@@ -30,12 +30,12 @@ impl Run {
         self.ledger.set_job(&self.names[at], job);
     }
 
-    pub(super) fn fresh(&mut self, at: usize) -> (Holder, LeaseTimes) {
+    pub(super) fn fresh(&mut self, at: usize) -> (ClaimId, LeaseTimes) {
         let node = self.rng.u128(1..=NODES);
         let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
         self.next += 1;
         let claim = (
-            holder(node, self.next),
+            claim_id(node, self.next),
             LeaseTimes {
                 lease_ms,
                 margin_ms: lease_ms / 10,
@@ -88,7 +88,7 @@ impl Run {
 
     pub(super) fn request(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
-        let (mut holder, mut term) = known.unwrap_or_else(|| self.fresh(at));
+        let (mut claim_id, mut term) = known.unwrap_or_else(|| self.fresh(at));
         // The owner and the head are where things happen.
         let owner = self
             .ledger
@@ -98,21 +98,21 @@ impl Run {
             && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
         {
-            (holder, term) = *claim;
+            (claim_id, term) = *claim;
         }
         let now = self.now();
         let shares = self.ledger.shares(&self.names[at], now * 1000);
-        let sharing: Vec<Holder> = shares.map(|share| share.holder).collect();
+        let sharing: Vec<ClaimId> = shares.map(|share| share.claim_id).collect();
         if let Some(owner) = self.rng.choice(&sharing).filter(|_| self.rng.u8(..3) > 0)
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == *owner)
         {
-            (holder, term) = *claim;
+            (claim_id, term) = *claim;
         }
         let winner = self.ledger.job(&self.names[at]).and_then(|job| job.winner);
         if self.rng.u8(..6) == 0
             && let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
         {
-            (holder, term) = *claim;
+            (claim_id, term) = *claim;
         }
         // The dead are to ask, too: else hardly one does before somebody walks over it.
         let now = self.now();
@@ -123,7 +123,7 @@ impl Run {
             .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
         let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
         if let (Some(claim), true) = (dead, is_heartbeat) {
-            (holder, term) = *claim;
+            (claim_id, term) = *claim;
         }
         // And the owner of a record that lasts longer than any lease.
         let is_long = self
@@ -137,10 +137,10 @@ impl Run {
             });
         let is_renewal = is_long.is_some() && self.rng.bool();
         if let (Some(claim), true) = (is_long, is_renewal) {
-            (holder, term) = *claim;
+            (claim_id, term) = *claim;
         }
         // Whom the questions about a run are about: mostly who owns the job, or did.
-        let (mut of, is_winners) = (holder, self.rng.u8(..8) > 0);
+        let (mut of, is_winners) = (claim_id, self.rng.u8(..8) > 0);
         if let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
             && is_winners
         {
@@ -152,17 +152,17 @@ impl Run {
         let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
         let verb = match self.rng.u8(..10) {
             _ if is_heartbeat || is_renewal => Verb::Renew,
-            what if is_of_another => self.verb_of_another(what, (holder, term), at),
-            at if is_of_run => Verb::Ask(match at {
-                0..4 => Question::Recall { of },
-                _ => Question::Save {
+            what if is_of_another => self.verb_of_another(what, (claim_id, term), at),
+            at if is_of_run => Verb::Call(match at {
+                0..4 => Call::Recall { of },
+                _ => Call::Save {
                     of,
                     seq: self.rng.u64(0..4),
                 },
             }),
             0..4 => {
                 if self.rng.u8(..8) > 0 {
-                    (holder, term) = self.fresh(at);
+                    (claim_id, term) = self.fresh(at);
                 }
                 let patient = if self.kind == Kind::Job { 4 } else { 2 };
                 Verb::Claim {
@@ -173,34 +173,34 @@ impl Run {
             6 if self.kind == Kind::Job => Verb::Finish {
                 well: self.rng.bool(),
             },
-            7 if self.kind == Kind::Job && self.rng.u8(..4) > 0 => Verb::Ask(match self.rng.u8(..20) {
-                0..4 => Question::Reset,
-                8..10 => Question::Verify { of },
-                10..13 => Question::Recall { of },
-                13.. => Question::Save {
+            7 if self.kind == Kind::Job && self.rng.u8(..4) > 0 => Verb::Call(match self.rng.u8(..20) {
+                0..4 => Call::Reset,
+                8..10 => Call::Verify { of },
+                10..13 => Call::Recall { of },
+                13.. => Call::Save {
                     of,
                     seq: self.rng.u64(0..4),
                 },
-                _ => Question::Open {
+                _ => Call::Open {
                     within_ms: [0, 3, 5_000, 1 << 40, u64::MAX][self.rng.usize(..5)],
                     fingerprint: [0, 7, u64::MAX][self.rng.usize(..3)],
-                    over: self.marks[&holder].filter(|_| self.rng.bool()),
+                    over: self.marks[&claim_id].filter(|_| self.rng.bool()),
                 },
             }),
             6..9 if self.readers == 0 || self.rng.u8(..3) > 0 => Verb::Leave,
-            6 | 7 => self.pass(at, (holder, term), Some(Mode::Read)),
-            _ if self.kind == Kind::Semaphore => Verb::Ask(Question::InUse),
+            6 | 7 => self.pass(at, (claim_id, term), Some(Mode::Read)),
+            _ if self.kind == Kind::Semaphore => Verb::Call(Call::InUse),
             _ => {
                 self.next += 1;
-                let to = Holder {
+                let to = ClaimId {
                     claim: ClaimNumber(self.next),
-                    ..holder
+                    ..claim_id
                 };
                 self.claims[at].push((to, term));
-                self.marks.insert(to, self.marks[&holder]);
+                self.marks.insert(to, self.marks[&claim_id]);
                 let mode = self.draw_mode();
                 self.modes.insert(to, mode);
-                if sharing.contains(&holder) {
+                if sharing.contains(&claim_id) {
                     self.saw("shared yielded");
                 }
                 Verb::Yield { to }
@@ -209,7 +209,7 @@ impl Run {
         // A yield carries the mode in which the node goes on.
         let of = match verb {
             Verb::Yield { to } | Verb::Pass { to } => to,
-            _ => holder,
+            _ => claim_id,
         };
         // A claim has one length for life.
         if let Verb::Pass { to } = verb
@@ -218,26 +218,26 @@ impl Run {
             term = claim.1;
         }
         let mark_of = match verb {
-            Verb::Ask(question) => question.of().unwrap_or(holder),
-            _ => holder,
+            Verb::Call(call) => call.of().unwrap_or(claim_id),
+            _ => claim_id,
         };
         Request {
             name: self.names[at].clone(),
-            holder,
+            claim_id,
             term,
             mode: self.modes.get(&of).copied().unwrap_or_default(),
             turn: self.turn(at),
-            data: matches!(verb, Verb::Ask(Question::Save { .. })).then(|| self.data()),
+            data: matches!(verb, Verb::Call(Call::Save { .. })).then(|| self.data()),
             mark: self.marks[&mark_of],
             verb,
         }
     }
 
     /// What is asked about an owner that is no claim of the asker's.
-    pub(super) fn verb_of_another(&mut self, what: u8, of: (Holder, LeaseTimes), place: usize) -> Verb {
+    pub(super) fn verb_of_another(&mut self, what: u8, of: (ClaimId, LeaseTimes), place: usize) -> Verb {
         match what {
-            0..2 => Verb::Ask(Question::Extend { of: of.0 }),
-            2 => Verb::Ask(Question::Release {
+            0..2 => Verb::Call(Call::Extend { of: of.0 }),
+            2 => Verb::Call(Call::Release {
                 of: of.0,
                 repeats: false,
             }),
@@ -249,12 +249,12 @@ impl Run {
     pub(super) fn pass(
         &mut self,
         at: usize,
-        (holder, term): (Holder, LeaseTimes),
+        (claim_id, term): (ClaimId, LeaseTimes),
         mode: Option<Mode>,
     ) -> Verb {
         let us = self.now() * 1000;
         let shares = self.ledger.shares(&self.names[at], us);
-        let mut owners: Vec<Holder> = shares.map(|share| share.holder).collect();
+        let mut owners: Vec<ClaimId> = shares.map(|share| share.claim_id).collect();
         if let Some(record) = self.ledger.record(&self.names[at], 0)
             && let RecordOwner::Claim(owner, _) = record.owner
         {
@@ -266,9 +266,9 @@ impl Run {
         {
             return Verb::Pass { to };
         }
-        let same = self.modes.get(&holder).copied().unwrap_or_default();
+        let same = self.modes.get(&claim_id).copied().unwrap_or_default();
         self.next += 1;
-        let to = self::holder(self.rng.u128(1..=NODES), self.next);
+        let to = self::claim_id(self.rng.u128(1..=NODES), self.next);
         self.claims[at].push((to, term));
         self.marks.insert(to, None);
         let other = self.rng.u8(..8) == 0;
@@ -278,26 +278,26 @@ impl Run {
     }
 
     /// After the tick that was granted last, or another, or as it comes.
-    pub(super) fn turn(&mut self, at: usize) -> Turn {
+    pub(super) fn turn(&mut self, at: usize) -> WhenBehind {
         if self.kind != Kind::Job {
-            return Turn::Skip;
+            return WhenBehind::Skip;
         }
         let job = self.ledger.job(&self.names[at]);
         let of = |tick: Option<TickTime>| tick.map_or(0, |tick| tick.0);
         let (mark, skipped) = job.map_or((0, 0), |job| (of(job.mark), of(job.skipped)));
         match self.rng.u8(..9) {
-            0..2 => Turn::Queue,
-            2..4 => Turn::After(TickTime(mark)),
-            4 => Turn::After(TickTime(mark.saturating_sub(1))),
-            5 => Turn::After(TickTime(skipped)),
-            _ => Turn::Skip,
+            0..2 => WhenBehind::Queue,
+            2..4 => WhenBehind::After(TickTime(mark)),
+            4 => WhenBehind::After(TickTime(mark.saturating_sub(1))),
+            5 => WhenBehind::After(TickTime(skipped)),
+            _ => WhenBehind::Skip,
         }
     }
 
     /// Every sign may be in it, and it may be empty.
-    pub(super) fn data(&mut self) -> Checkpoint {
+    pub(super) fn data(&mut self) -> Payload {
         let texts = ["", ":", "=", "3:x:", "\0\n\r%s", "a longer one"];
-        Checkpoint(texts[self.rng.usize(..texts.len())].as_bytes().into())
+        Payload(texts[self.rng.usize(..texts.len())].as_bytes().into())
     }
 
     /// Claims what is free and leaves what is owned, but for a few in a hundred.
@@ -310,13 +310,13 @@ impl Run {
                 _ => CLAIM,
             };
             let request = self.request(at);
-            let holder = request.holder;
+            let claim_id = request.claim_id;
             // As this claim had them for its whole life, and not whoever it would have been passed to.
-            let known = self.claims[at].iter().find(|claim| claim.0 == holder);
+            let known = self.claims[at].iter().find(|claim| claim.0 == claim_id);
             return Request {
                 verb,
                 term: known.map_or(request.term, |claim| claim.1),
-                mode: self.modes.get(&holder).copied().unwrap_or_default(),
+                mode: self.modes.get(&claim_id).copied().unwrap_or_default(),
                 ..request
             };
         }
@@ -326,23 +326,23 @@ impl Run {
             _ => None,
         });
         let reader = self.ledger.shares(&self.names[at], 0).next();
-        let owner = owner.or(reader.map(|share| share.holder));
+        let owner = owner.or(reader.map(|share| share.claim_id));
         let owner = owner.and_then(|owner| self.claims[at].iter().find(|claim| claim.0 == owner).copied());
         self.saw("quiet");
-        let ((holder, term), verb) = match owner {
+        let ((claim_id, term), verb) = match owner {
             Some(owner) => (owner, Verb::Leave),
             None => (self.fresh(at), CLAIM),
         };
-        self.plain(at, (holder, term), verb)
+        self.plain(at, (claim_id, term), verb)
     }
 
     /// Of no job, with the mode that its holder has for life.
-    fn plain(&self, at: usize, (holder, term): (Holder, LeaseTimes), verb: Verb) -> Request {
+    fn plain(&self, at: usize, (claim_id, term): (ClaimId, LeaseTimes), verb: Verb) -> Request {
         Request {
             name: self.names[at].clone(),
-            holder,
+            claim_id,
             term,
-            mode: self.modes.get(&holder).copied().unwrap_or_default(),
+            mode: self.modes.get(&claim_id).copied().unwrap_or_default(),
             turn: Default::default(),
             data: None,
             mark: None,
@@ -354,15 +354,15 @@ impl Run {
     pub(super) fn claim_together(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
         let known = known.filter(|_| self.rng.u8(..16) == 0);
-        let (holder, term) = known.unwrap_or_else(|| self.fresh(at));
+        let (claim_id, term) = known.unwrap_or_else(|| self.fresh(at));
         // Else hardly ever all can be had. Who is known has a mode for life.
         if known.is_none()
             && self.readers > 0
             && self.ledger.shares(&self.names[at], 0).next().is_some()
             && self.rng.u8(..4) > 0
         {
-            self.modes.insert(holder, Mode::Read);
+            self.modes.insert(claim_id, Mode::Read);
         }
-        self.plain(at, (holder, term), CLAIM)
+        self.plain(at, (claim_id, term), CLAIM)
     }
 }

@@ -5,14 +5,14 @@ use std::collections::{HashMap, VecDeque};
 
 use tenure::protocol::ledger::{Branch, Proclaimed, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Checkpoint, GrantNumber, Holder, InboxEvent, Kind, LeaderReport, LeaseTimes, NodeId, Push,
-    Question, Reply, Request, Rule, Verb,
+    Batch, Call, ClaimId, GrantNumber, InboxEvent, Kind, LeaderReport, LeaseTimes, NodeId, Payload, Push,
+    Reply, Request, Rule, Verb, Version,
 };
 
 use super::steps::Steps;
 use super::{LEASES, LONG_MS, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
-use crate::tools::holder;
+use crate::tools::claim_id;
 
 /// Few, so that much happens to each.
 const ELECTIONS: usize = 5;
@@ -75,7 +75,7 @@ struct Run {
     /// Records and queues are as those of locks.
     base: super::Run,
     /// What was told of each election, the latest last.
-    versions: [VecDeque<GrantNumber>; ELECTIONS],
+    versions: [VecDeque<Version>; ELECTIONS],
 }
 
 impl Run {
@@ -100,9 +100,9 @@ impl Run {
         }
     }
 
-    fn owner(&self, at: usize) -> Option<(Holder, GrantNumber)> {
+    fn owner(&self, at: usize) -> Option<(ClaimId, GrantNumber)> {
         match self.base.ledger.record(&self.base.names[at], 0)?.owner {
-            RecordOwner::Claim(holder, number) => Some((holder, number)),
+            RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         }
     }
@@ -112,8 +112,8 @@ impl Run {
     }
 
     /// One that was there before, mostly who leads, or somebody new.
-    fn claim(&mut self, at: usize) -> (Holder, LeaseTimes) {
-        let leads = self.owner(at).map(|(holder, _)| holder);
+    fn claim(&mut self, at: usize) -> (ClaimId, LeaseTimes) {
+        let leads = self.owner(at).map(|(claim_id, _)| claim_id);
         let claims = &self.base.claims[at];
         let leader = claims.iter().find(|claim| Some(claim.0) == leads).copied();
         let rng = &mut self.base.rng;
@@ -126,7 +126,7 @@ impl Run {
     }
 
     /// Whose time is over and who stands there still, if anybody: else hardly one of them asks.
-    fn dead(&mut self, at: usize) -> Option<(Holder, LeaseTimes)> {
+    fn dead(&mut self, at: usize) -> Option<(ClaimId, LeaseTimes)> {
         let now = self.base.now();
         let name = &self.base.names[at];
         let mut entries = self.base.ledger.entries();
@@ -135,41 +135,41 @@ impl Run {
     }
 
     fn request(&mut self, at: usize) -> Request {
-        let (mut holder, mut term) = self.claim(at);
+        let (mut claim_id, mut term) = self.claim(at);
         if let Some(dead) = self.dead(at)
             && self.base.rng.u8(..4) == 0
         {
-            (holder, term) = dead;
+            (claim_id, term) = dead;
         }
         let mut data = None;
         let verb = match self.base.rng.u8(..20) {
             0..6 => {
                 if self.base.rng.u8(..8) > 0 {
-                    (holder, term) = self.base.fresh(at);
+                    (claim_id, term) = self.base.fresh(at);
                 }
                 let wait = self.base.rng.u8(..3) > 0;
                 Verb::Claim { wait }
             }
             6..9 => Verb::Renew,
             9 | 10 => Verb::Leave,
-            question => {
+            call => {
                 // Whoever asks is nobody's claim.
-                let (of, known) = (holder, term);
-                (holder, term) = self.asker();
-                Verb::Ask(match question {
+                let (of, known) = (claim_id, term);
+                (claim_id, term) = self.asker();
+                Verb::Call(match call {
                     11 => {
                         // A claim has one length for life.
                         term = known;
                         let repeats = self.base.rng.bool();
-                        Question::Release { of, repeats }
+                        Call::Release { of, repeats }
                     }
-                    12..16 => Question::Leader {
+                    12..16 => Call::Leader {
                         known: self.known(at),
                     },
                     _ => {
                         data = Some(self.said());
                         let of = self.next(at).unwrap_or(of);
-                        Question::Proclaim {
+                        Call::Proclaim {
                             of,
                             seq: self.seq(at),
                         }
@@ -179,7 +179,7 @@ impl Run {
         };
         Request {
             name: self.base.names[at].clone(),
-            holder,
+            claim_id,
             term,
             mode: Default::default(),
             turn: Default::default(),
@@ -190,34 +190,34 @@ impl Run {
     }
 
     /// Who is first of those who wait for nobody, now and then: else hardly ever who is about to lead proclaims something.
-    fn next(&mut self, at: usize) -> Option<Holder> {
+    fn next(&mut self, at: usize) -> Option<ClaimId> {
         let name = &self.base.names[at];
         let is_free = self.base.ledger.record(name, 0).is_none();
         let first = self.base.ledger.waiters(name).first().copied();
         first.filter(|_| is_free && self.base.rng.bool())
     }
 
-    fn asker(&mut self) -> (Holder, LeaseTimes) {
+    fn asker(&mut self) -> (ClaimId, LeaseTimes) {
         self.base.next += 1;
         let lease_ms = LEASES[self.base.rng.usize(..LEASES.len())];
         let term = LeaseTimes {
             lease_ms,
             margin_ms: lease_ms / 10,
         };
-        (holder(self.base.rng.u128(1..=NODES), self.base.next), term)
+        (claim_id(self.base.rng.u128(1..=NODES), self.base.next), term)
     }
 
     /// What the asker knows: mostly what there is.
-    fn known(&mut self, at: usize) -> Option<GrantNumber> {
-        let number = self.owner(at).map(|(_, number)| number);
+    fn known(&mut self, at: usize) -> Option<Version> {
+        let number = self.owner(at).map(|(_, number)| Version(number.0));
         let version = self.proclaimed(at).map(|proclaimed| proclaimed.version);
         let old = self.base.rng.choice(&self.versions[at]).copied();
         match self.base.rng.u8(..10) {
             0 => None,
-            1 => Some(GrantNumber(0)),
+            1 => Some(Version(0)),
             2 => number,
             3 => old,
-            _ => Some(version.or(number).unwrap_or(GrantNumber(0))),
+            _ => Some(version.or(number).unwrap_or(Version(0))),
         }
     }
 
@@ -233,13 +233,13 @@ impl Run {
         }
     }
 
-    fn said(&mut self) -> Checkpoint {
+    fn said(&mut self) -> Payload {
         if self.base.rng.bool() {
             return self.base.data();
         }
         let length = self.base.rng.usize(..20);
         let bytes = (0..length).map(|_| self.base.rng.u8(..));
-        Checkpoint(bytes.collect())
+        Payload(bytes.collect())
     }
 
     async fn batch(&mut self, step: u64) {
@@ -272,13 +272,13 @@ impl Run {
                 "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
             );
             self.note(*at, real);
-            if let (Verb::Ask(Question::Proclaim { of, seq }), Reply::Done) = (request.verb, real) {
+            if let (Verb::Call(Call::Proclaim { of, seq }), Reply::Done) = (request.verb, real) {
                 let kept = self.proclaimed(*at);
                 assert!(
                     kept.is_some_and(|kept| kept.seq >= seq),
                     "step {step}: it is not proclaimed"
                 );
-                let was_next = |push: &Push| matches!(push, Push::Granted(grant) if grant.holder == of);
+                let was_next = |push: &Push| matches!(push, Push::Granted(grant) if grant.claim_id == of);
                 if pushes.iter().any(was_next) {
                     self.base.saw("proclaimed by who was next");
                 }
@@ -309,7 +309,7 @@ impl Run {
     /// What was answered.
     fn note(&mut self, at: usize, reply: &Reply) {
         let version = match reply {
-            Reply::Granted(number) => Some(*number),
+            Reply::Granted(number) => Some(Version(number.0)),
             Reply::Leader(Some(report)) => Some(report.version),
             _ => None,
         };
@@ -323,7 +323,7 @@ impl Run {
             Reply::Leader(None) => "nobody leads",
             Reply::Leader(Some(LeaderReport { said: None, .. })) => "leads",
             Reply::Leader(Some(_)) => "leads and proclaimed",
-            Reply::Watching(GrantNumber(0)) => "watches nobody",
+            Reply::Watching(Version(0)) => "watches nobody",
             Reply::Watching(_) if says => "watches what is proclaimed",
             Reply::Watching(_) => "watches who leads",
             other => super::word(other),
@@ -338,7 +338,7 @@ impl Run {
             self.base.saw(match (push, verb) {
                 (Push::Granted(_), _) => "grant pushed",
                 (Push::Changed(..), Verb::Leave) => "news of a leave",
-                (Push::Changed(..), Verb::Ask(Question::Proclaim { .. })) => "news of what is proclaimed",
+                (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of what is proclaimed",
                 (Push::Changed(..), _) => "news of an act",
             });
         }
@@ -392,9 +392,9 @@ impl Run {
         };
         let real = Some(&fields).filter(is_of_leader).map(|fields| Proclaimed {
             number: GrantNumber(number(&fields["number"])),
-            version: GrantNumber(number(&fields["version"])),
+            version: Version(number(&fields["version"])),
             seq: number(&fields["seq"]),
-            said: Checkpoint(fields["said"].as_slice().into()),
+            said: Payload(fields["said"].as_slice().into()),
         });
         let model = self.proclaimed(at);
         assert_eq!(real, model, "step {step}: what is proclaimed");

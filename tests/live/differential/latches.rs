@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Called, Checkpoint, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Question, Reply, Request,
-    Rule, Verb,
+    Batch, Call, Called, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Payload, Reply, Request, Rule,
+    Verb, Version,
 };
 use tenure::store::Link;
 use tenure::store::redis::RedisStore;
@@ -14,7 +14,7 @@ use tenure::store::redis::RedisStore;
 use super::steps::Steps;
 use super::{LEASES, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
-use crate::tools::{Inbox, connect, holder, store};
+use crate::tools::{Inbox, claim_id, connect, store};
 
 /// Lives, and what is taken of them. Minutes, so that the few seconds of a run decide nothing.
 const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
@@ -118,7 +118,7 @@ impl Run {
             since,
             until: since.max(around[self.rng.usize(..6)]),
             repeats: self.rng.bool(),
-            of: of.map(|of| GrantNumber(of.max(1))),
+            of: of.map(|of| Version(of.max(1))),
         }
     }
 
@@ -126,38 +126,38 @@ impl Run {
         let latch = self.ledger.latch(&self.names[at], now_us);
         let generation = latch.map_or(1, |latch| latch.generation.0);
         let called = self.called(generation);
-        let question = match self.rng.u8(..16) {
-            0..5 => Question::SetCount {
+        let call = match self.rng.u8(..16) {
+            0..5 => Call::SetCount {
                 count: self.rng.u32(1..=3),
                 life_ms: LIVES[self.rng.usize(..LIVES.len())],
             },
-            5..11 => Question::CountDown { called },
-            11 => Question::Count,
-            _ => Question::Zero {
+            5..11 => Call::CountDown { called },
+            11 => Call::Count,
+            _ => Call::Zero {
                 of: match self.rng.u8(..8) {
-                    0 | 1 => Some(GrantNumber(generation.saturating_sub(1).max(1))),
-                    2 => Some(GrantNumber(generation + 1)),
-                    3 | 4 => Some(GrantNumber(generation)),
+                    0 | 1 => Some(Version(generation.saturating_sub(1).max(1))),
+                    2 => Some(Version(generation + 1)),
+                    3 | 4 => Some(Version(generation)),
                     _ => None,
                 },
             },
         };
-        let has_id = matches!(question, Question::SetCount { .. } | Question::CountDown { .. });
+        let has_id = matches!(call, Call::SetCount { .. } | Call::CountDown { .. });
         let id = IDS[self.rng.usize(..IDS.len())];
         let lease_ms = LEASES[self.rng.usize(..LEASES.len())];
         self.claims += 1;
         Request {
             name: self.names[at].clone(),
-            holder: holder(self.rng.u128(1..=NODES), self.claims),
+            claim_id: claim_id(self.rng.u128(1..=NODES), self.claims),
             term: LeaseTimes {
                 lease_ms,
                 margin_ms: lease_ms / 10,
             },
             mode: Default::default(),
             turn: Default::default(),
-            data: has_id.then(|| Checkpoint(id.into())),
+            data: has_id.then(|| Payload(id.into())),
             mark: None,
-            verb: Verb::Ask(question),
+            verb: Verb::Call(call),
         }
     }
 

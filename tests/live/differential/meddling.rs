@@ -177,11 +177,11 @@ impl Run {
         let _: f64 = redis::cmd("ZINCRBY")
             .arg(record)
             .arg(-(LONG_MS as i64))
-            .arg(format!("h{}:{permits}", dead.holder))
+            .arg(format!("h{}:{permits}", dead.claim_id))
             .query(&mut self.client)
             .unwrap();
-        self.ledger.age(&self.names[at], dead.holder, LONG_MS);
-        let left = shares.iter().filter(|share| share.holder != dead.holder);
+        self.ledger.age(&self.names[at], dead.claim_id, LONG_MS);
+        let left = shares.iter().filter(|share| share.claim_id != dead.claim_id);
         if let Some(last) = left.map(|share| share.expires).max() {
             let _: i64 = redis::cmd("PEXPIREAT")
                 .arg(record)
@@ -194,19 +194,19 @@ impl Run {
 
     /// A node of before the readers hands over to a reader as it does to a writer.
     pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
-        let (holder, term) = self.fresh(at);
-        self.modes.insert(holder, Mode::Read);
+        let (claim_id, term) = self.fresh(at);
+        self.modes.insert(claim_id, Mode::Read);
         self.last += 1;
         let ms = term.hold_ms();
         let () = redis::cmd("SET")
             .arg(record)
-            .arg(format!("{holder}:{}", self.last))
+            .arg(format!("{claim_id}:{}", self.last))
             .arg("PX")
             .arg(ms)
             .query(&mut self.client)
             .unwrap();
         let owned = Record {
-            owner: RecordOwner::Claim(holder, GrantNumber(self.last)),
+            owner: RecordOwner::Claim(claim_id, GrantNumber(self.last)),
             expires: Some(self.now() + ms),
         };
         self.ledger.overwrite(&self.names[at], Some(owned));

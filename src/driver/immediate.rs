@@ -15,7 +15,7 @@ use crate::protocol::message::BatchReply;
 use crate::protocol::session::Session;
 use crate::protocol::session::step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
-use crate::store::{AtOnce, ServerId, Sink};
+use crate::store::{Immediate, ServerId, Sink};
 
 /// So many rounds a caller makes for others; then their drivers take over.
 const ROUNDS: usize = 16;
@@ -70,7 +70,7 @@ impl Node {
 
     /// Takes in what was pushed, and asks the store what waits to be asked.
     fn exchange_once(self: &Arc<Self>, now: Instant) {
-        let Some(store) = self.servers.at_once() else {
+        let Some(store) = self.servers.immediate() else {
             return;
         };
         if self.is_pushed.load(Ordering::Acquire) {
@@ -92,7 +92,7 @@ impl Node {
     /// Has the store do everything that the session wants done, which leaves what is to be told. Says when that was.
     fn ask(
         self: &Arc<Self>,
-        store: &dyn AtOnce,
+        store: &dyn Immediate,
         session: &mut Session,
         mut now: Instant,
         scratch: &mut Scratch,

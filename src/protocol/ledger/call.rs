@@ -7,15 +7,15 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::Saved;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Checkpoint, JobReport, Question, Reply};
+use crate::protocol::message::{Call, JobReport, Payload, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    pub(crate) fn answer(&mut self, question: Question, data: Option<&Checkpoint>) -> Reply {
-        let lost = self.mend(question);
+    pub(crate) fn answer(&mut self, call: Call, data: Option<&Payload>) -> Reply {
+        let lost = self.mend(call);
         // As every verb does. Whoever asks is never whom it is handed to.
         self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
-        let owned = question.of().is_some_and(|of| self.owned_by(of).is_some());
+        let owned = call.of().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {
             // Whoever has it as no claim of ours has all of it.
             let is_ours = self.state.record.is_none();
@@ -31,30 +31,30 @@ impl<P: Plant> Transaction<'_, P> {
             lost,
             ..JobReport::default()
         };
-        match question {
-            Question::Open {
+        match call {
+            Call::Open {
                 within_ms,
                 fingerprint,
                 ..
             } => self.open(&mut report, within_ms, fingerprint),
-            Question::Reset if report.ahead_ms > 0 => {
+            Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
             }
-            Question::Reset
-            | Question::InUse
-            | Question::Extend { .. }
-            | Question::Release { .. }
-            | Question::SetCount { .. }
-            | Question::CountDown { .. }
-            | Question::Count
-            | Question::Zero { .. }
-            | Question::Leader { .. }
-            | Question::Proclaim { .. } => {}
-            Question::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
-            Question::Verify { .. } => {}
-            Question::Recall { .. } => self.recall(&mut report),
-            Question::Save { seq, .. } => self.save(&report, seq, data),
+            Call::Reset
+            | Call::InUse
+            | Call::Extend { .. }
+            | Call::Release { .. }
+            | Call::SetCount { .. }
+            | Call::CountDown { .. }
+            | Call::Count
+            | Call::Zero { .. }
+            | Call::Leader { .. }
+            | Call::Proclaim { .. } => {}
+            Call::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
+            Call::Verify { .. } => {}
+            Call::Recall { .. } => self.recall(&mut report),
+            Call::Save { seq, .. } => self.save(&report, seq, data),
         }
         Reply::Report(Box::new(report))
     }
@@ -93,7 +93,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// In one step with the look at who owns it: a run that was lost leaves nothing.
-    fn save(&mut self, report: &JobReport, seq: u64, data: Option<&Checkpoint>) {
+    fn save(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
         let by_anyone = self.planted(Flaw::CheckpointOfLoser);
         let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
             return;
@@ -119,8 +119,8 @@ impl<P: Plant> Transaction<'_, P> {
     /// Whoever was told that a tick is over was told so for ever. A store that knows the job, and would grant that tick, came
     /// back with an older copy of what it had acknowledged. It believes the asker before anybody is granted such a tick, and
     /// says whether that was so. One that knows nothing of the job may have been told to forget it.
-    fn mend(&mut self, question: Question) -> bool {
-        let Question::Open { over, .. } = question else {
+    fn mend(&mut self, call: Call) -> bool {
+        let Call::Open { over, .. } = call else {
             return false;
         };
         let now = self.date_ms;

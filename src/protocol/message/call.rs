@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::protocol::message::names::{GrantNumber, Holder, NodeId, TickTime};
+use crate::protocol::message::names::{ClaimId, GrantNumber, NodeId, TickTime, Version};
 
 /// What is asked of a job, a semaphore, a latch, an election or another's lease without a wish for one. It makes no claim, and may be asked
 /// again at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
+pub enum Call {
     /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
     Open {
         /// So old at most, in milliseconds.
@@ -25,17 +25,17 @@ pub enum Question {
     /// Whether this claim owns the job, for the tick of the request.
     Verify {
         /// Whose run it is.
-        of: Holder,
+        of: ClaimId,
     },
     /// The same, and what the runs of the tick have left, if it does.
     Recall {
         /// Whose run it is.
-        of: Holder,
+        of: ClaimId,
     },
     /// The same, and keep the request's data for whoever runs the tick next, if it does.
     Save {
         /// Whose run it is.
-        of: Holder,
+        of: ClaimId,
         /// Grows within a run. One that comes behind a later one of the same run changes nothing.
         seq: u64,
     },
@@ -44,12 +44,12 @@ pub enum Question {
     /// Make the lease of this owner last for that of the request, if it would end before.
     Extend {
         /// Whose lease it is.
-        of: Holder,
+        of: ClaimId,
     },
     /// As [`Verb::Leave`](crate::protocol::message::Verb::Leave), for an owner that is no claim of the asker's.
     Release {
         /// Whose lease it is.
-        of: Holder,
+        of: ClaimId,
         /// An earlier request of it may have been executed.
         repeats: bool,
     },
@@ -70,18 +70,18 @@ pub enum Question {
     /// Whether a latch has come to zero. If not, tell the asker's node when it does, for as long as one of its leases.
     Zero {
         /// In this generation; `None`: in the present one.
-        of: Option<GrantNumber>,
+        of: Option<Version>,
     },
     /// Who leads, and what that one proclaimed.
     Leader {
         /// The asker knows this version of it. While there is none later, tell its node when there is, for as long as one of
         /// its leases.
-        known: Option<GrantNumber>,
+        known: Option<Version>,
     },
     /// Tell whoever asks who leads the data of the request, if this claim leads.
     Proclaim {
         /// Whose leadership it is.
-        of: Holder,
+        of: ClaimId,
         /// Grows within a leadership. One that comes behind a later one changes nothing.
         seq: u64,
     },
@@ -101,47 +101,47 @@ pub struct Called {
     /// An earlier request of it may have been executed.
     pub repeats: bool,
     /// The generation that is meant, where the store has named it.
-    pub of: Option<GrantNumber>,
+    pub of: Option<Version>,
 }
 
-impl Question {
+impl Call {
     /// Whose run or lease it is about.
-    pub fn of(self) -> Option<Holder> {
+    pub fn of(self) -> Option<ClaimId> {
         match self {
-            Question::Verify { of }
-            | Question::Recall { of }
-            | Question::Save { of, .. }
-            | Question::Extend { of }
-            | Question::Release { of, .. }
-            | Question::Proclaim { of, .. } => Some(of),
-            Question::Open { .. }
-            | Question::Reset
-            | Question::InUse
-            | Question::SetCount { .. }
-            | Question::CountDown { .. }
-            | Question::Count
-            | Question::Zero { .. }
-            | Question::Leader { .. } => None,
+            Call::Verify { of }
+            | Call::Recall { of }
+            | Call::Save { of, .. }
+            | Call::Extend { of }
+            | Call::Release { of, .. }
+            | Call::Proclaim { of, .. } => Some(of),
+            Call::Open { .. }
+            | Call::Reset
+            | Call::InUse
+            | Call::SetCount { .. }
+            | Call::CountDown { .. }
+            | Call::Count
+            | Call::Zero { .. }
+            | Call::Leader { .. } => None,
         }
     }
 
     /// Whoever asks it may be told of the answer by a push.
     pub fn is_watched(self) -> bool {
-        matches!(self, Question::Zero { .. } | Question::Leader { known: Some(_) })
+        matches!(self, Call::Zero { .. } | Call::Leader { known: Some(_) })
     }
 
     /// The same, by somebody who knows this of what is watched: what is answered is what has changed since.
-    pub(crate) fn knowing(self, version: GrantNumber) -> Self {
+    pub(crate) fn knowing(self, version: Version) -> Self {
         match self {
-            Question::Zero { .. } => Question::Zero { of: Some(version) },
-            Question::Leader { .. } => Question::Leader { known: Some(version) },
+            Call::Zero { .. } => Call::Zero { of: Some(version) },
+            Call::Leader { .. } => Call::Leader { known: Some(version) },
             other => other,
         }
     }
 
     /// The same, asked again when an earlier request of it may have been executed.
     pub(crate) fn repeated(mut self) -> Self {
-        if let Question::Release { repeats, .. } = &mut self {
+        if let Call::Release { repeats, .. } = &mut self {
             *repeats = true;
         } else if let Some(called) = self.called() {
             called.repeats = true;
@@ -152,7 +152,7 @@ impl Question {
     /// When it was called for, if that matters.
     pub(crate) fn called(&mut self) -> Option<&mut Called> {
         match self {
-            Question::CountDown { called } => Some(called),
+            Call::CountDown { called } => Some(called),
             _ => None,
         }
     }
@@ -160,9 +160,9 @@ impl Question {
 
 /// What a run leaves behind for the next run of its tick, or the id of a call. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Checkpoint(pub Arc<[u8]>);
+pub struct Payload(pub Arc<[u8]>);
 
-impl fmt::Debug for Checkpoint {
+impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Checkpoint({} bytes)", self.0.len())
     }
@@ -178,7 +178,7 @@ pub enum LatchReport {
     /// So many count-downs are left; for one that counted, after it.
     Left(u32),
     /// Nothing was done: it was set at about the time of the call, in this generation.
-    SetMeanwhile(GrantNumber),
+    SetMeanwhile(Version),
     /// Nothing was done: the generation that the call was for is over.
     Over,
     /// Nothing was done now. It was set at about the time of the call, and an earlier request may have been executed before
@@ -194,9 +194,9 @@ pub struct LeaderReport {
     /// By which grant.
     pub number: GrantNumber,
     /// Another one is told of another leader, or of something else that it proclaimed.
-    pub version: GrantNumber,
+    pub version: Version,
     /// What it proclaimed, if anything.
-    pub said: Option<Checkpoint>,
+    pub said: Option<Payload>,
 }
 
 /// What a store knows of a job, before it did what was asked.
@@ -221,7 +221,7 @@ pub struct JobReport {
     /// No tick between this one and `mark` was granted. `None` if that is unknown.
     pub after: Option<TickTime>,
     /// What the runs of this tick have left; told to its owner alone.
-    pub saved: Option<Checkpoint>,
+    pub saved: Option<Payload>,
 }
 
 impl JobReport {
