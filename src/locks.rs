@@ -61,7 +61,7 @@ use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, Name, NodeId};
 #[cfg(feature = "scheduler")]
-use crate::protocol::step::Answer;
+use crate::protocol::step::CallAnswer;
 #[cfg(feature = "redis")]
 use crate::protocol::step::InboxState;
 #[cfg(feature = "scheduler")]
@@ -246,7 +246,7 @@ impl Locks {
             &self.handle,
             &name,
             (time, Action::ForgetJob),
-            Answer::try_as_owned,
+            CallAnswer::try_as_owned,
         )
         .await;
         match forgotten {

@@ -9,7 +9,7 @@ use tenure::protocol::key::claim::Holding;
 use tenure::protocol::message::{Call, ClaimId, Fence, Mode, Name, Permits};
 use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{
-    AcquireError, Answer, CallOptions, Input, LockOptions, Outcome, TickRefusal, Ticket,
+    AcquireError, CallAnswer, CallOptions, Input, LockOptions, Outcome, TickRefusal, Ticket,
 };
 use tenure::protocol::time::Instant;
 
@@ -595,7 +595,7 @@ impl World {
     }
 
     /// A call is answered.
-    pub(crate) fn answered(&mut self, slot: usize, ticket: Ticket, answer: &Answer) {
+    pub(crate) fn answered(&mut self, slot: usize, ticket: Ticket, answer: &CallAnswer) {
         let told = if self.setup.history {
             format!("answered: {answer:?}")
         } else {
@@ -603,30 +603,30 @@ impl World {
         };
         let caller = self.expect(slot, ticket, &told, State::may_be_told);
         self.saw(match answer {
-            Answer::Report(_) => Seen::Reported,
-            Answer::InUse(_) => Seen::InUseTold,
-            Answer::Owned(_) => Seen::OwnerAnswered,
-            Answer::Latch(report) => Seen::latch(*report),
-            Answer::Leader(_) => Seen::LeaderAnswered,
-            Answer::Written(_) => Seen::WriteAnswered,
+            CallAnswer::Report(_) => Seen::Reported,
+            CallAnswer::InUse(_) => Seen::InUseTold,
+            CallAnswer::Owned(_) => Seen::OwnerAnswered,
+            CallAnswer::Latch(report) => Seen::latch(*report),
+            CallAnswer::Leader(_) => Seen::LeaderAnswered,
+            CallAnswer::Written(_) => Seen::WriteAnswered,
         });
         self.over(slot, caller);
         let key = self.nodes[slot].callers[caller].key;
         match answer {
-            Answer::Report(report) => self.job_answered(slot, caller, report),
-            Answer::InUse(Some(permits)) if *permits > u64::from(PERMITS) => {
+            CallAnswer::Report(report) => self.job_answered(slot, caller, report),
+            CallAnswer::InUse(Some(permits)) if *permits > u64::from(PERMITS) => {
                 self.wrong(Wrong::TooMany, Some(key), || {
                     format!("told that {permits} are held")
                 });
             }
-            Answer::InUse(_) => {}
-            Answer::Owned(owned) => {
+            CallAnswer::InUse(_) => {}
+            CallAnswer::Owned(owned) => {
                 self.watch_not_adopted(slot, caller, Some(*owned), !owned);
                 self.proclaim_answered(slot, caller, *owned);
             }
-            Answer::Latch(report) => self.latch_answered(slot, caller, *report),
-            Answer::Leader(report) => self.told_who_leads(slot, caller, Some(report.as_ref())),
-            Answer::Written(_) => {}
+            CallAnswer::Latch(report) => self.latch_answered(slot, caller, *report),
+            CallAnswer::Leader(report) => self.told_who_leads(slot, caller, Some(report.as_ref())),
+            CallAnswer::Written(_) => {}
         }
     }
 

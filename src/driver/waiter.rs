@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::driver::events;
 use crate::error::LostCause;
 use crate::protocol::message::Fence;
-use crate::protocol::step::{AcquireError, Answer, Outcome};
+use crate::protocol::step::{AcquireError, CallAnswer, Outcome};
 use crate::protocol::time::Instant;
 
 /// Locks a mutex whose holders do not leave broken state behind when they panic.
@@ -46,7 +46,7 @@ struct State {
 }
 
 /// What the caller of a call is told.
-pub(crate) type Told = Result<Answer, AcquireError>;
+pub(crate) type Told = Result<CallAnswer, AcquireError>;
 
 /// What is to be woken when nothing is locked any more.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::primitives::denial;
 use crate::protocol::message::{Call, LeaseTimes, Name};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, Input, Ticket};
+use crate::protocol::step::{AcquireError, CallAnswer, CallOptions, Input, Ticket};
 use crate::protocol::time::Instant;
 #[cfg(any(feature = "redis", feature = "scheduler"))]
 use crate::protocol::write::Action;
@@ -28,7 +28,7 @@ pub(crate) struct CallFuture<T> {
     since: Instant,
     answer: oneshot::Receiver<Told>,
     is_answered: bool,
-    read: fn(Answer) -> Option<T>,
+    read: fn(CallAnswer) -> Option<T>,
 }
 
 /// Refuses bad input before anything is asked.
@@ -58,7 +58,7 @@ impl<T> CallFuture<T> {
         handle: &Handle,
         name: &Name,
         options: CallOptions,
-        read: fn(Answer) -> Option<T>,
+        read: fn(CallAnswer) -> Option<T>,
     ) -> Self {
         handle.node().note_entry(options.term);
         Self::enter(handle, name, |ticket| Input::Call(ticket, options), read)
@@ -70,7 +70,7 @@ impl<T> CallFuture<T> {
         handle: &Handle,
         name: &Name,
         (lease, action): (Duration, Action),
-        read: fn(Answer) -> Option<T>,
+        read: fn(CallAnswer) -> Option<T>,
     ) -> Self {
         handle.node().note_caller();
         Self::enter(handle, name, |ticket| Input::Act(ticket, lease, action), read)
@@ -80,7 +80,7 @@ impl<T> CallFuture<T> {
         handle: &Handle,
         name: &Name,
         input: impl FnOnce(Ticket) -> Input,
-        read: fn(Answer) -> Option<T>,
+        read: fn(CallAnswer) -> Option<T>,
     ) -> Self {
         let (ticket, answer, since) = handle.node().call(name, input);
         CallFuture {

@@ -16,7 +16,7 @@ use crate::primitives::call::CallFuture;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
-use crate::protocol::step::{Answer, LockOptions};
+use crate::protocol::step::{CallAnswer, LockOptions};
 
 /// What a leader proclaims is no longer than this.
 const LONGEST_VALUE: usize = 64 * 1024;
@@ -291,12 +291,12 @@ impl Election {
         let node_name = self.line.handle.options().node_name.as_deref();
         let data = said(node_name.unwrap_or_default(), value);
         let (line, call) = (&self.line, Call::Proclaim { of, seq });
-        line.ask(call, |call| call.data = Some(data), Answer::try_as_owned)
+        line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
     }
 
     fn asks(&self, known: Option<Version>, rests: bool) -> Result<CallFuture<Option<LeaderReport>>, Error> {
         let (line, call) = (&self.line, Call::Leader { known });
-        line.ask(call, |call| call.rests = rests, Answer::try_as_leader)
+        line.ask(call, |call| call.rests = rests, CallAnswer::try_as_leader)
     }
 }
 

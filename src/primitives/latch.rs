@@ -12,7 +12,7 @@ use crate::primitives::call::CallFuture;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
 use crate::protocol::message::{Call, Called, LatchReport, Payload};
-use crate::protocol::step::Answer;
+use crate::protocol::step::CallAnswer;
 
 /// The most that a latch can be set to.
 const MOST: u32 = 10_000;
@@ -225,7 +225,7 @@ impl Latch {
 
     fn ask(&self, call: Call, data: Option<Payload>) -> Result<CallFuture<LatchReport>, Error> {
         let line = &self.line;
-        line.ask(call, |call| call.data = data, Answer::try_as_latch)
+        line.ask(call, |call| call.data = data, CallAnswer::try_as_latch)
     }
 
     fn unset(&self) -> Error {

@@ -15,7 +15,7 @@ use crate::primitives::guard::{Guard, Lease};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;
 use crate::protocol::message::{Call, Mode, Name};
-use crate::protocol::step::{Answer, CallOptions, LockOptions};
+use crate::protocol::step::{CallAnswer, CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -266,7 +266,7 @@ impl Mutex {
         &self,
         call: Call,
         set: impl FnOnce(&mut CallOptions),
-        read: fn(Answer) -> Option<T>,
+        read: fn(CallAnswer) -> Option<T>,
     ) -> Result<CallFuture<T>, Error> {
         let (handle, name) = (&self.handle, &self.name);
         let mut options = call::check(handle, name, self.options.term, call)?;

@@ -9,7 +9,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, Mode, Permits};
-use crate::protocol::step::Answer;
+use crate::protocol::step::CallAnswer;
 
 /// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
@@ -190,7 +190,7 @@ impl Semaphore {
         let (line, permits) = (&self.line, self.weighing(self.permits));
         check_permits(self.key(), permits)?;
         let mode = Mode::Permits(permits);
-        let asked = line.ask(Call::InUse, |call| call.mode = mode, Answer::try_as_in_use);
+        let asked = line.ask(Call::InUse, |call| call.mode = mode, CallAnswer::try_as_in_use);
         let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))

@@ -9,7 +9,7 @@ use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, JobReport, Name, Payload, TickTime, WhenBehind};
-use crate::protocol::step::{AcquireError, Answer, CallOptions, LockOptions, TickRefusal};
+use crate::protocol::step::{AcquireError, CallAnswer, CallOptions, LockOptions, TickRefusal};
 
 /// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
 /// does not run now.
@@ -47,7 +47,7 @@ pub(crate) async fn ask_about_job(
     call: Call,
 ) -> Result<JobReport, Error> {
     let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let report = line.ask(call, |_| {}, Answer::try_as_report)?.await?;
+    let report = line.ask(call, |_| {}, CallAnswer::try_as_report)?.await?;
     Ok(*report)
 }
 
@@ -66,7 +66,7 @@ pub(crate) async fn ask_about_run(
     let holding = held.holding().ok_or_else(|| held.lost())?;
     let line = Mutex::new(held.handle.clone(), held.name.clone()).lease(lease);
     let set = |call: &mut CallOptions| (call.mark, call.data) = (Some(tick), data);
-    let asked = line.ask(call(holding.claim), set, Answer::try_as_report);
+    let asked = line.ask(call(holding.claim), set, CallAnswer::try_as_report);
     let report = asked?.await?;
     if report.owns && held.is_held() {
         return Ok(*report);

@@ -15,7 +15,7 @@ use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
-use crate::protocol::step::{AcquireError, Answer, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Ticket};
 
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
@@ -155,7 +155,7 @@ impl Transfer {
         self.check_prefix(handle)?;
         let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
         let call = call(self.claim_id);
-        let asked = line.ask(call, |call| call.mode = self.mode, Answer::try_as_owned);
+        let asked = line.ask(call, |call| call.mode = self.mode, CallAnswer::try_as_owned);
         if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 

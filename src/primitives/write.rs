@@ -11,7 +11,7 @@ use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::held::Held;
 use crate::protocol::message::WriteAnswer;
-use crate::protocol::step::{Answer, Input};
+use crate::protocol::step::{CallAnswer, Input};
 use crate::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 /// The most words of one command: its name, its keys and its arguments. A call in Lua has room for no more.
@@ -225,7 +225,14 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     }
     let (leases, shortest) = begin(held).ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
     let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
-    match CallFuture::once(handle, &held[0].name, (shortest, write), Answer::try_as_written).await {
+    match CallFuture::once(
+        handle,
+        &held[0].name,
+        (shortest, write),
+        CallAnswer::try_as_written,
+    )
+    .await
+    {
         Ok(WriteAnswer::Done(reply)) => Ok(*reply),
         Ok(WriteAnswer::Failed(said)) => Err(Error::Failed { key: key(), said }),
         Ok(WriteAnswer::NotCurrent(places)) => {

@@ -216,7 +216,7 @@ pub enum Effect {
     /// The caller holds the lock now.
     Granted(Ticket, Fence),
     /// The answer to a call.
-    Answered(Ticket, Answer),
+    Answered(Ticket, CallAnswer),
     /// The caller gets no lock, or its call no answer.
     Denied(Ticket, AcquireError),
     /// The holder has held it for as long as it may. It is renewed no more, and lost when what is left is over.
@@ -326,7 +326,7 @@ pub enum AcquireError {
 
 /// The answer to a call.
 #[derive(Debug, Clone, EnumTryAs)]
-pub enum Answer {
+pub enum CallAnswer {
     /// What the store knows of a job.
     Report(Box<JobReport>),
     /// How many permits are held; `None` for all.
@@ -341,19 +341,19 @@ pub enum Answer {
     Written(WriteAnswer),
 }
 
-impl Answer {
+impl CallAnswer {
     /// Returns the answer that a reply is, if it is one. `repeats`: an earlier request may have been executed.
-    pub(crate) fn from_reply(reply: Reply, repeats: bool) -> Option<Answer> {
+    pub(crate) fn from_reply(reply: Reply, repeats: bool) -> Option<CallAnswer> {
         match reply {
-            Reply::Report(report) => Some(Answer::Report(report)),
-            Reply::InUse(permits) => Some(Answer::InUse(permits)),
-            Reply::Latch(report) => Some(Answer::Latch(report)),
-            Reply::Leader(report) => Some(Answer::Leader(report)),
-            Reply::Done => Some(Answer::Owned(true)),
-            Reply::Written(answer) => Some(Answer::Written(answer)),
+            Reply::Report(report) => Some(CallAnswer::Report(report)),
+            Reply::InUse(permits) => Some(CallAnswer::InUse(permits)),
+            Reply::Latch(report) => Some(CallAnswer::Latch(report)),
+            Reply::Leader(report) => Some(CallAnswer::Leader(report)),
+            Reply::Done => Some(CallAnswer::Owned(true)),
+            Reply::Written(answer) => Some(CallAnswer::Written(answer)),
             // "Not there" may be the work of the first request.
-            Reply::NotThere => Some(Answer::Owned(repeats)),
-            Reply::Gone => Some(Answer::Owned(false)),
+            Reply::NotThere => Some(CallAnswer::Owned(repeats)),
+            Reply::Gone => Some(CallAnswer::Owned(false)),
             // No store gives another one to a call, unless it is late.
             _ => None,
         }

@@ -11,7 +11,7 @@ use tenure::protocol::message::{
     Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::step::{
-    AcquireError, Answer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
+    AcquireError, CallAnswer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
 };
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
@@ -225,7 +225,7 @@ impl Machine {
     }
 
     /// The answer to a call.
-    pub(crate) fn told(&self, of: Ticket) -> Option<&Answer> {
+    pub(crate) fn told(&self, of: Ticket) -> Option<&CallAnswer> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Answered(ticket, answer) if *ticket == of => Some(answer),
             _ => None,

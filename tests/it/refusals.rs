@@ -6,7 +6,7 @@ use tenure::protocol::message::{
     Reply, Unanswered, Verb,
 };
 use tenure::protocol::step::{
-    AcquireError, Answer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
+    AcquireError, CallAnswer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
 };
 use tenure::{Error, Guard, Key, Locks, TransferError};
 
@@ -137,7 +137,7 @@ fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
     machine.answer(Reply::Latch(LatchReport::Left(2)));
     assert!(matches!(
         machine.told(ticket),
-        Some(Answer::Latch(LatchReport::Left(2)))
+        Some(CallAnswer::Latch(LatchReport::Left(2)))
     ));
     let (mut machine, ticket) = called(call);
     machine.close();

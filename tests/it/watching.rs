@@ -2,7 +2,7 @@
 
 use tenure::Key;
 use tenure::protocol::message::{Call, Called, LatchReport, Name, Reply, Unanswered, Verb, Version};
-use tenure::protocol::step::{AcquireError, Answer, CallOptions, InboxState, Input, Rules, Ticket};
+use tenure::protocol::step::{AcquireError, CallAnswer, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::help::ms;
 use crate::machine::{Machine, asks};
@@ -28,7 +28,10 @@ fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
 }
 
 fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
-    matches!(machine.told(ticket), Some(Answer::Latch(LatchReport::Left(0))))
+    matches!(
+        machine.told(ticket),
+        Some(CallAnswer::Latch(LatchReport::Left(0)))
+    )
 }
 
 /// What was asked last.
@@ -206,7 +209,7 @@ fn who_rests_before_it_watches_asks_then() {
     assert!(pause >= ms(300) && pause <= ms(334), "{pause:?}");
     assert_eq!(machine.sends(), 1, "nothing else would make it ask");
     machine.answer(Reply::Leader(None));
-    assert!(matches!(machine.told(ticket), Some(Answer::Leader(None))));
+    assert!(matches!(machine.told(ticket), Some(CallAnswer::Leader(None))));
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }
 

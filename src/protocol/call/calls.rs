@@ -7,7 +7,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
 use crate::protocol::step::{
-    AcquireError, Answer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
+    AcquireError, CallAnswer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
@@ -242,7 +242,7 @@ impl<P: Plant> Calls<P> {
             return self.nothing_new(cx, at, version, sent);
         }
         let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
-        let Some(answer) = Answer::from_reply(reply, repeats) else {
+        let Some(answer) = CallAnswer::from_reply(reply, repeats) else {
             let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
             return self.failed(cx, at, failing);
         };

@@ -1,4 +1,4 @@
-//! The calls of one key: they ask or act, and are never granted. A call has one typed [answer](crate::protocol::step::Answer).
+//! The calls of one key: they ask or act, and are never granted. A call has one typed [answer](crate::protocol::step::CallAnswer).
 //!
 //! These calls are *repeated*: a request without an answer is sent again under the same id, by which the store recognizes what
 //! it has done. Guarded writes and `forget_job` are *sent once*.

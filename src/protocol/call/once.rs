@@ -12,7 +12,7 @@ use crate::protocol::failing::Failing;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
-use crate::protocol::step::{AcquireError, Answer, Effect, OutgoingAction, Tag, Ticket};
+use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
 use crate::protocol::write::Action;
 
 impl<P: Plant> Calls<P> {
@@ -52,7 +52,7 @@ impl PendingAction {
         let told = match reply {
             Reply::Busy(_) => Err(AcquireError::Busy),
             Reply::Refused(refusal) => Err(AcquireError::Store(StoreError::refused(refusal))),
-            reply => Answer::from_reply(reply, false).ok_or_else(|| {
+            reply => CallAnswer::from_reply(reply, false).ok_or_else(|| {
                 let text = "the store answered another question";
                 AcquireError::Unanswered(StoreError::new(StoreErrorKind::Interrupted, text))
             }),
@@ -70,7 +70,7 @@ impl PendingAction {
         self.tell(cx, Err(denial));
     }
 
-    fn tell(self, cx: &mut StepContext<'_>, told: Result<Answer, AcquireError>) {
+    fn tell(self, cx: &mut StepContext<'_>, told: Result<CallAnswer, AcquireError>) {
         cx.effects.extend(self.caller.map(|ticket| match told {
             Ok(answer) => Effect::Answered(ticket, answer),
             Err(why) => Effect::Denied(ticket, why),
