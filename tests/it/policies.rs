@@ -498,6 +498,8 @@ struct Thread {
     began: Arc<AtomicUsize>,
     told: Arc<AtomicUsize>,
     goes: Arc<AtomicBool>,
+    /// The thread was told to end while it worked.
+    is_told: Arc<AtomicBool>,
 }
 
 impl Thread {
@@ -506,15 +508,18 @@ impl Thread {
             began: Arc::default(),
             told: Arc::default(),
             goes: Arc::new(AtomicBool::new(true)),
+            is_told: Arc::default(),
         }
     }
 
     /// It says whether it was told by then.
     fn work(&self) -> impl Fn(Tick) -> Result<(), &'static str> + Send + Sync + 'static {
         let (began, told, goes) = (self.began.clone(), self.told.clone(), self.goes.clone());
+        let is_told = self.is_told.clone();
         move |tick| {
             began.fetch_add(1, Ordering::SeqCst);
             while goes.load(Ordering::SeqCst) {
+                is_told.fetch_or(tick.check().is_err(), Ordering::SeqCst);
                 std::thread::sleep(ms(2));
             }
             let told = told.fetch_add(usize::from(tick.check().is_err()), Ordering::SeqCst);
@@ -567,7 +572,7 @@ async fn a_blocking_job_that_is_told_to_end_and_does_its_work_is_done() {
     let mut fire = job.run_blocking(thread.work()).unwrap();
     let pursuit = tokio::spawn(fire(id, scheduler));
     until("it began", || thread.began.load(Ordering::SeqCst) == 1).await;
-    sleep(ms(200)).await;
+    until("its time is over", || thread.is_told.load(Ordering::SeqCst)).await;
     thread.goes.store(false, Ordering::SeqCst);
     soon(pursuit).await.unwrap();
     assert_eq!(thread.told.load(Ordering::SeqCst), 1_001, "its time was over");
