@@ -75,8 +75,7 @@ if frees then
     return free
   end
 
-  -- Ends a hand-over that found no waiter. If nobody owns the key then, polling clients can get it, so the poll gap is
-  -- forgotten.
+  -- Ends a hand-over that found no waiter. If the key is free then, polling clients can get it. So the poll gap is forgotten.
   local function no_waiter(i, queue, goes_on)
     if gap and not goes_on and (records[i] or not look(i)) then redis.call('ZREM', queue, 'c') end
     return false
