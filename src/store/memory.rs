@@ -1,7 +1,7 @@
 //! A store in this process's memory: the ledger of `protocol/` behind a mutex.
 //!
-//! Exclusive between everybody who shares the handle, and between nobody else: the embedded default, for tests,
-//! examples and services of one process.
+//! The store excludes all users of one handle and its clones, and no other process. It is the default for tests, examples and
+//! services with one process.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,22 +39,22 @@ struct Shared {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         MemoryStore::default()
     }
 
-    /// How many keys are held or waited for.
+    /// Returns the number of keys with an owner or a waiter.
     pub fn len(&self) -> usize {
         self.lock().ledger.len()
     }
 
-    /// Nothing is held or waited for.
+    /// Returns whether no key has an owner or a waiter.
     pub fn is_empty(&self) -> bool {
         self.lock().ledger.is_empty()
     }
 
-    /// Reaches under the store, as a foreign client of a Redis would.
+    /// Gives `f` the ledger and the time, so that a test can change records as a foreign client of Redis does.
     #[cfg(any(test, feature = "testing"))]
     #[doc(hidden)]
     pub fn with_ledger<T>(&self, f: impl FnOnce(&mut Ledger, u64) -> T) -> T {
@@ -62,20 +62,20 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // A panic in here would be a fault of the ledger, and no state of it is worse than a poisoned store.
+        // A panic under this mutex is a bug in the ledger. Even then, the ledger is better than a poisoned store.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The store's clock. It plays the server's part, so it is not the clock that leases are judged by.
+/// Returns the time of the store's own clock in microseconds. It stands for the server's clock; leases use another clock.
 #[allow(clippy::disallowed_methods, reason = "a server has a clock of its own")]
 fn now_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // Never zero: a number of a grant is above every number that was never given.
+    // Never zero: each grant number must be above 0, the number of keys that were never granted.
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000 + 1
 }
 
-/// What the nominal times of jobs are compared with. It may step; leases must not follow it.
+/// Returns the date in milliseconds, for the nominal times of jobs. This clock may step, so leases do not use it.
 #[allow(clippy::disallowed_methods, reason = "a server has a clock of its own")]
 fn date_ms() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -127,7 +127,7 @@ impl Immediate for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let mut shared = self.lock();
-        // Only ticks are judged by it.
+        // Only ticks are compared with the date.
         if batch.kind() == Some(Kind::Job) {
             shared.ledger.set_date(date_ms());
         }
@@ -135,7 +135,7 @@ impl Immediate for MemoryStore {
             .ledger
             .apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
         for push in pushes {
-            // A sink takes a note of it and no more.
+            // A sink only appends to an inbox, so it may run under the mutex.
             if let Some(sink) = shared.inboxes.get(&push.node()) {
                 sink(InboxEvent::Pushed(push));
             }

@@ -1,8 +1,7 @@
-//! Where leases are kept: the contract, and the stores that keep it.
+//! The contract of a store, and the stores that implement it.
 //!
-//! A store applies batches of requests and pushes grants. It has no policy: it waits for nothing, retries nothing
-//! and sets no deadline. What the verbs do is written down in executable form, `protocol/ledger/mod.rs`; every store gives
-//! the replies that the ledger gives.
+//! A store applies batches of requests and pushes grants. A store has no policy: it never waits, never retries and sets no
+//! deadline. The ledger (`protocol/ledger/mod.rs`) defines the effect of each verb. Every store gives the ledger's replies.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -17,32 +16,34 @@ pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 
-/// A boxed future, so that a store can stand behind a pointer.
+/// A boxed future. It lets callers use a store behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Takes what is pushed to a node. Must not block.
+/// A function that takes what is pushed to a node. It must not block.
 pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
-/// Which of a store's servers answers for a name. A single server has one route.
+/// The server of a store that answers for a name. A single server has the id 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub u16);
 
-/// What a store can do.
+/// The abilities of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Abilities {
-    /// It keeps waiters in a queue. Where it does not, a waiting claim is answered busy and is claimed again. So is the
-    /// claim of a tick, until it is granted or the tick is over; that an earlier one was running when it came, and that
-    /// it was skipped for that, cannot be told from a busy standby there, and is heard of as over, too.
+    /// Whether the store keeps waiters in a queue.
+    ///
+    /// A store without a queue answers a waiting claim "busy", and the node claims again. The claim of a tick is repeated until
+    /// it is granted or the tick is over. Such a store cannot tell a run of an earlier tick from a standby of the same tick. So
+    /// it reports a tick that was skipped for an earlier run as over.
     pub queues: bool,
-    /// A pushed grant may be used at once. Where not, it is renewed before use.
+    /// Whether a pushed grant may be used at once. If not, the node renews it before use.
     pub final_push: bool,
-    /// It can vanish without a word, so it is asked for signs of life.
+    /// Whether the store can become unreachable without notice, so that the driver pings it.
     pub remote: bool,
 }
 
 impl Abilities {
-    /// Of a store that is the ledger itself, in this process.
+    /// The abilities of a store that is the ledger itself, in this process.
     pub(crate) const OF_THE_LEDGER: Abilities = Abilities {
         queues: true,
         final_push: true,
@@ -50,28 +51,30 @@ impl Abilities {
     };
 }
 
-/// The contract. Sealed until more than one kind of store has lived in it.
+/// The contract of a store. It is sealed until a quorum and a cluster have used it.
 pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
-    /// What it can do.
+    /// Returns the abilities of the store.
     fn abilities(&self) -> Abilities;
 
-    /// Which server answers for `name`; asked each time a request is sent.
+    /// Returns the server that answers for `name`. The driver asks each time it sends a request.
     fn server(&self, name: &Name) -> ServerId;
 
-    /// A server's name, for errors. No password is in it.
+    /// Returns a server's name for error texts. The name contains no password.
     fn describe(&self, server: ServerId) -> String;
 
-    /// The store itself, if it answers at once.
+    /// Returns the store itself if it answers without input and output.
     fn immediate(&self) -> Option<&dyn Immediate> {
         None
     }
 
-    /// Opens a connection of its own to a server, on the runtime that this is called on. Checks what must be checked of a
-    /// server before it is trusted. Without a deadline; the future may be dropped at any time.
+    /// Opens a new connection to a server, on the current runtime, and checks that the server can be trusted.
+    ///
+    /// There is no deadline. The future may be dropped at any time.
     fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
 
-    /// Opens the inbox of `node` at a server, on the runtime that this is called on: from then on `sink` is called with
-    /// each grant. Without a deadline; the future may be dropped at any time.
+    /// Opens the inbox of `node` at a server, on the current runtime. From then on each grant is passed to `sink`.
+    ///
+    /// There is no deadline. The future may be dropped at any time.
     fn inbox(
         &self,
         server: ServerId,
@@ -80,57 +83,60 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Inbox, StoreError>>;
 }
 
-/// A store that answers at once, as one in memory does. It is asked by the thread that wants to know.
+/// A store that answers at once, such as a store in memory. The caller's own thread calls it.
 pub trait Immediate {
-    /// Applies a batch. Grants for others are pushed to their inboxes. `replies` is empty and has room for them.
+    /// Applies a batch. Grants for other nodes are pushed to their inboxes. `replies` is empty and has room for the replies.
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply;
 
-    /// Does an action about `name`.
+    /// Executes an action about `name`.
     fn act(&self, name: &Name, action: &Action) -> Reply;
 
-    /// The store's clock in microseconds.
+    /// Returns the time of the store's clock in microseconds.
     fn time(&self) -> u64;
 
-    /// Opens the inbox of `node`, or closes it.
+    /// Opens the inbox of `node`, or closes it if `sink` is `None`.
     fn listen(&self, node: NodeId, sink: Option<Sink>);
 }
 
-/// One connection. Dropping the last handle, and the futures that came from it, closes it.
+/// A connection to a server. It closes when the last handle and every future made from it are dropped.
 pub trait Link: Debug + Send + Sync + 'static {
-    /// Sends the batch and waits for its answer, without a deadline. Batches are sent in the order of the first
-    /// polls. Dropping the future does not undo what was sent.
+    /// Sends the batch and waits for the answer, without a deadline.
+    ///
+    /// Batches are sent in the order in which their futures are first polled. Dropping the future does not undo the batch.
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>>;
 
-    /// Sends an action about `name` and waits for its answer, without a deadline. It is sent once: again only where the server
-    /// said that it did not do it. Dropping the future does not undo what was sent.
+    /// Sends an action about `name` and waits for the answer, without a deadline.
+    ///
+    /// The action is sent once. It is sent again only if the server said that it did not execute it. Dropping the future does
+    /// not undo the action.
     fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>>;
 
-    /// The server's clock in microseconds, read when the connection was opened.
+    /// Returns the time of the server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;
 
-    /// Which run of the server this is, where it says so: it is another after a restart.
+    /// Returns the id of the server's current run, if the server reports one. The id changes at each restart.
     fn run_id(&self) -> Option<&str> {
         None
     }
 
-    /// What the server's operator should know, found when the connection was opened.
+    /// Returns warnings for the operator of the server, found when the connection was opened.
     fn warnings(&self) -> &[String] {
         &[]
     }
 }
 
-/// An inbox that is open. Dropping it closes it.
+/// An open inbox. Dropping it closes it.
 #[non_exhaustive]
 pub struct Inbox {
-    /// Asks it for a sign of life.
+    /// Pings the inbox's connection.
     pub pings: Box<dyn Ping>,
-    /// Serves it, and ends when it breaks.
+    /// Receives pushes, and resolves when the connection breaks.
     pub ended: BoxFuture<'static, StoreError>,
 }
 
-/// Asks for a sign of life.
+/// A way to ping a connection.
 pub trait Ping: Send {
-    /// Resolves when there is one, without a deadline.
+    /// Resolves when the server has answered, without a deadline.
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
@@ -141,6 +147,6 @@ impl Debug for Inbox {
 }
 
 pub(crate) mod sealed {
-    /// Keeps the contract ours until quorum and cluster have lived in it.
+    /// Keeps other crates from implementing the contract until a quorum and a cluster have used it.
     pub trait Sealed {}
 }

@@ -672,7 +672,7 @@ async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
         ("return \u{a0}1", "near"),
         ("error('\\255\\254')", "\u{fffd}"),
         ("error({ err = {} })", "table"),
-        ("error({ err = '' })", "without words"),
+        ("error({ err = '' })", "without text"),
         ("return redis.error_reply('ü')", "ü"),
         ("return { redis.error_reply('\\255') }", "no client can read"),
         ("return { ok = '\\255' }", "no client can read"),

@@ -1,4 +1,4 @@
-//! What the script is called with and what it answers: words out, replies in. Also what it publishes.
+//! The encoding of script calls, and the decoding of replies and pushes.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -13,20 +13,20 @@ use crate::protocol::message::{
     WhenBehind, append_number,
 };
 use crate::store::redis::names::{CLOCK, Names};
-use crate::store::redis::script::{SCRIPTS, Script};
+use crate::store::redis::script::{LuaScript, SCRIPTS};
 
-/// How many words a request has, as `lua/open.lua` lists them.
-const WORDS: usize = 6;
+/// The number of words of a request; `lua/open.lua` lists them.
+const WORDS_PER_REQUEST: usize = 6;
 
-/// Up to here Lua counts in ones.
-const EXACT: u64 = 1 << 53;
+/// The largest power of two up to which a number in Lua represents every integer.
+const MAX_EXACT_INTEGER: u64 = 1 << 53;
 
-/// The script that applies a batch, which is all of one kind.
-pub(super) fn script_of(batch: &Batch) -> &'static Script {
+/// Returns the script that applies a batch. A batch has names of one kind only.
+pub(super) fn script_of(batch: &Batch) -> &'static LuaScript {
     &SCRIPTS[batch.kind().unwrap_or(Kind::Lock) as usize]
 }
 
-/// The call that applies a batch.
+/// Returns the call that applies a batch.
 pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
     let has_memories = matches!(batch.kind(), Some(Kind::Job | Kind::Election));
@@ -38,7 +38,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .map(|r| 2 * names.length(&r.name) + 160 + data(r))
         .sum();
     let mut call = CommandText {
-        cmd: Cmd::with_capacity(keys + WORDS * requests.len() + 6, bytes + 160),
+        cmd: Cmd::with_capacity(keys + WORDS_PER_REQUEST * requests.len() + 6, bytes + 160),
         word: Vec::with_capacity(128),
         tick: Vec::with_capacity(64),
         to: Vec::new(),
@@ -56,7 +56,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             call.put(|word| names.push_memory(&request.name, word));
         }
     }
-    // 0 for none.
+    // 0 stands for no limit.
     let not_after = match batch.not_after {
         u64::MAX => 0,
         not_after => not_after.max(1),
@@ -80,7 +80,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     call.cmd
 }
 
-/// A call of the script, on its way to be written, with room for the words.
+/// A script call under construction, with buffers for its words.
 struct CommandText {
     cmd: Cmd,
     word: Vec<u8>,
@@ -89,7 +89,7 @@ struct CommandText {
 }
 
 impl CommandText {
-    /// Adds one word, as `push` makes it.
+    /// Adds one word, which `push` writes.
     fn put(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
         self.word.clear();
         push(&mut self.word);
@@ -100,7 +100,7 @@ impl CommandText {
         self.put(|word| append_number(word, number));
     }
 
-    /// Adds as many words as [`WORDS`] says. A new field is one more here, there and in `lua/open.lua`.
+    /// Adds the words of a request: as many as [`WORDS_PER_REQUEST`]. A new field also needs `lua/open.lua`.
     fn put_request(&mut self, request: &Request) {
         self.tick.clear();
         self.to.clear();
@@ -110,7 +110,7 @@ impl CommandText {
             _ => None,
         };
         if self.tick.is_empty() {
-            let mark = request.mark.map_or(0, |mark| mark.0.min(EXACT));
+            let mark = request.mark.map_or(0, |mark| mark.0.min(MAX_EXACT_INTEGER));
             match request.mode {
                 _ if request.name.kind == Kind::Job => append_number(&mut self.tick, mark),
                 Mode::Permits(permits) => push_permits(permits, &mut self.tick),
@@ -125,14 +125,15 @@ impl CommandText {
     }
 }
 
-/// Returns the letter of a verb, and appends its other words. A `tick` that stays empty is that of the request.
+/// Returns the letter of a verb, and appends its other words. If `tick` stays empty, the mode or the mark of the request
+/// fills it.
 fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
     match request.verb {
         Verb::Claim { wait } => {
             match request.turn {
                 WhenBehind::Skip => {}
                 WhenBehind::Queue => to.push(b'q'),
-                WhenBehind::After(tick) => append_number(to, tick.0.min(EXACT)),
+                WhenBehind::After(tick) => append_number(to, tick.0.min(MAX_EXACT_INTEGER)),
             }
             if wait { "w" } else { "c" }
         }
@@ -164,9 +165,9 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
             fingerprint,
             over,
         } => {
-            append_number(tick, within_ms.min(EXACT));
+            append_number(tick, within_ms.min(MAX_EXACT_INTEGER));
             push_parts(&[fingerprint], b"", to);
-            append_number(to, over.map_or(0, |over| over.0.min(EXACT)));
+            append_number(to, over.map_or(0, |over| over.0.min(MAX_EXACT_INTEGER)));
             "o"
         }
         Call::Reset => "z",
@@ -185,7 +186,7 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
         }
         Call::CountDown { called } => {
             let numbers = [called.since, called.until, number_of(called.of)];
-            push_parts(&numbers.map(|number| number.min(EXACT)), b"", tick);
+            push_parts(&numbers.map(|number| number.min(MAX_EXACT_INTEGER)), b"", tick);
             append_number(tick, called.repeats.into());
             to.extend_from_slice(data);
             "n"
@@ -206,7 +207,7 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
     }
 }
 
-/// Appends how a share of a semaphore is written.
+/// Appends the weight and the capacity of a semaphore's share.
 fn push_permits(permits: Permits, word: &mut Vec<u8>) {
     append_number(word, permits.weight.into());
     word.push(b'/');
@@ -218,7 +219,7 @@ fn push_holder(claim_id: &ClaimId, word: &mut Vec<u8>) {
     word.push(b':');
 }
 
-/// Appends numbers, each with a colon behind it, and then bytes.
+/// Appends each number with a colon behind it, then the bytes.
 fn push_parts(numbers: &[u64], bytes: &[u8], word: &mut Vec<u8>) {
     for number in numbers {
         append_number(word, *number);
@@ -227,10 +228,10 @@ fn push_parts(numbers: &[u64], bytes: &[u8], word: &mut Vec<u8>) {
     word.extend_from_slice(bytes);
 }
 
-/// What the script answered.
+/// Decodes the answer of the script to a batch.
 pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failure> {
     let Value::Array(values) = value else {
-        return Err(malformed("the script's answer is no list"));
+        return Err(malformed("the script's answer is not a list"));
     };
     let mut values = values.into_iter();
     let Some(Value::Int(time)) = values.next() else {
@@ -240,7 +241,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failur
     for value in values {
         let reply = decode_reply(&value).ok_or_else(|| unreadable(&value))?;
         if reply == Reply::Refused(StoreRefusal::ReadOnly) {
-            // Every write of the batch was refused, and its other answers come from a server that is no master.
+            // The server refused every write of the batch. It is not a master, so its other replies mean nothing.
             return Err(Failure {
                 executed: Executed::No,
                 error: StoreError::refused(StoreRefusal::ReadOnly),
@@ -260,7 +261,7 @@ pub(super) fn decode(value: Value, requests: usize) -> Result<BatchReply, Failur
     })
 }
 
-/// Names the kind of a reply that is none. What follows may be the caller's data.
+/// Returns the error for an unknown reply. It names the letter only, because the rest may be the caller's data.
 fn unreadable(value: &Value) -> Failure {
     let letter = match value {
         Value::BulkString(text) => text.first().map(|letter| char::from(*letter)),
@@ -271,7 +272,7 @@ fn unreadable(value: &Value) -> Failure {
     ))
 }
 
-/// Reads the reply to one request. The files in `lua/` list the replies; `None` if it is none of them.
+/// Decodes the reply to one request, or returns `None` if it is unknown. The files in `lua/` list the replies.
 fn decode_reply(value: &Value) -> Option<Reply> {
     let text = match value {
         Value::Int(0) => return Some(Reply::Done),
@@ -293,11 +294,11 @@ fn decode_reply(value: &Value) -> Option<Reply> {
     let (first, second) = rest.split_once(':').unwrap_or((rest, ""));
     Some(match letter {
         b'Q' => match second.parse() {
-            Ok(node) => Reply::QueuedBehind(perhaps(first)?, node),
-            Err(_) => Reply::Queued(perhaps(first)?),
+            Ok(node) => Reply::QueuedBehind(optional_number(first)?, node),
+            Err(_) => Reply::Queued(optional_number(first)?),
         },
-        b'P' => Reply::QueuedBehindForeign(perhaps(first)?),
-        b'B' => Reply::Busy(perhaps(first)?),
+        b'P' => Reply::QueuedBehindForeign(optional_number(first)?),
+        b'B' => Reply::Busy(optional_number(first)?),
         b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
         b'A' => Reply::GroupRefused,
         b'O' => Reply::Over,
@@ -308,7 +309,7 @@ fn decode_reply(value: &Value) -> Option<Reply> {
             is_open: second == "1",
         },
         b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
-        b'I' => Reply::InUse(perhaps(first)?),
+        b'I' => Reply::InUse(optional_number(first)?),
         b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
@@ -324,45 +325,45 @@ fn decode_reply(value: &Value) -> Option<Reply> {
     })
 }
 
-/// Reads a number that may be missing.
-fn perhaps(text: &str) -> Option<Option<u64>> {
+/// Reads a number, or an empty text as no number.
+fn optional_number(text: &str) -> Option<Option<u64>> {
     match text {
         "" => Some(None),
         text => text.parse().ok().map(Some),
     }
 }
 
-/// Reads the next of the parts of a reply.
-fn part<'a, T: FromStr>(parts: &mut impl Iterator<Item = &'a [u8]>) -> Option<T> {
+/// Reads the next part of a reply.
+fn next_part<'a, T: FromStr>(parts: &mut impl Iterator<Item = &'a [u8]>) -> Option<T> {
     std::str::from_utf8(parts.next()?).ok()?.parse().ok()
 }
 
-/// Reads the caller's bytes, the last of the parts of a reply, if there are any.
+/// Reads the caller's bytes: the last part of a reply, if there are any.
 fn bytes(part: Option<&[u8]>) -> Option<Payload> {
     part?.strip_prefix(b"=").map(|bytes| Payload(bytes.into()))
 }
 
-/// Reads the leader, as `lua/elect.lua` lists it.
+/// Decodes the leader, as `lua/elect.lua` lists the parts.
 fn decode_leader(text: &[u8]) -> Option<LeaderReport> {
     let mut parts = text.splitn(4, |byte| *byte == b':');
     Some(LeaderReport {
-        number: part(&mut parts)?,
-        version: part(&mut parts)?,
-        node: part(&mut parts)?,
+        number: next_part(&mut parts)?,
+        version: next_part(&mut parts)?,
+        node: next_part(&mut parts)?,
         said: bytes(parts.next()),
     })
 }
 
-/// Reads seven numbers, as `lua/ask.lua` lists them, each with a colon behind it; three that the store keeps as text, and what
-/// the runs of a tick have left.
+/// Decodes the report on a job, as `lua/ask.lua` lists the parts: seven numbers, three numbers that the store keeps as
+/// text, and the bytes that the runs of a tick have saved.
 fn decode_report(text: &[u8]) -> Option<JobReport> {
     let mut parts = text.splitn(11, |byte| *byte == b':');
     let mut numbers = [0; 7];
     for number in &mut numbers {
-        *number = part(&mut parts)?;
+        *number = next_part(&mut parts)?;
     }
     let [open, ahead_ms, differs, now_ms, lost, owns, mark] = numbers;
-    let mut kept = || part(&mut parts).filter(|number: &u64| *number <= EXACT);
+    let mut kept = || next_part(&mut parts).filter(|number: &u64| *number <= MAX_EXACT_INTEGER);
     let (well, before, latest) = (kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
     Some(JobReport {
@@ -381,7 +382,7 @@ fn decode_report(text: &[u8]) -> Option<JobReport> {
     })
 }
 
-/// A server whose answers make no sense has perhaps done what was asked.
+/// Returns the error for an answer that cannot be understood. The server may have executed the request.
 pub(super) fn malformed(why: impl Display) -> Failure {
     Failure {
         executed: Executed::Unknown,
@@ -389,13 +390,13 @@ pub(super) fn malformed(why: impl Display) -> Failure {
     }
 }
 
-/// A server's error as it came: code and text.
-pub(super) fn said(error: &RedisError) -> Option<String> {
+/// Returns the code and the text of a server's error, or `None` if the error is not from the server.
+pub(super) fn error_text(error: &RedisError) -> Option<String> {
     let code = error.code()?;
     Some(format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
-/// A text of the server's.
+/// Returns a text that the server sent, or `None` if the value is not a text.
 pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
@@ -404,7 +405,9 @@ pub(super) fn text(value: Value) -> Option<String> {
     }
 }
 
-/// Sorts an error text of a server's. What Redis 6.2 tells a script begins with the script's line and a dash:
+/// Returns the refusal that an error text of the server means.
+///
+/// In Redis 6.2 an error inside a script begins with the script's line and a dash:
 /// `@user_script: 19: -OOM command not allowed …`.
 pub(super) fn refusal(text: &str) -> StoreRefusal {
     let inside = text
@@ -423,15 +426,17 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
         "NOAUTH" => StoreRefusal::NoAuth,
         "WRONGPASS" => StoreRefusal::WrongPassword,
         "NOPERM" => StoreRefusal::NoPermission,
-        // What Redis 7 says inside of a script.
+        // The text of Redis 7 inside a script.
         _ if text.contains("The user executing the script can't") => StoreRefusal::NoPermission,
         _ => StoreRefusal::Other(text.to_owned()),
     }
 }
 
-/// Reads a push to `node`: `1 lock <claim> <nonce> <number> <lease> <record>`, the same of a semaphore, or
-/// of an election, or `1 job <claim> <nonce> <number> <lease> <attempt> <record>`, or `1 latch <record>` or
-/// `1 changed election <record>`, which has changed. `None` when it is none of these formats.
+/// Decodes a push to `node`, or returns `None` if its format is unknown.
+///
+/// * `1 <kind> <claim> <nonce> <number> <lease> <record>`: a grant of a lock, a semaphore or an election.
+/// * `1 job <claim> <nonce> <number> <lease> <attempt> <record>`: a grant of a tick.
+/// * `1 latch <record>` and `1 changed election <record>`: the record has changed.
 pub(super) fn decode_push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
@@ -495,7 +500,7 @@ mod tests {
         }
     }
 
-    /// The words of a call, without those of the protocol.
+    /// Returns the words of a call, without the protocol's framing.
     fn words(requests: Vec<Request>) -> Vec<String> {
         let batch = Batch {
             highest: GrantNumber(17),
@@ -510,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_and_many_are_the_same_call() {
+    fn calls_of_one_and_of_two_requests_have_the_same_form() {
         let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
         let one = words(vec![lock("a", Verb::Leave)]);
         let claim_id = "00000000000000000000000000000001:2:0000000000000003:";
@@ -528,7 +533,7 @@ mod tests {
         let two = words(vec![lock("a", Verb::Leave), lock("b", Verb::Yield { to })]);
         assert_eq!(two[2], "5");
         assert_eq!(two[8..17], one[6..]);
-        assert_eq!(two.len(), one.len() + 2 + WORDS);
+        assert_eq!(two.len(), one.len() + 2 + WORDS_PER_REQUEST);
         assert_eq!(two.last().unwrap(), &format!("{to}:"));
         let job = words(vec![request(
             Name::job(Key::from("a")),
@@ -540,14 +545,18 @@ mod tests {
     }
 
     #[test]
-    fn lua_has_as_many_words() {
+    fn lua_reads_as_many_words_per_request() {
         for script in &SCRIPTS {
-            assert!(script.text.contains(&format!("local words, at = {WORDS}, 3\n")));
+            assert!(
+                script
+                    .text
+                    .contains(&format!("local words, at = {WORDS_PER_REQUEST}, 3\n"))
+            );
         }
     }
 
     #[test]
-    fn a_refusal_is_known_by_what_any_server_says() {
+    fn a_refusal_is_recognized_in_the_text_of_each_redis_version() {
         for (text, kind) in [
             (
                 "OOM command not allowed when used memory > 'maxmemory'.",
@@ -580,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_of_another_format_is_no_grant() {
+    fn a_push_of_an_unknown_format_is_ignored() {
         let node = NodeId::numbered(7);
         let names = Names::new(b"lock:");
         let decoded = |text: &str| decode_push(text.as_bytes(), node, &names);

@@ -1,4 +1,4 @@
-//! What is known of a Redis server before anything is connected.
+//! The configuration of a Redis server, which exists before any connection.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,68 +10,69 @@ use redis::{Client, ConnectionAddr, RedisError};
 use crate::store::redis::names::Names;
 use crate::store::redis::tls;
 
-/// Where the server is, and how things are called there.
+/// The address of a server, the names of its keys, and the options of its connections.
 #[derive(Clone)]
 pub(super) struct Config {
     pub(super) client: Client,
     pub(super) names: Names,
     pub(super) probe: bool,
     pub(super) timeout: Duration,
-    /// What our connections are called in `CLIENT LIST`.
-    pub(super) called: Box<str>,
-    pub(super) said: Arc<Said>,
+    /// The name of the store's connections in `CLIENT LIST`.
+    pub(super) connection_name: Box<str>,
+    pub(super) warned: Arc<WarnedOnce>,
 }
 
 impl Config {
-    /// Where the server is, without user and password.
+    /// Returns the server's address, without user and password.
     pub(super) fn address(&self) -> &ConnectionAddr {
         self.client.get_connection_info().addr()
     }
 
-    /// What to look at when a connection does not open, until the first one did: from then on it is the network.
+    /// Returns advice for a connection that does not open. Returns nothing after the first success: then the network is
+    /// at fault.
     pub(super) fn hint(&self, error: Option<&RedisError>) -> &'static str {
-        if self.said.understood.load(Ordering::Relaxed) {
+        if self.warned.has_connected.load(Ordering::Relaxed) {
             return "";
         }
         tls::hint(self.address(), error)
     }
 }
 
-/// What the connections of a node are called: Redis takes no spaces and nothing that cannot be printed.
-pub(super) fn called(node: Option<&str>) -> Box<str> {
-    const LONGEST: usize = 64;
+/// Returns the name of a node's connections. Redis allows no spaces and only printable characters.
+pub(super) fn connection_name(node: Option<&str>) -> Box<str> {
+    const MAX_NODE_CHARS: usize = 64;
     let Some(node) = node.filter(|node| !node.is_empty()) else {
         return "tenure".into();
     };
-    let plain = |sign: char| if sign.is_ascii_graphic() { sign } else { '_' };
-    let node: String = node.chars().take(LONGEST).map(plain).collect();
+    let printable = |sign: char| if sign.is_ascii_graphic() { sign } else { '_' };
+    let node: String = node.chars().take(MAX_NODE_CHARS).map(printable).collect();
     format!("tenure:{node}").into()
 }
 
-/// What was said once and needs no repeating on every new connection.
+/// The warnings that were reported already, so that a new connection does not repeat them.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct WarnedOnce {
     warnings: Mutex<HashSet<String>>,
-    /// The server and we understood each other once.
-    understood: AtomicBool,
+    /// Whether a connection to the server was opened at least once.
+    has_connected: AtomicBool,
 }
 
-impl Said {
-    /// A connection is open. What is new of its warnings.
-    pub(super) fn unsaid(&self, mut warnings: Vec<String>) -> Vec<String> {
-        self.understood.store(true, Ordering::Relaxed);
-        let mut said = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
-        warnings.retain(|warning| said.insert(warning.clone()));
+impl WarnedOnce {
+    /// Notes that a connection is open, and returns those of its `warnings` that were not reported yet.
+    pub(super) fn new_warnings(&self, mut warnings: Vec<String>) -> Vec<String> {
+        self.has_connected.store(true, Ordering::Relaxed);
+        let mut reported = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.retain(|warning| reported.insert(warning.clone()));
         warnings
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::called;
+    use super::connection_name;
 
     #[test]
-    fn a_connection_is_called_what_redis_takes() {
+    fn a_connection_name_has_only_characters_that_redis_allows() {
         for (node, expected) in [
             (None, "tenure"),
             (Some(""), "tenure"),
@@ -79,8 +80,11 @@ mod tests {
             (Some("web 1\r\nFLUSHALL"), "tenure:web_1__FLUSHALL"),
             (Some("Zürich\u{7f}\0"), "tenure:Z_rich__"),
         ] {
-            assert_eq!(&*called(node), expected);
+            assert_eq!(&*connection_name(node), expected);
         }
-        assert_eq!(called(Some(&"x".repeat(1_000))).len(), "tenure:".len() + 64);
+        assert_eq!(
+            connection_name(Some(&"x".repeat(1_000))).len(),
+            "tenure:".len() + 64
+        );
     }
 }

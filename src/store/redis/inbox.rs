@@ -1,4 +1,4 @@
-//! A node's inbox: a connection that only listens on the node's channel.
+//! The inbox of a node: a connection that only subscribes to the node's channel.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,13 +11,13 @@ use redis::aio::{PubSubSink, PubSubStream};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::redis::config::Config;
-use crate::store::redis::link::{cannot_open, said};
+use crate::store::redis::link::{cannot_open, error_text};
 use crate::store::redis::{codec, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
-/// Subscribes to the node's channel.
+/// Opens a connection and subscribes it to the node's channel.
 pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
-    tls::provide(store.address());
+    tls::install_provider(store.address());
     let client = store.client.clone();
     let opening = async move { client.get_async_pubsub().await };
     let opened = tls::open(store.address(), opening).await;
@@ -26,7 +26,7 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
     subscribed.map_err(|error| cannot_open(&store, error))?;
     let (pings, stream) = inbox.split();
     Ok(Inbox {
-        pings: Box::new(Pings {
+        pings: Box::new(RedisPing {
             sink: sink.clone(),
             pings,
             is_refused: false,
@@ -50,14 +50,14 @@ async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSub
     )
 }
 
-struct Pings {
+struct RedisPing {
     sink: Sink,
     pings: PubSubSink,
-    /// The user may not PING.
+    /// Whether the server refused PING, because the Redis user may not send it.
     is_refused: bool,
 }
 
-impl Ping for Pings {
+impl Ping for RedisPing {
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async {
             if self.is_refused {
@@ -65,8 +65,8 @@ impl Ping for Pings {
             }
             match self.pings.ping::<Value>().await {
                 Ok(_) => Ok(()),
-                // The subscription stands, and an answer is an answer.
-                Err(error) if said(&error).is_some() => {
+                // The server answered with an error, so the subscription is alive.
+                Err(error) if error_text(&error).is_some() => {
                     self.is_refused = true;
                     (self.sink)(InboxEvent::Warning(format!(
                         "the inbox cannot be pinged: {error}"

@@ -1,4 +1,4 @@
-//! One connection for commands: what is checked when it opens, and how a batch travels.
+//! A connection for commands: the checks when it opens, and the sending of batches and actions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisRe
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
 use crate::protocol::write::Action;
-pub(super) use crate::store::redis::codec::{said, text};
+pub(super) use crate::store::redis::codec::{error_text, text};
 use crate::store::redis::config::Config;
-use crate::store::redis::script::{SCRIPTS, Script};
+use crate::store::redis::script::{LuaScript, SCRIPTS};
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link};
 
-/// The oldest Redis that can do what the script asks.
-const OLDEST: (u32, u32) = (6, 2);
-/// From here on `min-replicas-to-write` also refuses what scripts write.
-const REPLICAS_BOUND_SCRIPTS: (u32, u32) = (7, 0);
+/// The oldest supported version: older servers lack commands that the scripts use.
+const MIN_REDIS_VERSION: (u32, u32) = (6, 2);
+/// The first version whose `min-replicas-to-write` also applies to writes of scripts.
+const REPLICA_LIMIT_BINDS_SCRIPTS: (u32, u32) = (7, 0);
 
 /// A connection to a master.
 ///
-/// When a batch fails with [`StoreRefusal::ReadOnly`] the server is no master any more: nothing was done, and nothing
-/// that this link answers from now on means anything, so it is to be dropped.
+/// If a batch fails with [`StoreRefusal::ReadOnly`], the server is no longer a master. It executed nothing, and its later
+/// answers mean nothing, so the link must be dropped.
 pub(super) struct RedisLink {
     connection: MultiplexedConnection,
     store: Arc<Config>,
@@ -42,17 +42,17 @@ impl fmt::Debug for RedisLink {
 }
 
 impl RedisLink {
-    /// Connects and checks the server, all within the store's deadline.
+    /// Connects and checks the server, both within the store's connect timeout.
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
-        // A little before the session gives it up, which cannot say what TLS may have to do with it.
-        let patience = store.timeout - store.timeout / 10;
-        let opened = tokio::time::timeout(patience, Self::open_unbounded(&store)).await;
+        // The session's own timeout ends a little later, and its error cannot give advice about TLS.
+        let timeout = store.timeout - store.timeout / 10;
+        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
         opened.map_err(|_| too_slow(&store))?
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
-        tls::provide(store.address());
-        // The session has deadlines of its own. One in here would report a batch as failed and leave it under way.
+        tls::install_provider(store.address());
+        // The session sets deadlines. A timeout of the client would report a batch as failed while it is in flight.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
@@ -70,8 +70,11 @@ impl RedisLink {
         }
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
-        // For people. Who may not set it does without.
-        questions.cmd("CLIENT").arg("SETNAME").arg(&*store.called);
+        // The name is for operators. A Redis user that may not set it can still use the store.
+        questions
+            .cmd("CLIENT")
+            .arg("SETNAME")
+            .arg(&*store.connection_name);
         let [loaded @ .., memory, replication, _]: [Value; SCRIPTS.len() + 3] =
             ask_all(store, &mut connection, &questions).await?;
         for loaded in loaded {
@@ -84,12 +87,12 @@ impl RedisLink {
             store: store.clone(),
             time,
             run_id,
-            warnings: store.said.unsaid(warnings),
+            warnings: store.warned.new_warnings(warnings),
         })
     }
 }
 
-/// Returns the answers of a server to the `N` commands of a pipeline.
+/// Returns a server's answers to the `N` commands of a pipeline.
 async fn ask_all<const N: usize>(
     store: &Config,
     connection: &mut MultiplexedConnection,
@@ -97,13 +100,14 @@ async fn ask_all<const N: usize>(
 ) -> Result<[Value; N], StoreError> {
     let answers = connection.send_packed_commands(questions, 0, N).await;
     let answers = answers.map_err(|error| cannot_open(store, error))?;
-    let unanswered = |_| codec::malformed("the server left questions unanswered").error;
+    let unanswered = |_| codec::malformed("the server did not answer every command").error;
     answers.try_into().map_err(unanswered)
 }
 
-/// Asks what decides whether the server can be used at all. Returns its clock, and its section `server` of INFO.
+/// Asks whether the server can be used at all. Returns its clock, and the section `server` of its INFO.
 ///
-/// Short, and before the scripts: a server that wants a password hangs up on a script, and its reason would be lost.
+/// The pipeline is short and precedes the scripts. A server that requires a password closes the connection on a script,
+/// and the reason would be lost.
 async fn greet(
     store: &Config,
     connection: &mut MultiplexedConnection,
@@ -118,7 +122,7 @@ async fn greet(
     Ok((time, server))
 }
 
-fn load(script: &Script, pipeline: &mut Pipeline) {
+fn load(script: &LuaScript, pipeline: &mut Pipeline) {
     pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
 }
 
@@ -158,29 +162,28 @@ impl Link for RedisLink {
     }
 }
 
-/// Sends the call of a script, with the script where the server does not know it.
+/// Calls a script by its hash. If the server does not have the script, loads it and calls it again.
 async fn send(
     connection: &mut MultiplexedConnection,
-    script: &Script,
+    script: &LuaScript,
     call: Cmd,
 ) -> Result<RedisResult<Value>, Failure> {
     let answer = connection.send_packed_command(&call).await.and_then(result);
-    // The server was restarted, failed over or flushed its scripts. Known as not executed, so sending it again is no
-    // second try.
+    // The server was restarted, failed over or flushed its scripts. It executed nothing, so this call is not a retry.
     if !answer
         .as_ref()
         .is_err_and(|error| error.code() == Some("NOSCRIPT"))
     {
         return Ok(answer);
     }
-    let mut again = Pipeline::with_capacity(2);
-    load(script, &mut again);
-    again.add_command(call);
-    let answers = connection.send_packed_commands(&again, 0, 2).await;
+    let mut reload = Pipeline::with_capacity(2);
+    load(script, &mut reload);
+    reload.add_command(call);
+    let answers = connection.send_packed_commands(&reload, 0, 2).await;
     Ok(second_answer(answers.map_err(failure)?))
 }
 
-/// redis-rs hands a server's error over as a value in some places.
+/// Converts a server's error that redis-rs returns as a value.
 pub(super) fn result(value: Value) -> RedisResult<Value> {
     match value {
         Value::ServerError(error) => Err(error.into()),
@@ -188,7 +191,7 @@ pub(super) fn result(value: Value) -> RedisResult<Value> {
     }
 }
 
-/// The answer to a batch that was sent after its script. A script that was not taken is why the batch was not, either.
+/// Returns the answer to a call that followed its script. If the server refused the script, returns that refusal.
 fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
     let [loaded, answer] = <[Value; 2]>::try_from(answers).unwrap_or_default();
     match (result(loaded), result(answer)) {
@@ -197,19 +200,19 @@ fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
     }
 }
 
-/// What a failed call means.
+/// Returns what a failed call means: whether it was executed, and the error.
 fn failure(error: RedisError) -> Failure {
     if error.code() == Some("NOSCRIPT") {
-        // It was told the script a moment ago: another server answers now, or it forgets as fast as it is told. That
-        // passes, and opening a connection tells it again.
-        let text = "the server forgot the script that it was just told";
+        // The script was loaded a moment ago. Either another server answers now, or the server drops scripts at once.
+        // Both pass, and the next connection loads the script again.
+        let text = "the server lost the script that was just loaded";
         return Failure {
             executed: Executed::No,
             error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
         };
     }
-    if let Some(text) = said(&error) {
-        // Any other may be a script that was cut off in its middle.
+    if let Some(text) = error_text(&error) {
+        // Any other error may come from a script that was stopped halfway.
         let executed = match (codec::refusal(&text), error.code()) {
             (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
                 Executed::No
@@ -236,10 +239,12 @@ fn failure(error: RedisError) -> Failure {
     }
 }
 
-/// What a server's error says of an action. Any answer to a write but those that say "not executed" may be that of a script that
-/// was cut off in its middle, or of a text that is none: whatever was done is done, and nothing comes later.
+/// Returns the reply to an action that the server answered with an error.
+///
+/// Unless the error means "not executed", the write is answered: its script was stopped halfway, or could not be
+/// compiled. Its effects so far stay, and no more follow.
 fn failed_action(action: &Action, error: RedisError) -> Result<Reply, Failure> {
-    let said = said(&error);
+    let said = error_text(&error);
     let failure = failure(error);
     match (action, said) {
         (Action::Write(_), Some(said)) if failure.executed == Executed::Unknown => {
@@ -260,9 +265,9 @@ fn refused(text: &str) -> StoreError {
     }
 }
 
-/// Why a connection could not be opened. Nothing was asked of it yet.
+/// Returns the error of a connection that could not be opened. No request was sent on it.
 pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
-    if let Some(text) = said(&error) {
+    if let Some(text) = error_text(&error) {
         return refused(&text).with_source(error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
@@ -276,7 +281,7 @@ pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     .with_source(error)
 }
 
-/// A connection took too long to open.
+/// Returns the error of a connection that did not open in time.
 pub(super) fn too_slow(store: &Config) -> StoreError {
     let deadline = store.timeout;
     let hint = store.hint(None);
@@ -286,7 +291,8 @@ pub(super) fn too_slow(store: &Config) -> StoreError {
     )
 }
 
-/// A node of a cluster takes the connection, and then refuses each lock by its slot. Not checked where the user may not ask.
+/// Refuses a node of a Redis Cluster, which accepts connections and then refuses each lock by its slot. Checks nothing if
+/// the Redis user may not send INFO.
 fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     let server = text(server.clone()).unwrap_or_default();
     if field(&server, "redis_mode") != Some("cluster") {
@@ -303,7 +309,7 @@ fn unsupported(why: impl fmt::Display) -> StoreError {
     StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
 }
 
-/// A Sentinel keeps no data. Its answer to ROLE names the masters that it watches.
+/// Returns the error for a Sentinel, which keeps no data. Its answer to ROLE lists the masters that it watches.
 fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     let only = match watched {
         Some(Value::Array(names)) => <[Value; 1]>::try_from(names).ok(),
@@ -318,12 +324,13 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     ))
 }
 
-/// Only a master's "gone" and "busy" mean anything, and a replica gives them without a word.
+/// Refuses a server that is not a master. Only a master's "gone" and "busy" are true; a replica gives both without
+/// notice.
 fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let role = match result(role) {
         Ok(role) => role,
         Err(error)
-            if said(&error).is_some_and(|text| codec::refusal(&text) == StoreRefusal::NoPermission) =>
+            if error_text(&error).is_some_and(|text| codec::refusal(&text) == StoreRefusal::NoPermission) =>
         {
             warnings.push(format!(
                 "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
@@ -342,14 +349,14 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
         Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
         other => Err(unsupported(format_args!(
-            "{} is no Redis master but `{}`",
+            "{} is not a Redis master, its role is `{}`",
             store.address(),
             other.unwrap_or("unknown")
         ))),
     }
 }
 
-/// What the sections `server`, `memory` and `replication` of INFO say.
+/// Checks the sections `server`, `memory` and `replication` of INFO, and adds warnings.
 fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> Result<(), StoreError> {
     let [Ok(server), Ok(memory), Ok(replication)] = info.map(result) else {
         warnings.push(format!(
@@ -360,9 +367,10 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     };
     let [server, memory, replication] =
         [server, memory, replication].map(|section| text(section).unwrap_or_default());
-    let version = field(&server, "redis_version").and_then(|version| Some((version, numbers(version)?)));
+    let version =
+        field(&server, "redis_version").and_then(|version| Some((version, parse_version(version)?)));
     if let Some((version, numbers)) = version
-        && numbers < OLDEST
+        && numbers < MIN_REDIS_VERSION
     {
         return Err(unsupported(format_args!(
             "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
@@ -377,9 +385,9 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
             store.address()
         ));
     }
-    // Said only where it is set. Scripts of an older Redis write all the same (redis#9993).
+    // INFO has this field only if the option is set. Scripts of an older Redis write nevertheless (redis#9993).
     if let Some((version, numbers)) = version
-        && numbers < REPLICAS_BOUND_SCRIPTS
+        && numbers < REPLICA_LIMIT_BINDS_SCRIPTS
         && field(&replication, "min_slaves_good_slaves").is_some()
     {
         warnings.push(format!(
@@ -390,7 +398,7 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// Which run of the server this is, if the user may ask.
+/// Returns the server's run id, if the Redis user may send INFO.
 fn run_id(server: &Value) -> Option<String> {
     let server = text(server.clone())?;
     field(&server, "run_id").map(str::to_owned)
@@ -402,7 +410,7 @@ pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
-fn numbers(version: &str) -> Option<(u32, u32)> {
+fn parse_version(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
@@ -416,14 +424,14 @@ fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
 mod tests {
     use super::*;
 
-    /// The answers to a script and to the batch behind it.
+    /// Returns the answers to a script and to the batch behind it.
     fn answers(texts: [&str; 2]) -> Vec<Value> {
         let parse = |text: &str| redis::parse_redis_value(format!("{text}\r\n").as_bytes()).unwrap();
         texts.map(parse).into()
     }
 
     #[test]
-    fn a_script_that_is_forgotten_at_once_is_no_refusal() {
+    fn a_script_that_the_server_drops_at_once_is_an_interruption() {
         let error = second_answer(answers(["+loaded", "-NOSCRIPT No matching script."])).unwrap_err();
         let failure = failure(error);
         assert_eq!(failure.executed, Executed::No);
@@ -431,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_is_not_taken_says_why() {
+    fn a_refused_script_reports_the_refusal() {
         let missing = "-NOSCRIPT No matching script.";
         for (said, refusal) in [
             ("-NOPERM no permission", StoreRefusal::NoPermission),
@@ -441,7 +449,7 @@ mod tests {
             assert_eq!(failure.executed, Executed::No);
             assert_eq!(failure.error.kind(), &StoreErrorKind::Refused(refusal));
         }
-        // Another connection loaded it.
+        // Another connection loaded the script.
         let answer = second_answer(answers(["-NOPERM no permission", ":1"]));
         assert_eq!(answer.unwrap(), Value::Int(1));
     }

@@ -1,7 +1,7 @@
 //! A store on one Redis server, alone or behind a Sentinel.
 //!
-//! All rules are in one Lua script (`lua/`), which gives the replies that the [ledger](crate::protocol::ledger) gives.
-//! Here is what surrounds it: names, connections, the inbox.
+//! Lua scripts (`lua/`) contain all rules, and give the replies of the [ledger](crate::protocol::ledger). The Rust files
+//! contain the names in Redis, the connections and the inbox.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ mod script;
 mod tls;
 mod write;
 
-/// Leases on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
+/// A store of leases on a Redis server, 6.2 or newer. It connects at the first use. Clones are the same store.
 ///
 /// ```
 /// use tenure::store::redis::RedisStore;
@@ -44,13 +44,13 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store on the server that `url` names: `redis://[user:password@]host[:port][/db]`, `?protocol=resp3`,
-    /// `unix:///path`, and with the feature `rustls` `rediss://`.
+    /// Creates a store on the server at `url`: `redis://[user:password@]host[:port][/db]`, also with `?protocol=resp3`,
+    /// `unix:///path`, or `rediss://` with the feature `rustls`.
     ///
     /// # Errors
     ///
-    /// When the URL cannot be read, asks for TLS without the feature, or switches off the verification of
-    /// certificates (`#insecure`). The text never holds the password.
+    /// Returns an error if the URL cannot be parsed, asks for TLS without the feature, or turns off the verification of
+    /// certificates (`#insecure`). The error text never contains the password.
     pub fn open(url: &str) -> Result<Self, OptionsError> {
         let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
         let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
@@ -73,15 +73,15 @@ impl RedisStore {
         RedisStore::new(client)
     }
 
-    /// A store on the server that a client knows, with the client's options: an authority and a certificate
-    /// (`Client::build_with_tls`), settings of its sockets. TCP_NODELAY is set.
+    /// Creates a store on the server of a client, and uses the client's options: a certificate authority and a
+    /// certificate (`Client::build_with_tls`), and socket settings. `TCP_NODELAY` is always set.
     ///
     /// # Errors
     ///
-    /// When the client's own settings contradict each other.
+    /// Returns an error if the client's own settings contradict each other.
     pub fn new(client: Client) -> Result<Self, OptionsError> {
-        // Without it a second command waits for the answer to the first: 42 ms instead of 22 behind a 20 ms line.
-        // redis 2.0 sets it by default (redis-rs#2196); then this may go.
+        // Without TCP_NODELAY a second command waits for the first answer: 42 ms instead of 22 ms on a link of 20 ms.
+        // redis 2.0 sets it by default (redis-rs#2196). Remove this then.
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = open(info.clone().set_tcp_settings(tcp))?;
@@ -91,24 +91,24 @@ impl RedisStore {
                 names: Names::new(b"lock:"),
                 probe: true,
                 timeout: Duration::from_secs(2),
-                called: config::called(None),
-                said: Arc::default(),
+                connection_name: config::connection_name(None),
+                warned: Arc::default(),
             }),
         })
     }
 
-    /// What the record of every lock begins with in Redis; `lock:` unless set. Services with the same prefix share
+    /// Sets the prefix of every lock's record in Redis. The default is `lock:`. Services with the same prefix share
     /// their locks.
     ///
     /// # Errors
     ///
-    /// When it is empty, begins with `tenure`, which is where the queues and the clock are, or is the beginning of
-    /// that: a key could be the rest.
+    /// Returns an error if the prefix is empty, begins with `tenure`, or is a beginning of `tenure`. Queues and the
+    /// clock have names that begin with `tenure`, and a key could complete such a prefix.
     pub fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
         let prefix = prefix.as_ref();
         if !is_prefix(prefix) {
             return Err(OptionsError(format!(
-                "the prefix of records may not be empty, begin with `tenure` or be the beginning of it, this one is `{}`",
+                "the prefix of records is `{}`: it must not be empty, begin with `tenure` or be a beginning of `tenure`",
                 prefix.escape_ascii()
             )));
         }
@@ -116,40 +116,45 @@ impl RedisStore {
         Ok(self)
     }
 
-    /// Whether a waiter whose node does not listen (`PUBSUB NUMSUB` is 0) is passed over in a hand-over, keeping its
-    /// place. On unless set. Off where subscribers sit on other servers than the one that hands over.
+    /// Sets whether a hand-over skips a waiter whose node does not listen (`PUBSUB NUMSUB` is 0). The waiter keeps its
+    /// place.
+    ///
+    /// The default is on. Turn it off if subscribers connect to other servers than the server that hands over.
     pub fn with_probe(mut self, probe: bool) -> Self {
         self.edit().probe = probe;
         self
     }
 
-    /// How long connecting, and subscribing, may take; 2 s unless set. Longer: a slow network is not taken for a dead
-    /// one. Shorter: a dead one is noticed earlier.
+    /// Sets how long connecting and subscribing may take. The default is 2 s.
+    ///
+    /// With a longer timeout, a slow network is not treated as a dead one. With a shorter one, a dead network is noticed
+    /// earlier.
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
         self
     }
 
-    /// Calls its connections after the node, for who looks at `CLIENT LIST`. Since Redis 7.2 a connection also has the name
-    /// of its library, the one way to name an inbox: it is no command that one could send. A client of the user's that
-    /// says something of its own there is left alone.
+    /// Names the store's connections after the node, for operators that read `CLIENT LIST`.
+    ///
+    /// Since Redis 7.2 a connection also has a library name. An inbox can have no other name, because it sends no
+    /// command. A library name that the user's client sets already stays.
     pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
         let inner = self.edit();
-        inner.called = config::called(node);
+        inner.connection_name = config::connection_name(node);
         let info = inner.client.get_connection_info();
         let settings = info.redis_settings().clone();
         if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
-            let settings = settings.set_lib_name(&*inner.called, env!("CARGO_PKG_VERSION"));
+            let settings = settings.set_lib_name(&*inner.connection_name, env!("CARGO_PKG_VERSION"));
             inner.client = open(info.clone().set_redis_settings(settings))?;
         }
         Ok(self)
     }
 
-    /// Whether a pool leads to this store's server and database, as far as its users may ask.
+    /// Returns whether a pool leads to this store's server and database, as far as the Redis users may ask.
     #[cfg(feature = "bb8")]
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
-        let asked = tokio::time::timeout(inner.timeout, pool::is_same_place(pool, &inner.client)).await;
+        let asked = tokio::time::timeout(inner.timeout, pool::is_same_server(pool, &inner.client)).await;
         let asked = asked.map_err(|_| link::too_slow(inner))?;
         asked.map_err(|error| link::cannot_open(inner, error))
     }
@@ -171,7 +176,7 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-/// For messages, without a password.
+/// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the Redis at {}", self.inner.address())
@@ -182,7 +187,7 @@ fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }
 
-/// What to do about a URL of a set-up that is not supported yet.
+/// Returns advice for a URL of a set-up that is not supported yet.
 fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split_once("://")?.0.to_ascii_lowercase();
     if scheme.contains("sentinel") {
@@ -197,8 +202,7 @@ fn unsupported(url: &str) -> Option<&'static str> {
     }
 }
 
-/// The URL without what stands between the scheme and the last `@`, and without its query: that of a socket has the password
-/// there.
+/// Returns the URL without user and password, and without its query: the query of a socket's URL contains the password.
 fn redacted(url: &str) -> String {
     let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
     let is_socket = scheme.is_some_and(|scheme| scheme.ends_with("unix"));
@@ -249,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_url_is_told_without_its_password() {
+    fn the_error_for_a_bad_url_hides_the_password() {
         for url in [
             "redis://user:hunter2@",
             "http://user:hunter2@host/",
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_tells_the_server_and_no_password() {
+    fn debug_shows_the_server_and_hides_the_password() {
         let store = RedisStore::open("redis://user:hunter2@host:1234/").unwrap();
         let text = format!("{store:?}");
         assert!(text.contains("host:1234") && !text.contains("hunter2"), "{text}");
@@ -281,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_keeps_out_of_our_own_names() {
+    fn a_prefix_cannot_collide_with_the_names_of_queues_and_clock() {
         let store = || RedisStore::open("redis://host/").unwrap();
         for prefix in ["", "t", "tenur", "tenure", "tenure1:q:"] {
             store().with_prefix(prefix).unwrap_err();

@@ -1,4 +1,4 @@
-//! How things are called in Redis: records, queues, what is known of jobs, channels.
+//! The names in Redis: records, queues, memories of jobs and elections, and channels.
 
 use std::sync::LazyLock;
 
@@ -7,26 +7,26 @@ use crc::{CRC_16_XMODEM, Crc};
 use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
 
-/// The format of names and pushes.
+/// The version of the formats of names and pushes.
 const FORMAT: &str = "tenure1";
-/// Where a server keeps the last grant number.
+/// The key that holds the last grant number of a server.
 pub(super) const CLOCK: &str = "tenure1:clock";
 
-/// How keys are called in Redis.
+/// The names of keys in Redis.
 #[derive(Debug, Clone)]
 pub(super) struct Names {
     pub(super) prefix: Box<[u8]>,
 }
 
 impl Names {
-    /// Records begin with `prefix`.
+    /// Creates the names whose records begin with `prefix`.
     pub(super) fn new(prefix: &[u8]) -> Self {
         Names {
             prefix: prefix.into(),
         }
     }
 
-    /// About how long a record's name is.
+    /// Returns the approximate length of a record's name, in bytes.
     pub(super) fn length(&self, name: &Name) -> usize {
         self.prefix.len() + name.key.as_bytes().len()
     }
@@ -39,14 +39,14 @@ impl Names {
         }
     }
 
-    /// Appends the name of what is known of a job or an election. It has the same tag as the record and the queue.
+    /// Appends the name of the memory of a job or an election. Its tag equals the tag of the record and of the queue.
     pub(super) fn push_memory(&self, name: &Name, out: &mut Vec<u8>) {
         let letter = if name.kind == Kind::Election { b'v' } else { b'j' };
         self.push_named(letter, name, out);
     }
 
-    /// Appends the name of a queue: the name of the record behind a tag that brings it to the record's slot. The record
-    /// itself cannot be the tag, as it may hold braces.
+    /// Appends the name of a queue: a tag, then the name of the record. The tag puts the queue into the record's slot.
+    /// The record itself cannot be the tag, because it may contain braces.
     pub(super) fn push_queue(&self, name: &Name, out: &mut Vec<u8>) {
         push_tagged(b'q', out, |out| self.push_record(name, out));
     }
@@ -60,7 +60,7 @@ impl Names {
         out.extend_from_slice(name.key.as_bytes());
     }
 
-    /// The name whose record this is.
+    /// Returns the name to which a record belongs, or `None` if the record is not of this kind.
     pub(super) fn name(&self, kind: Kind, record: &[u8]) -> Option<Name> {
         let full = match letter(kind) {
             Some(letter) => untagged(letter, record)?,
@@ -71,7 +71,7 @@ impl Names {
     }
 }
 
-/// Stands before the record of a kind. A lock has none: its record is shared with other libraries.
+/// Returns the letter in the record names of a kind. Locks have none, because other libraries share their records.
 fn letter(kind: Kind) -> Option<u8> {
     match kind {
         Kind::Lock => None,
@@ -82,26 +82,26 @@ fn letter(kind: Kind) -> Option<u8> {
     }
 }
 
-/// Appends a name that `push` makes, behind a letter and a tag by which Redis puts it into the slot of that name.
+/// Appends a letter, a tag and the name that `push` writes. The tag puts the whole into the slot of that name.
 fn push_tagged(letter: u8, out: &mut Vec<u8>, push: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(FORMAT.as_bytes());
     out.extend_from_slice(&[b':', letter, b':', b'{']);
-    let place = out.len()..out.len() + TAG;
-    out.extend_from_slice(&[0; TAG]);
+    let place = out.len()..out.len() + TAG_LENGTH;
+    out.extend_from_slice(&[0; TAG_LENGTH]);
     out.push(b'}');
     push(out);
     let tag = tag(slot(&out[place.end + 1..]));
     out[place].copy_from_slice(tag);
 }
 
-/// What stands behind the tag of a record whose name has one.
+/// Returns the text behind the tag of a record, or `None` if the record has no such tag.
 fn untagged(letter: u8, record: &[u8]) -> Option<&[u8]> {
     let tagged = record.strip_prefix(FORMAT.as_bytes())?;
     let tagged = tagged.strip_prefix(&[b':', letter, b':', b'{'])?;
-    tagged.get(TAG..)?.strip_prefix(b"}")
+    tagged.get(TAG_LENGTH..)?.strip_prefix(b"}")
 }
 
-/// The slot of a key by the rules of Redis Cluster: of what stands in the first braces, if anything does.
+/// Returns the slot of a key by the rules of Redis Cluster: the hash of the text in the first braces, or else of the key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
         let inner = &key[open + 1..];
@@ -111,20 +111,21 @@ fn slot(key: &[u8]) -> u16 {
     CRC.checksum(tag.unwrap_or(key)) % SLOTS as u16
 }
 
-/// The one of Redis Cluster.
+/// The checksum of Redis Cluster.
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 const SLOTS: usize = 16384;
 
-/// How long a tag is.
-const TAG: usize = 4;
+/// The length of a tag in bytes.
+const TAG_LENGTH: usize = 4;
 
-/// A short text that hashes to `slot`, the same in every process and release: it is part of names. All of them are 64 kB,
-/// found by the first who asks; to search for one costs as much as for most.
+/// Returns a short text that hashes to `slot`. It is part of names, so it is the same in every process and release.
+///
+/// The table of all tags takes 64 kB. The first call builds it: a search for one tag costs as much as the table.
 fn tag(slot: u16) -> &'static [u8] {
-    static TAGS: LazyLock<Vec<[u8; TAG]>> = LazyLock::new(|| {
+    static TAGS: LazyLock<Vec<[u8; TAG_LENGTH]>> = LazyLock::new(|| {
         const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-        let mut tags = vec![[0; TAG]; SLOTS];
+        let mut tags = vec![[0; TAG_LENGTH]; SLOTS];
         let mut missing = SLOTS;
         for n in 0..DIGITS.len().pow(4) {
             let text = [36 * 36 * 36, 36 * 36, 36, 1].map(|unit| DIGITS[n / unit % 36]);
@@ -142,7 +143,7 @@ fn tag(slot: u16) -> &'static [u8] {
     &TAGS[slot as usize % SLOTS]
 }
 
-/// The channel on which a node is told of its grants.
+/// Returns the channel to which grants for a node are published.
 pub(super) fn channel(node: NodeId) -> String {
     format!("{FORMAT}:n:{node}")
 }
@@ -157,7 +158,7 @@ mod tests {
             assert_ne!(tag(n)[0], 0, "slot {n}");
             assert_eq!(slot(tag(n)), n);
         }
-        // As Redis says: CLUSTER KEYSLOT.
+        // Values from CLUSTER KEYSLOT of a Redis server.
         assert_eq!(slot(b"123456789"), 0x31c3);
         assert_eq!(slot(b"foo{hash_tag}"), 2515);
         assert_eq!(slot(b"{}foo"), slot(b"x{}foo".strip_prefix(b"x").unwrap()));
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_lies_in_the_slot_of_its_record() {
+    fn all_names_of_a_key_are_in_the_slot_of_its_record() {
         let names = Names::new(b"lock:");
         for key in [
             &b"a"[..],

@@ -1,8 +1,9 @@
-//! A pool of the user's, and the client beside it.
+//! A check of the user's connection pool against the client that is given with it.
 //!
-//! All connections of ours come from the client. A pool's manager keeps its own to itself and leaves no say in the
-//! options: made from a URL it has Nagle's algorithm on, which costs a second trip under load, and a connection that is
-//! checked out is shared with the user's commands. So the pool is asked one thing, whether it leads to the same place.
+//! The store opens all its connections from the client, never from the pool, for two reasons. A pool made from a URL
+//! gives no access to the socket options: it uses Nagle's algorithm, which costs a second round trip under load. And a
+//! connection from the pool is shared with the user's commands. So the store only asks whether the pool leads to the
+//! same server.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisResult};
@@ -10,32 +11,33 @@ use redis::{Client, RedisResult};
 use crate::store::redis::link::{field, result, text};
 use crate::store::redis::tls;
 
-/// A pool of the user's.
+/// A connection pool of the user.
 pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 
-/// Whether a pool and a client lead to one server and database. What a user may not ask for differs from nothing.
+/// Returns whether a pool and a client lead to the same server and database. A value that the Redis user may not read
+/// counts as equal.
 ///
-/// For the caller's own runtime: the pool runs code of the user's.
-pub(super) async fn is_same_place(pool: &Pool, client: &Client) -> RedisResult<bool> {
-    tls::provide(client.get_connection_info().addr());
-    let theirs = Place::of(pool.dedicated_connection().await?).await?;
-    let ours = Place::of(client.get_multiplexed_async_connection().await?).await?;
-    Ok(is_same(theirs.server, ours.server) && is_same(theirs.database, ours.database))
+/// Must run on the caller's own runtime, because the pool runs code of the user.
+pub(super) async fn is_same_server(pool: &Pool, client: &Client) -> RedisResult<bool> {
+    tls::install_provider(client.get_connection_info().addr());
+    let of_pool = ServerIdentity::of(pool.dedicated_connection().await?).await?;
+    let of_client = ServerIdentity::of(client.get_multiplexed_async_connection().await?).await?;
+    Ok(may_be_equal(of_pool.server, of_client.server) && may_be_equal(of_pool.database, of_client.database))
 }
 
-fn is_same(one: Option<String>, other: Option<String>) -> bool {
+fn may_be_equal(one: Option<String>, other: Option<String>) -> bool {
     one.is_none() || other.is_none() || one == other
 }
 
-/// Where a connection leads.
-struct Place {
-    /// A new one each time a server is started.
+/// The identity of a connection's server and database. A field is `None` if the Redis user may not read it.
+struct ServerIdentity {
+    /// The server's run id, which is new each time the server starts.
     server: Option<String>,
     database: Option<String>,
 }
 
-impl Place {
-    async fn of(mut connection: MultiplexedConnection) -> RedisResult<Place> {
+impl ServerIdentity {
+    async fn of(mut connection: MultiplexedConnection) -> RedisResult<ServerIdentity> {
         let mut questions = redis::pipe();
         questions.cmd("INFO").arg("server");
         questions.cmd("CLIENT").arg("INFO");
@@ -48,7 +50,7 @@ impl Place {
         let database = client
             .split_whitespace()
             .find_map(|word| word.strip_prefix("db="));
-        Ok(Place {
+        Ok(ServerIdentity {
             server: server.and_then(|info| field(&info, "run_id").map(str::to_owned)),
             database: database.map(str::to_owned),
         })

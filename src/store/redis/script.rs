@@ -1,34 +1,35 @@
-//! The scripts, one for each kind of keys, made of the same files: every verb gives the replies of the
-//! [ledger](crate::protocol::ledger), by functions of the same names. A batch is all of one kind.
+//! The scripts: one for each kind of name, composed of shared files. A batch contains names of one kind only.
 //!
-//! A server gets the text as it is written, comments included. Redis limits the length of what it reads only before a client has
-//! authenticated (redis#9588), and a script is loaded after the server answered ROLE.
+//! Each verb gives the replies of the [ledger](crate::protocol::ledger); its main functions have the ledger's names.
+//!
+//! The server gets the text with its comments. Redis limits the length of its input only before a client has
+//! authenticated (redis#9588). A script is loaded after the server answered ROLE, so after authentication.
 
 use std::sync::LazyLock;
 
 use crate::protocol::message::Kind;
 
-/// A script and the name by which a server knows it.
+/// A script and the hash by which a server knows it.
 #[derive(Debug)]
-pub(super) struct Script {
-    /// The whole text.
+pub(super) struct LuaScript {
+    /// The whole text of the script.
     pub(super) text: String,
-    /// Its SHA-1, in hexadecimal.
+    /// The SHA-1 of the text, in hexadecimal.
     pub(super) sha: String,
 }
 
-/// Makes the script of a kind from files of the folder `lua`, in the order in which they are run.
+/// Composes the script of a kind from files of the folder `lua`, in the order of their execution.
 macro_rules! script {
     ($kind:literal, $($file:literal)+) => {
         LazyLock::new(|| {
             let kind = concat!("local kind = '", $kind, "'\n");
-            Script::new([kind, $(include_str!(concat!("lua/", $file, ".lua"))),+].concat())
+            LuaScript::new([kind, $(include_str!(concat!("lua/", $file, ".lua"))),+].concat())
         })
     };
 }
 
-/// The script that applies a batch of each kind, in the order of [`Kind::ALL`].
-pub(super) static SCRIPTS: [LazyLock<Script>; Kind::ALL.len()] = [
+/// The script that applies a batch, for each kind in the order of [`Kind::ALL`].
+pub(super) static SCRIPTS: [LazyLock<LuaScript>; Kind::ALL.len()] = [
     script!(
         "lock",
         "open" "plain" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "yield" "pass" "extend" "all" "batch"
@@ -48,10 +49,10 @@ pub(super) static SCRIPTS: [LazyLock<Script>; Kind::ALL.len()] = [
     ),
 ];
 
-impl Script {
+impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();
-        Script { text, sha }
+        LuaScript { text, sha }
     }
 }
 
@@ -60,7 +61,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// `KEYS[…]` and `ARGV[…]` as they are written in a text, spaces left out.
+    /// Returns each `KEYS[…]` and `ARGV[…]` in a text, without spaces.
     fn used<'a>(text: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         for line in text {
@@ -77,7 +78,7 @@ mod tests {
         found
     }
 
-    /// The files of the folder `lua`, each with its name.
+    /// Returns the name and the text of each file in the folder `lua`.
     fn files() -> Vec<(String, String)> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis/lua");
         let paths = std::fs::read_dir(folder)
@@ -90,7 +91,7 @@ mod tests {
         paths.map(named).collect()
     }
 
-    /// The header and the body.
+    /// Returns the header and the body of a file.
     fn parts(file: &str) -> (Vec<&str>, impl Iterator<Item = &str>) {
         let header: Vec<_> = file.lines().take_while(|line| line.starts_with("--")).collect();
         let body = file.lines().skip(header.len());
@@ -110,22 +111,22 @@ mod tests {
             );
             assert!(
                 header.iter().any(|line| line.starts_with("-- returns")),
-                "{name}: says what it returns"
+                "{name}: the header says what the script returns"
             );
-            let (body, told) = (used(body), used(header.into_iter()));
-            // The first file names what stands where for all of them, and a header may name a key that a function of
+            let (body, named) = (used(body), used(header.into_iter()));
+            // The header of `open` lists the words for all files. A header may name a key that only a function of
             // another file reads.
-            let whole = if name == "open" { &everywhere } else { &body };
+            let used_by_all = if name == "open" { &everywhere } else { &body };
             for word in &body {
                 assert!(
-                    told.contains(word),
-                    "{name}: the body uses {word}, the header does not say so"
+                    named.contains(word),
+                    "{name}: the body uses {word}, which the header does not name"
                 );
             }
-            for word in told.iter().filter(|word| word.starts_with("ARGV[")) {
+            for word in named.iter().filter(|word| word.starts_with("ARGV[")) {
                 assert!(
-                    whole.contains(word),
-                    "{name}: the header names {word}, the body does not use it"
+                    used_by_all.contains(word),
+                    "{name}: the header names {word}, which the body does not use"
                 );
             }
         }

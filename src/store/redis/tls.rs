@@ -1,4 +1,4 @@
-//! What TLS needs, and what it may have to do with a connection that does not open.
+//! What TLS connections need, and advice for connections that do not open.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -8,27 +8,27 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-/// Sees to it that there are ciphers before a connection is opened.
+/// Installs a TLS provider before a connection is opened, if the process has none.
 ///
-/// rustls has one provider of them per process. redis-rs chooses none, and where features leave the choice open the
-/// first connect panics. The process's own is kept.
-pub(super) fn provide(address: &ConnectionAddr) {
+/// rustls has one provider per process. redis-rs chooses none: if the enabled features leave the choice open, the first
+/// connection panics. A provider that the process has installed stays.
+pub(super) fn install_provider(address: &ConnectionAddr) {
     #[cfg(feature = "rustls")]
     if matches!(address, ConnectionAddr::TcpTls { .. })
         && rustls::crypto::CryptoProvider::get_default().is_none()
     {
-        // Somebody may have been faster, and that one is kept.
+        // Another thread may have installed a provider meanwhile; that one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     #[cfg(not(feature = "rustls"))]
     let _ = address;
 }
 
-/// Opens a connection without holding up the thread that this is called on, which may be the one that renews.
+/// Opens a connection without blocking the current thread, which may be the thread that renews leases.
 ///
-/// Before each TLS connection redis-rs reads the system's certificates from files and parses them, without an await.
-/// They cannot be given to it, so such a connection is opened on another thread. It belongs to this runtime all the
-/// same. Dropping the future gives the attempt up.
+/// Before each TLS connection redis-rs reads and parses the system's certificates, without an await. A caller cannot
+/// supply them. So a TLS connection is opened on another thread, and still belongs to the current runtime. Dropping the
+/// future cancels the attempt.
 pub(super) async fn open<T, F>(address: &ConnectionAddr, opening: F) -> RedisResult<T>
 where
     F: Future<Output = RedisResult<T>> + Send + 'static,
@@ -37,9 +37,9 @@ where
     if !matches!(address, ConnectionAddr::TcpTls { .. }) {
         return opening.await;
     }
-    let (runtime, given_up) = (Handle::current(), CancellationToken::new());
-    let _give_up = given_up.clone().drop_guard();
-    let opened = spawn_blocking(move || runtime.block_on(given_up.run_until_cancelled(opening)));
+    let (runtime, cancelled) = (Handle::current(), CancellationToken::new());
+    let _cancel_on_drop = cancelled.clone().drop_guard();
+    let opened = spawn_blocking(move || runtime.block_on(cancelled.run_until_cancelled(opening)));
     match opened.await {
         Ok(opened) => opened.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::Interrupted).into())),
         Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
@@ -47,9 +47,9 @@ where
     }
 }
 
-/// What to look at when somebody is there and does not understand us, or, without an error, says nothing.
+/// Returns advice for a peer that sends unexpected data, or, without an error, sends nothing.
 pub(super) fn hint(address: &ConnectionAddr, error: Option<&RedisError>) -> &'static str {
-    // A server that expects plain words waits for the end of a line, which TLS never sends.
+    // A server without TLS waits for the end of a line, which a TLS client never sends.
     let is_silent = error.is_none();
     let hangs_up = error.is_some_and(|error| error.is_connection_dropped() && !error.is_connection_refusal());
     let is_gibberish = error.is_some_and(|error| {
@@ -85,22 +85,22 @@ mod tests {
             io::ErrorKind::InvalidData,
             "received corrupt message of type InvalidContentType",
         );
-        for told in [&hung_up, &gibberish] {
-            assert!(hint(&plain, Some(told)).contains("rediss://"), "{told}");
-            assert!(hint(&tls, Some(told)).contains("speak TLS"), "{told}");
+        for error in [&hung_up, &gibberish] {
+            assert!(hint(&plain, Some(error)).contains("rediss://"), "{error}");
+            assert!(hint(&tls, Some(error)).contains("speak TLS"), "{error}");
         }
         assert!(hint(&tls, None).contains("speak TLS"));
-        // A network that loses everything looks the same, and is more common.
+        // A network that drops every packet looks the same, and is more common.
         assert_eq!(hint(&plain, None), "");
         let refused = error(io::ErrorKind::ConnectionRefused, "refused");
         let unknown = error(io::ErrorKind::Other, "failed to lookup address");
-        let stranger = error(
+        let untrusted = error(
             io::ErrorKind::InvalidData,
             "invalid peer certificate: UnknownIssuer",
         );
-        for clear in [&refused, &unknown, &stranger] {
-            assert_eq!(hint(&plain, Some(clear)), "", "{clear}");
-            assert_eq!(hint(&tls, Some(clear)), "", "{clear}");
+        for error in [&refused, &unknown, &untrusted] {
+            assert_eq!(hint(&plain, Some(error)), "", "{error}");
+            assert_eq!(hint(&tls, Some(error)), "", "{error}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Actions: the script of each, its call and its answer. What is written under leases is wrapped in a script that looks at those
-//! first.
+//! Actions: the script, the call and the answer of each. A script that checks the leases first encloses a guarded write.
 
 use redis::{Cmd, Value};
 
@@ -7,16 +6,16 @@ use crate::protocol::message::{Failure, Mode, Name, Permits, Reply, WriteAnswer}
 use crate::protocol::write::{Action, GuardedWrite, WriteBody};
 use crate::store::redis::codec::malformed;
 use crate::store::redis::names::Names;
-use crate::store::redis::script::Script;
+use crate::store::redis::script::LuaScript;
 
 const CHECK: &str = include_str!("lua/write.lua");
 const COMMANDS: &str = include_str!("lua/commands.lua");
 const GLOBALS: &str = include_str!("lua/globals.lua");
 const FORGET: &str = include_str!("lua/forget.lua");
 
-/// An action on its way: the script, and the call of it.
+/// An action that is ready to send: its script, and the call of that script.
 pub(super) struct ActionCall {
-    pub(super) script: Script,
+    pub(super) script: LuaScript,
     pub(super) call: Cmd,
 }
 
@@ -27,7 +26,7 @@ pub(super) fn encode(name: &Name, action: &Action, names: &Names) -> ActionCall 
     }
 }
 
-/// What the script of an action answered.
+/// Decodes the answer of an action's script.
 pub(super) fn decode(action: &Action, answer: Value) -> Result<Reply, Failure> {
     match action {
         Action::Write(_) => Ok(Reply::Written(decode_write(answer)?)),
@@ -44,38 +43,40 @@ fn encode_forget(name: &Name, names: &Names) -> ActionCall {
     names.push_record(name, &mut record);
     names.push_queue(name, &mut queue);
     names.push_memory(name, &mut memory);
-    let script = Script::new(FORGET.to_owned());
+    let script = LuaScript::new(FORGET.to_owned());
     let mut call = Cmd::new();
     call.arg("EVALSHA").arg(&*script.sha).arg(3);
     call.arg(record).arg(queue).arg(memory);
     ActionCall { script, call }
 }
 
-/// What is checked first, for so many leases.
-fn check(leases: usize) -> String {
+/// Returns the code that checks the given number of leases before the write.
+fn check_of(leases: usize) -> String {
     format!("local n={leases}\n{CHECK}")
 }
 
-/// The code of ours that does commands.
-fn wrap(body: &str, leases: usize) -> Script {
-    Script::new(format!(
+/// Returns the script around code of this crate that executes commands.
+fn wrap(body: &str, leases: usize) -> LuaScript {
+    LuaScript::new(format!(
         "local why,body=nil,function(KEYS,ARGV)\n{body}\nend\n{}",
-        check(leases)
+        check_of(leases)
     ))
 }
 
-/// The caller's code is a text in the script, so that nothing in it ends the function that it is, and what is wrong with it is an
-/// answer like others: an error of the server's that quotes it may be no text, which would end the connection. It stands first, so
-/// that it sees nothing of ours, and on the first line, so that an error names the line of the caller's text.
-fn wrap_text(text: &str, leases: usize) -> Script {
+/// Returns the script around a script of the caller, which it contains as a string.
+///
+/// Nothing in the string can end the function around it. A syntax error becomes an ordinary answer: a server's error that
+/// quotes the script may not be valid UTF-8, which would end the connection. The string stands before the check, so that
+/// it sees no local variable of the check. It stands on the first line, so that errors name lines of the caller's text.
+fn wrap_text(text: &str, leases: usize) -> LuaScript {
     let escape = |byte: u8| match byte {
         b'"' | b'\\' | ..b' ' | 0x7f.. => format!("\\{byte:03}"),
         _ => char::from(byte).to_string(),
     };
     let quoted: String = text.bytes().map(escape).collect();
-    Script::new(format!(
+    LuaScript::new(format!(
         "local body,why=loadstring(\"local KEYS,ARGV=... {quoted}\",'@user_script')\n{GLOBALS}{}",
-        check(leases)
+        check_of(leases)
     ))
 }
 
@@ -131,27 +132,27 @@ fn encode_write(write: &GuardedWrite, names: &Names) -> ActionCall {
     ActionCall { script, call }
 }
 
-/// What the script around a write answered.
+/// Decodes the answer of the script around a write.
 fn decode_write(answer: Value) -> Result<WriteAnswer, Failure> {
     let Value::Array(parts) = answer else {
-        return Err(malformed("the answer to a write is no list"));
+        return Err(malformed("the answer to a write is not a list"));
     };
-    if let [Value::Int(0), places @ ..] = &*parts
-        && !places.is_empty()
+    if let [Value::Int(0), positions @ ..] = &*parts
+        && !positions.is_empty()
     {
-        let place = |value: &Value| match value {
-            Value::Int(place) => usize::try_from(*place).ok()?.checked_sub(1),
+        let position = |value: &Value| match value {
+            Value::Int(position) => usize::try_from(*position).ok()?.checked_sub(1),
             _ => None,
         };
-        let places: Option<Vec<usize>> = places.iter().map(place).collect();
+        let positions: Option<Vec<usize>> = positions.iter().map(position).collect();
         let unknown = || malformed("a write was refused for a lease that it does not have");
-        return places.map(WriteAnswer::NotCurrent).ok_or_else(unknown);
+        return positions.map(WriteAnswer::NotCurrent).ok_or_else(unknown);
     }
     let mut parts = parts.into_iter();
     match (parts.next(), parts.next()) {
         (Some(Value::Int(1)), reply) => Ok(WriteAnswer::Done(Box::new(reply.unwrap_or_default()))),
         (Some(Value::Int(2)), Some(Value::BulkString(said))) if said.is_empty() => {
-            Ok(WriteAnswer::Failed("an error without words".to_owned()))
+            Ok(WriteAnswer::Failed("an error without text".to_owned()))
         }
         (Some(Value::Int(2)), Some(Value::BulkString(said))) => {
             Ok(WriteAnswer::Failed(String::from_utf8_lossy(&said).into_owned()))
@@ -168,7 +169,7 @@ mod tests {
     use crate::protocol::write::Precondition;
 
     #[test]
-    fn keys_and_arguments_of_the_caller_stand_behind_those_of_the_leases() {
+    fn keys_and_arguments_of_the_caller_follow_those_of_the_leases() {
         let claim_id = ClaimId {
             node: NodeId::numbered(1),
             claim: ClaimNumber(2),
@@ -207,14 +208,14 @@ mod tests {
         let ActionCall { script, call } = encode_write(&write, &Names::new(b"lock:"));
         let packed = String::from_utf8(call.get_packed_command()).unwrap();
         let words: Vec<&str> = packed.split("\r\n").skip(2).step_by(2).collect();
-        let ours = format!("{claim_id}:");
+        let holder = format!("{claim_id}:");
         assert_eq!(words[..3], ["EVALSHA", &*script.sha, "4"]);
         assert!(
             words[3].starts_with("tenure1:s:{") && words[5].starts_with("tenure1:q:{"),
             "{words:?}"
         );
         assert_eq!((words[4], words[6]), ("lock:b", "stock"));
-        let of_leases = [&*ours, "17", "2/3", &*ours, "18", ""];
+        let of_leases = [&*holder, "17", "2/3", &*holder, "18", ""];
         assert_eq!(words[7..13], of_leases);
         assert_eq!(words[13..], ["2", "DECR", "stock", "1", "PING"]);
     }

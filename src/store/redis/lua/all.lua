@@ -1,18 +1,18 @@
--- all: of claims that go together none is granted before each was found to be free, or to be had beside readers by one that
--- reads, and nobody waits for it who may be granted it or comes first. What can be had of those that are not granted is
--- answered by A; the others by what stands in the way.
--- KEYS[i]       the record
--- KEYS[n+1+i]   the queue
--- ARGV[word+2]  the holder
--- ARGV[word+5]  tick: 1 for those that read
--- returns       A = it is free, and another is not
+-- all: checks claims that go together. They are granted only if every key is free, or shared by readers that a reader
+-- may join. No live waiter may come first. If one claim cannot be granted, none is: a claim for a key that is free is
+-- answered A, and each other claim is answered as if it had come alone.
+-- KEYS[i]       record
+-- KEYS[n+1+i]   queue
+-- ARGV[word+2]  holder
+-- ARGV[word+5]  tick: 1 for a reader, else 0
+-- returns       nothing: `apart` names the claims to answer A, which is: this key is free, and another key is not
 if together and not late then
   local free, all = {}, true
   for i = first, n do
     local word = at + (i - first) * words
     local holder = ARGV[word + 2]
     local owns = records[i] and find(records[i], holder, 1, true) == 1
-    -- MGET said nil also if it is no string.
+    -- MGET also answers nil for a value that is not a string.
     if not records[i] and pcall(look, i) then
       owns = shared[i] and call('ZSCORE', KEYS[i], 'n' .. holder)
       local well, given, own, rest, blocked = true, owns, nil, false

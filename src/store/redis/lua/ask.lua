@@ -1,15 +1,19 @@
--- ask: what is known of a job. A free one is moved on. `o`: the tick that was begun and has not ended well, and is not
--- older than the word `tick` says, in ms. `to` is <print>:<over>: the asker's fingerprint, which is kept, and the latest
--- tick that it knows to be over. If that is open, the server came back with an older copy, and takes it for over. `z`: a
--- mark ahead of the server's clock is brought back to it. `v`: whether the holder owns the job, for this tick. `m`: the
--- same, and what the runs of the tick have left. `s`: the same, and `to`, <seq>:<data>, is kept if it does.
--- KEYS[i]       the record
--- KEYS[n+1+i]   the queue
--- returns       U<open tick, or 0>:<ahead>:<1 when another fingerprint was kept>:<now>:<1 when a tick that is over was
---               open>:<1 when the holder owns it>:<mark>:<latest tick that went well>:<`passed`, or 0:0>:, and then
---               nothing, or = and what the runs of the tick have left
+-- ask: answers a call about a job. If the job has no owner, its key first goes to the next live waiter.
+--   o = open:   returns the tick that was begun, has not ended well, and is at most `tick` ms old. `to` is
+--               <print>:<over>: the caller's fingerprint, which the store keeps, and the latest tick that the caller
+--               knows to be over. If that tick is open here, the server came back with an older copy of its data. Then
+--               the store marks the tick as over.
+--   z = reset:  sets a mark ahead of the server's clock back to the clock.
+--   v = verify: returns whether the holder owns the job for this tick.
+--   m = recall: as v, and returns the data that the runs of the tick saved.
+--   s = save:   as v, and saves `to`, which is <seq>:<data>, if the holder owns the job.
+-- KEYS[i]       record
+-- KEYS[n+1+i]   queue
+-- returns       U<open tick, or 0>:<ms by which the mark is ahead of the clock>:<1 = another fingerprint was kept>:<now>:
+--               <1 = a tick that is over was open>:<1 = the holder owns the job>:<mark>:<latest tick that went well>:
+--               <`passed`, or 0:0>: then nothing, or = and the saved data.
 if asks then
-  -- Keeps what a run leaves, unless something later of the same run came first.
+  -- Saves data of a run, unless data with a later number of the same run came first.
   local function save(job, tick, to)
     local colon = find(to, ':', 1, true)
     local seq, run = string.sub(to, 1, colon - 1), format('%d:%d:', tick, job.attempt)
@@ -30,13 +34,13 @@ if asks then
     end
     if not records[i] and queues ~= 0 then
       hand_over(i, queue, job)
-      -- Whom it is asked about may be who was next.
+      -- The holder in question may be the waiter that was just granted.
       number = find(records[i] or '', holder, 1, true) == 1
     end
     local open, ahead, differs, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, ''
     local mark = job.mark
     local owns = verb ~= 'o' and verb ~= 'z' and number and tick == mark
-    -- As they are: a node that cannot read them does without.
+    -- These two are returned as they are stored. A node that cannot read them ignores them.
     local found = redis.call('HMGET', job.key, 'well', 'passed')
     if verb == 'z' then
       if ahead > 0 then
@@ -44,7 +48,7 @@ if asks then
         if job.skipped > ms then redis.call('HSET', job.key, 'skipped', format('%d', ms)) end
       end
     elseif verb == 'o' then
-      -- Here the word says how old the tick may be.
+      -- For this verb the word `tick` is the greatest age of a tick, in ms.
       if job.attempt > 0 and not job.done and mark <= ms and mark + tick >= ms then open = mark end
       if print ~= '0' then
         local kept = redis.call('HGET', job.key, 'print')

@@ -1,10 +1,10 @@
--- batch: every request from the first that is not plain, in turn, each answered on its own.
--- KEYS[i]           the record
--- KEYS[n+1+i]       the queue
--- KEYS[n+1]         the clock
+-- batch: executes the requests that plain.lua did not execute, in order. Each gets its own reply.
+-- KEYS[i]           record
+-- KEYS[n+1+i]       queue
+-- KEYS[n+1]         clock
 -- ARGV[at+1..at+6]  all words of a request
--- returns           {server time in µs, one reply per request}: what its verb answers, W<number>:<attempt> for the
---                   number of a tick, L = late, A = apart, see all.lua, E<error>
+-- returns           {server time in µs, one reply per request}: the reply of the verb's function; W<number>:<attempt> if
+--                   a tick was granted; L = late; A = another key of the group is not free, see all.lua; E<error>
 local acts = { c = claim, w = claim, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend }
 for i = first, n do
   local verb, holder, lease, hold, tick, to = unpack(ARGV, at + 1, at + 6)
@@ -16,8 +16,8 @@ for i = first, n do
   elseif tick ~= '0' then
     entry = entry .. ':' .. tick
   end
-  gives = false
-  -- MGET said nil also if it is no string. A claim to write finds out when it takes it.
+  gave_share = false
+  -- MGET also answers nil for a value that is not a string. A claim for writing finds out when it sets the record.
   local wrong = job
   if not record and (tick ~= '0' or act ~= claim) then
     local well, why = pcall(look, i)
@@ -31,12 +31,12 @@ for i = first, n do
     reply = 'E' .. wrong.err
   else
     local well
-    -- The grant number in a record that this holder owns.
+    -- The grant number in the record, if this holder owns it.
     local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
     number = number and number > 0 and number < 9007199254740992 and number
     if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
     well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to, verb)
-    -- What is done is done; whoever is not told looks for itself.
+    -- The request was executed in any case. A watcher that gets no push asks again by itself.
     if leads then pcall(elected, i, led, number, hold) end
     if not well then
       reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
@@ -46,6 +46,6 @@ for i = first, n do
   end
   replies[i + 1], at = reply, at + words
 end
--- As in plain.lua: after the grants, and no loss should it fail.
+-- As in plain.lua: after the grants, and a failure loses nothing.
 if last_text then attempt('SET', KEYS[n + 1], last_text) end
 return replies

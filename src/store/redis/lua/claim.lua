@@ -1,12 +1,17 @@
--- claim: the only verb that creates. Take it when it is free, or readers have it and the caller reads, and nobody live
--- waits; else stand in the queue, if the caller waits. A tick only if it is due and may still be run. While an earlier one
--- is in its way, `to` is q: it waits, and what waited so before it is skipped; a number: it is granted if that was the
--- latest tick and has ended, else none of this; empty: it is skipped.
--- KEYS[i]  the record
--- returns  integer = granted, its number; G<number>:<capacity> = granted, and a holder of permits recorded another capacity;
---          V<number>:<tick> = granted, and this tick, which had not ended, never runs again; O = the tick is over; S = the tick was never granted and never is; F<ms> = it comes in so many ms; J<tick>:<1 when it has not ended> =
---          the latest tick, where another is to be run first; Q<ms> or Q = queued, then :<node> of the exclusive owner;
---          P<ms> or P = queued behind an owner who is no claim of ours; B<ms> or B = busy
+-- claim: grants a free key, or lets a reader join readers, if no live waiter comes first. Otherwise a claim that waits
+-- joins the queue. Only this verb creates an owner or a waiter. A tick is granted only if it is due and still open. If
+-- an earlier tick of the job has not ended, or a record blocks the key, `to` decides:
+--   q         wait; ticks that waited here before are skipped
+--   <number>  grant this tick only if that tick is the latest one and has ended; otherwise answer J
+--   empty     skip this tick
+-- KEYS[i]  record
+-- returns  integer = granted, its number
+--          G<number>:<capacity> = granted, but a current holder of permits recorded another capacity
+--          V<number>:<tick> = granted; the tick in the reply had not ended, and never runs again
+--          O = the tick is over; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms
+--          J<tick>:<1 = it has not ended> = another tick must run first; the reply has the latest tick
+--          Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
+--          B<ms> or B = busy
 if claims then
   function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     local key, waits = KEYS[i], verb == 'w'
@@ -14,7 +19,7 @@ if claims then
       if records[i] then redis.call('PEXPIRE', key, hold) else join(i, holder, hold, nil, tick) end
       return number
     end
-    -- The capacity that the present holders of permits were told of; of several the share that ends first says it.
+    -- The capacity that the current holders recorded. If they differ, it is the capacity of the share that ends first.
     local recorded = string.match(shared[i] or '', '/(%d+)$')
     local _, own, rest, blocked
     if not records[i] and queues ~= 0 then
@@ -27,14 +32,14 @@ if claims then
     if own and recorded and recorded ~= string.match(tick, '%d+$') then return format('G%d:%s', own, recorded) end
     if own then return open and format('V%d:%d', own, open) or own end
     if job and tick > job.mark and to ~= '' then
-      -- What comes after a tick that has ended waits for no run: somebody else's record is in the way.
+      -- The earlier tick has ended. So this tick waits for no run: a foreign record blocks it.
       if to ~= 'q' or not waits then return left(i, 'B') end
       if tick - 1 > job.skipped then
         redis.call('HSET', job.key, 'skipped', format('%d', tick - 1))
         job.skipped = tick - 1
       end
     elseif job and tick > job.mark then
-      -- A slow job overlaps nobody, and what it made wait is not run late by somebody else either.
+      -- A job never overlaps itself here, and a tick that came during a run is not run late by another node either.
       redis.call('HSET', job.key, 'skipped', format('%d', tick))
       return left(i, 'B')
     end

@@ -1,6 +1,6 @@
--- commands: commands in turn, until one fails.
--- ARGV[at]  how many words the next command has, which follow
--- returns   the list of their replies
+-- commands: executes commands in order, until one fails.
+-- ARGV[at]  number of words of the next command; the words follow
+-- returns   list of the replies
 local replies, count, at = {}, 0, 1
 while at <= #ARGV do
   local last = at + ARGV[at]

@@ -1,17 +1,19 @@
--- elect: who leads, who is told of that, and what a leader proclaimed. `g`: who leads; where `to` is w, not if that is of the
--- version `tick`: then the holder's node is told when it is no more, for a lease. `i`: what the holder, if it leads, proclaims:
--- `to` is <seq>:<what>.
--- KEYS[i]         the record
--- KEYS[n+1+i]     the queue
--- KEYS[2*n+1+i]   the memory   hash, expires with the leader's lease, or the last of those who watch
---                   number   the number of the grant by which somebody led who proclaimed something
---                   version  a number of the clock, of that
---                   seq      which of those of this leader
---                   said     what
---                   w<node>  the last ms for which it wants to be told
--- returns         T = nobody leads, T<number>:<version>:<node>:, and then nothing, or = and what was proclaimed;
+-- elect: knows the leader of an election, its value and its watchers.
+--   g = leader:   returns the leader. If `to` is w and `tick` is the current version, the holder's node gets a push when
+--                 that version is over, for one lease.
+--   i = proclaim: keeps a value of the holder, if it leads. `to` is <seq>:<value>.
+-- KEYS[i]         record
+-- KEYS[n+1+i]     queue
+-- KEYS[2*n+1+i]   memory   hash, expires with the leader's lease, or with the last watcher
+--                   number   grant number of the leader that proclaimed
+--                   version  version of its value, a number of the clock
+--                   seq      number of the value within the leadership
+--                   said     the value
+--                   w<node>  a watcher: the last ms for which it wants a push
+-- returns         T = no leader; T<number>:<version>:<node>: then nothing, or = and the value;
 --                 H<version> = watched; 0 = proclaimed; X = the holder does not lead
--- A number as it is written here. One that no node can read, or reads as another text, would spoil a whole batch.
+
+-- Returns whether a text is a number in the form that this script writes. Another text would spoil a whole batch.
 local function is_number(text)
   return string.find(text or '', '^[1-9]%d*$') and text + 0 < 9007199254740992
 end
@@ -21,22 +23,22 @@ function leads(i)
   return node_ends == 33 and is_number(number) and number
 end
 
--- A key lives for so many ms at least.
+-- Makes a key live for at least `time` ms.
 local function lives(key, time)
   if redis.call('PTTL', key) < time + 0 then redis.call('PEXPIRE', key, time) end
 end
 
--- Whether somebody watches still. What is no time is past.
+-- Returns whether a watcher still watches. A score that is not a time counts as past.
 local function watches(key, field)
   return (tonumber(redis.call('HGET', key, field)) or 0) >= ms
 end
 
--- Whoever watches is told, and has to look before it is told again.
+-- Pushes to each watcher and removes it. A watcher must ask again before it gets another push.
 local function tell(i, key)
   for _, field in ipairs(redis.call('HKEYS', key)) do
     if string.byte(field) == 119 then
       if watches(key, field) then
-        -- Its count decides nothing, and who watches looks for itself.
+        -- The number of receivers decides nothing: a watcher also asks by itself.
         redis.pcall('PUBLISH', 'tenure1:n:' .. string.sub(field, 2), '1 changed election ' .. KEYS[i])
       end
       redis.call('HDEL', key, field)
@@ -44,8 +46,9 @@ local function tell(i, key)
   end
 end
 
--- What follows an act of somebody who led by that number, if it led: when another leads, or nobody, what was proclaimed before is
--- over, but who leads now may have proclaimed something in the same step; else it lives as long as the lease that was renewed.
+-- Follows each request; `led` is the leader before it. If the leader has changed, watchers get a push, and an old value
+-- is deleted; the new leader may have proclaimed in the same step. If the leader renewed, the value lives as long as its
+-- lease.
 function elected(i, led, number, hold)
   local key = KEYS[2 * n + 1 + i]
   if leads(i) ~= led then
@@ -57,7 +60,7 @@ function elected(i, led, number, hold)
 end
 
 if asks then
-  -- One more who watches. The dead make room for whoever comes.
+  -- Adds a watcher, and removes expired ones when the watcher is new.
   local function watch(key, node, lease)
     if redis.call('HSET', key, 'w' .. node, format('%d', ms + lease)) == 1 then
       for _, field in ipairs(redis.call('HKEYS', key)) do
@@ -81,8 +84,8 @@ if asks then
 
   function ask(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     local key = KEYS[2 * n + 1 + i]
-    -- A write that changes nothing. A replica refuses it, whose answers would mean nothing; and what follows a write is not
-    -- refused for want of memory.
+    -- A write that changes nothing. A replica refuses it, and so says that its answers mean nothing. And the server does
+    -- not refuse a later write of the same script for want of memory.
     redis.call('ZREM', queue, 'b')
     if not records[i] and queues ~= 0 then hand_over(i, queue) end
     local number = leads(i)
@@ -90,7 +93,7 @@ if asks then
     if verb == 'i' then
       if not number or find(records[i], holder, 1, true) ~= 1 then return 'X' end
       if proclaim(key, number, to) then
-        -- Whoever asks may have another lease in mind than the leader has.
+        -- The lease in the request may differ from the leader's lease.
         local left = redis.call('PTTL', KEYS[i])
         lives(key, left > 0 and left or hold)
         tell(i, key)

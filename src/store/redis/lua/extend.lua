@@ -1,13 +1,14 @@
--- extend: an owner's lease to that of the request, if it would end before. Who asks is not the owner.
--- KEYS[i]  the record
+-- extend: lengthens an owner's lease to the lease of the request, if it ends earlier. The node that asks is not the
+-- owner.
+-- KEYS[i]  record
 -- returns  0 = done; X = gone
 if extends then
   function extend(i, queue, number, job, holder, entry, lease, hold, tick)
     local call, key = redis.call, KEYS[i]
     if not records[i] and queues ~= 0 then hand_over(i, queue) end
-    local known = number and not records[i] and ends(i, holder, tick)
+    local known = number and not records[i] and share_end(i, holder, tick)
     if not number or not (records[i] or known) then
-      -- As in pass.
+      -- A write that changes nothing, as in pass.lua.
       call('ZREM', queue, 'b')
       return 'X'
     end

@@ -1,8 +1,9 @@
--- globals: the globals of the caller's script, where the server does not protect its own: before Redis 7.0 an assignment to
--- `redis.call` stays, and breaks every later script. The script has tables in front of the libraries, which end with it and
--- take what it assigns. What reaches the server's own globals is left out, or replaced: loaded code has the same globals, and
--- the strings' metatable is not given away.
--- returns   nothing: `body` has them
+-- globals: gives the caller's script its own global variables, on servers before Redis 7.0. Such a server does not
+-- protect its globals: an assignment to `redis.call` would stay, and break every later script. Here each library is a
+-- new table in front of the original. The tables take the script's assignments, and end with the script. Functions that
+-- reach the server's own globals are left out or replaced: loaded code gets the same tables, and the metatable of
+-- strings is not returned.
+-- returns   nothing: `body` uses these globals
 if body and rawget(_G, 'setfenv') and not rawget(redis, 'REDIS_VERSION_NUM') then
   local function front(library) return setmetatable({}, { __index = library, __metatable = false }) end
   local globals = {

@@ -1,29 +1,29 @@
--- job: what is known of a job, and which of its ticks may be run.
--- KEYS[2*n+1+i]  the memory   hash, never expires
+-- job: reads the memory of a job, and decides which of its ticks may run.
+-- KEYS[2*n+1+i]  memory   hash, never expires
 --                  mark     the tick that was granted last, in ms since 1970
---                  done     1 when it was run to its end
---                  attempt  how often it was granted
---                  winner   <node>:<claim>:<nonce>, to whom it was granted last
+--                  done     1 if that tick has ended
+--                  attempt  how often that tick was granted
+--                  winner   <node>:<claim>:<nonce> of the latest grant
 --                  skipped  the latest tick that came while an earlier one was running
---                  passed   <tick>:<tick>, one that was granted, or 0, and the one granted next
---                  print    the fingerprint of service and expression of whoever asked last
---                  well     the latest tick that was run to its end and went well
---                  saved    <tick>:<attempt>:<seq> of what the runs of a tick have left
---                  data     what that is
--- returns        functions answer what is said above them
+--                  passed   <tick>:<tick>, the tick granted before the mark, or 0, and the mark
+--                  print    the fingerprint of service and expression of the latest caller
+--                  well     the latest tick that ended with success
+--                  saved    <tick>:<attempt>:<seq> of the saved data
+--                  data     the data that the runs of a tick saved
+-- returns        nothing: the comment above each function says what it returns
 do
-  -- Whether a tick may still be run.
+  -- Returns whether a tick may still run.
   local function is_open(job, tick)
     return tick > job.mark and tick > job.skipped or tick == job.mark and not job.done
   end
 
-  -- Whether it may be stood by for: it is being run, or may be run now.
+  -- Returns whether a claim may wait for a tick: the tick is running, or it is due and open.
   local function may_wait(job, tick)
     return is_open(job, tick) and (tick == job.mark or tick <= ms)
   end
 
-  -- What somebody is told whose tick is over: S when it came while an earlier one was running and was never granted, else O.
-  -- Nothing is known of what came before the latest two grants.
+  -- Returns the reply for a tick that is not open: S if it came during an earlier run and was never granted, else O. The
+  -- memory covers the latest two grants only; an older tick gets O.
   local function over(job, tick)
     if tick > job.skipped then return 'O' end
     if tick > job.mark then return 'S' end
@@ -31,23 +31,23 @@ do
     return before and latest + 0 == job.mark and tick > before + 0 and tick < job.mark and 'S' or 'O'
   end
 
-  -- Why a tick cannot be run, by the job's mark and the server's clock; nil when it can. `after`: the tick that it comes
-  -- after, where none is passed over.
+  -- Returns why a tick cannot run now, by the job's mark and the server's clock, or nil if it can. `after` is the tick
+  -- that must have run before it, if no tick may be passed over.
   local function judge(job, tick, after)
     if not is_open(job, tick) then return over(job, tick) end
     if tick > ms then return format('F%d', tick - ms) end
     after = tonumber(after)
     if after and job.known and tick ~= job.mark then
-      -- What was skipped is never run, so nobody waits for it.
+      -- A skipped tick never runs, so no tick waits for it.
       local latest = job.done and math.max(job.mark, job.skipped) or job.mark
       if not (latest == after and job.done) then return format('J%d:%d', latest, job.done and 0 or 1) end
     end
   end
 
-  -- One attempt more at a tick, by a new winner. Comes before the lease: should that fail, an attempt was counted that
-  -- nobody made, and no more.
+  -- Counts one more attempt at a tick, for a new winner. This comes before the lease: if the lease fails, an attempt is
+  -- counted that no node made. That is harmless.
   local function count(job, holder, tick)
-    -- What runs of another tick have left is nothing to this one, which tells by its tick also what could not be removed.
+    -- Data of another tick is useless. If it cannot be deleted, its tick still shows that it belongs to another.
     if job.saved and tick ~= job.mark then
       redis.pcall('HDEL', job.key, 'saved', 'data')
       job.saved = nil
@@ -62,7 +62,7 @@ do
     redis.call('HSET', job.key, unpack(change))
   end
 
-  -- What is known of the job, or an error.
+  -- Reads the memory of the job, or returns an error.
   function recall(i)
     local key = KEYS[2 * n + 1 + i]
     local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved')
@@ -70,12 +70,12 @@ do
     local numbers = {}
     for j = 1, 3 do
       numbers[j] = found[j] and (tonumber(found[j]) or -1) or 0
-      -- A mark that is no number must not bring back ticks that were run.
+      -- A mark that is not a number must not reopen ticks that have run.
       if not (numbers[j] >= 0 and numbers[j] <= 9007199254740992) then
         return { err = 'ERR ' .. key .. ' does not hold what is known of a job' }
       end
     end
-    -- A reply that no node can read would spoil its whole batch. One attempt more is still a number of 32 bits.
+    -- A reply that no node can read would spoil the whole batch. The limit keeps the next attempt within 32 bits.
     numbers[2] = math.floor(math.min(numbers[2], 4294967294))
     return {
       is_open = is_open, may_wait = may_wait, over = over, judge = judge, count = count,

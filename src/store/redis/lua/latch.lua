@@ -1,39 +1,45 @@
--- latch: all calls about latches, which have no owner and no queue. `t`: set it, once per name and life. `n`: count it down by
--- one, once for each id. `u`: how many are left. `h`: whether it came to zero; if not, the holder's node is told when it does,
--- for a lease. Each life has a generation, numbered by the clock, and a count-down does nothing in one that was set after the
--- call: its `tick` is <since>:<until>:<generation that is meant, or 0>:<1 if it may have been executed before>, of h the
--- generation alone. `to` is the id of the call, of t with <count>:<life in ms>: before it.
--- KEYS[i]           the record     hash, expires with its life
---                     gen      the number of this life
---                     first    the same number. Nodes of earlier versions set a latch at zero again, and left here the first
---                              generation of a row, of which all but the last came to zero
---                     by       the id of the call that set it
---                     left     so many count-downs are left
---                     i<id>    a call that counted in this generation, and how many it left
--- KEYS[n+1+i]       who watches    zset, node = last ms for which it wants to be told; expires with the last of them
--- KEYS[n+1]         the clock
+-- latch: executes all calls about latches. A latch has no owner and no queue.
+--   t = set:         sets the latch, once per name and life. `to` is <count>:<life in ms>:<id of the call>.
+--   n = count down:  lowers the count by one, once per id. `to` is the id. `tick` is <since>:<until>:<generation that is
+--                    meant, or 0>:<1 if an earlier request may have been executed>.
+--   u = count:       returns the count.
+--   h = zero:        returns whether the count is zero. If not, the holder's node gets a push at zero, for one lease.
+--                    `tick` is the generation that is meant, or 0.
+-- Each life of a latch has a generation, numbered by the clock. A count-down has no effect on a generation set after its
+-- call.
+-- KEYS[i]           record     hash, expires with the life of the latch
+--                     gen      number of this life
+--                     first    the same number. Nodes of earlier versions set a latch at zero again; then it is the first
+--                              generation of a row, and every generation but the last came to zero
+--                     by       id of the call that set the latch
+--                     left     current count
+--                     i<id>    a call that counted in this generation; the value is the count after it
+-- KEYS[n+1+i]       watchers   zset, node = last ms for which it wants a push; expires with the last watcher
+-- KEYS[n+1]         clock
 -- ARGV[at+1..at+6]  all words of a request
--- returns           {server time in µs, one reply per request}: Y = set by this call; D<left>; K = not set; M<generation> =
---                   set at about the time of the call, nothing was done; C = the same, and it may have been done before;
---                   Z = the call was for one that is over; H<generation> = not at zero, and it is watched; L = late; E<error>
+-- returns           {server time in µs, one reply per request}
+--                   Y = set by this call; D<count>; K = not set; H<generation> = not zero, and the node watches
+--                   M<generation> = set at about the time of the call, and nothing was done
+--                   C = as M, but an earlier request may have been executed; Z = the generation of the call is over
+--                   L = late; E<error>
 
--- Why a count-down does nothing in the life of that generation; nil where it counts.
+-- Returns why a count-down has no effect on generation `gen`, or nil if it counts.
 local function refused(gen, tick)
   local since, till, of, again = string.match(tick, '^(%d+):(%d+):(%d+):(%d)$')
   if of == gen or of == '0' and gen + 0 <= since + 0 then return end
   if of ~= '0' then return 'Z' end
   if again == '0' then return 'M' .. gen end
-  -- One that is ahead of the clock was set before that was set back: then the two do not compare.
+  -- If `gen` is ahead of the clock, the clock was set back after it, and the two cannot be compared.
   return (gen + 0 <= till + 0 or gen + 0 > us) and 'C' or 'Z'
 end
 
--- What one call does, and its answer.
+-- Executes one call and returns its reply.
 local function latch(i, queue, verb, holder, lease, tick, to)
   local call, key = redis.call, KEYS[i]
   if records[i] then error({ err = 'WRONGTYPE the record is no latch' }) end
   local known = call('HMGET', key, 'gen', 'first', 'by', 'left')
   local gen, left = known[1], tonumber(known[4] or nil)
-  -- What no node can read would spoil the whole batch.
+  -- A reply that no node can read would spoil the whole batch.
   local is_whole = left and find(known[4], '^%d%d?%d?%d?%d?$') and find(gen or '', '^[1-9]%d*$') and find(known[2] or '', '^[1-9]%d*$')
   if is_whole and gen + 0 >= 9007199254740992 then is_whole = false end
   if not is_whole and call('EXISTS', key) == 1 then error({ err = 'WRONGTYPE the record is no latch' }) end
@@ -47,8 +53,8 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     last, last_text = number, text
     return 'Y'
   end
-  -- A write that changes nothing. A replica refuses it, whose answers would mean nothing; and what follows a write is not
-  -- refused for want of memory.
+  -- A write that changes nothing. A replica refuses it, and so says that its answers mean nothing. And the server does
+  -- not refuse a later write of the same script for want of memory.
   call('ZREM', queue, 'b')
   if not gen then return 'K' end
   if verb == 't' and known[3] == string.match(to, '^%d+:%d+:(.*)$') then return 'Y' end
@@ -64,7 +70,7 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     call('HSET', key, 'left', left, 'i' .. to, left)
     if left == '0' then
       for _, node in ipairs(call('ZRANGEBYSCORE', queue, format('%d', ms), '+inf')) do
-        -- Its count decides nothing, and who waits looks for itself.
+        -- The number of receivers decides nothing: a watcher also asks by itself.
         redis.pcall('PUBLISH', 'tenure1:n:' .. node, '1 latch ' .. key)
       end
       call('DEL', queue)
@@ -72,7 +78,8 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     return 'D' .. left
   end
   if tick ~= '0' and tick ~= gen then
-    -- Of an earlier life it is not known whether it came to zero, unless a node of an earlier version set the latch again.
+    -- The store does not know whether an earlier life came to zero, unless a node of an earlier version set the latch
+    -- again.
     return tick + 0 >= known[2] + 0 and tick + 0 < gen + 0 and 'D0' or 'K'
   end
   if left == 0 then return 'D0' end

@@ -1,12 +1,12 @@
--- leave: the owner hands over to the first live waiter, or deletes; a waiter steps out of the queue.
--- KEYS[i]  the record
--- returns  0 = done; N = was not there
+-- leave: hands the owner's key to the first live waiter or deletes its record, or withdraws a waiter.
+-- KEYS[i]  record
+-- returns  0 = released or withdrawn; N = the holder was neither owner nor waiter
 if leaves then
   function leave(i, queue, number, job, holder, entry, lease, hold, tick)
     local record = records[i]
     if number and not record then
-      part(i, holder, tick)
-      gives = true
+      remove_share(i, holder, tick)
+      gave_share = true
       if queues ~= 0 then pcall(hand_over, i, queue) end
       return 0
     end
@@ -20,7 +20,7 @@ if leaves then
       return 0
     end
     local waited = redis.call('ZREM', queue, 'a' .. entry, 'b' .. entry)
-    -- What becomes of the others is not the leaver's affair: whoever comes next settles the key.
+    -- An error here must not reach the node that left: the next request about the key hands it over.
     if not record then pcall(hand_over, i, queue, job) end
     return waited > 0 and 0 or 'N'
   end

@@ -1,6 +1,6 @@
--- pass: a lease goes from its owner to another under a fresh number, with nobody in between; of a writer that goes on as a
--- reader, readers are let in then. Who owns it already by that pass is answered as by renew.
--- KEYS[i]  the record
+-- pass: gives a lease to another claim under a fresh number, without a free moment between. If a writer becomes a reader,
+-- waiting readers are granted too. A claim that owns the key by this pass already gets the reply of renew.
+-- KEYS[i]  record
 -- returns  integer = granted to `to`, its number; X = gone
 if passes then
   function pass(i, queue, number, job, holder, entry, lease, hold, tick, to)
@@ -15,13 +15,13 @@ if passes then
       join(i, to, hold, nil, tick)
       return old
     end
-    -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY. And what follows a
-    -- write is not refused for want of memory.
+    -- A write that changes nothing. A replica refuses it, so that its "gone" is not believed. And the server does not
+    -- refuse a later write of the same script for want of memory.
     call('ZREM', queue, 'b')
-    if not number or not record and not ends(i, holder, tick) then return 'X' end
-    if not record then part(i, holder, tick) end
+    if not number or not record and not share_end(i, holder, tick) then return 'X' end
+    if not record then remove_share(i, holder, tick) end
     number = grant(i, nil, to, hold, tick, true)
-    -- An error here must not deny the grant before it.
+    -- An error here must not hide the grant before it.
     if record and tick ~= '0' then pcall(hand_over, i, queue) end
     return number
   end

@@ -1,16 +1,15 @@
--- plain: the two cases that are nearly all of the load, a free key that is claimed and an owned one that is left with
--- nobody waiting, in as few calls as can be; up to the first request that is neither. It makes no closure, and the
--- rules that follow are closures: making them costs as much as two calls.
--- KEYS[i]          the record
--- KEYS[n+1]        the clock
--- KEYS[n+1+i]      the queue
+-- plain: executes the two most frequent requests in few calls: a claim for a free key, and a leave of an owned key
+-- without waiters. It stops at the first other request. The rules in the later files are closures; to create them costs
+-- as much as two calls, and this file creates none. For claims that go together, it grants only if every key is free.
+-- KEYS[i]          record
+-- KEYS[n+1]        clock
+-- KEYS[n+1+i]      queue
 -- ARGV[at+1]       verb
 -- ARGV[at+2]       holder
 -- ARGV[at+4]       hold
 -- ARGV[at+5]       tick
--- returns          {server time in µs, one reply per request} when all were plain: integer = granted, its number;
---                  0 = done; E<error>
--- Of claims that go together none is granted before all are known to be free.
+-- returns          {server time in µs, one reply per request} if all requests were executed here: integer = granted, its
+--                  number; 0 = done; E<error>
 if together then queues = call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1)) end
 if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0 then
   local leaving, leaves = nil, 0
@@ -19,7 +18,7 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
     local leave = verb == 'l' and record and find(record, holder, 1, true) == 1
     if not leave and (record or late or verb ~= 'w' and verb ~= 'c' or ARGV[at + 5] ~= '0') then break end
     if leave and n == 1 then
-      -- Instead of EXISTS, as the hand-over wants to know who is first.
+      -- ZRANGE replaces EXISTS here, because the hand-over also needs the first waiter.
       head = attempt('ZRANGE', KEYS[n + 1 + i], '0', '0')
       queues = head.err and 1 or #head
     end
@@ -34,7 +33,7 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
       if number < us then number = us end
       local text = format('%d', number)
       local set = attempt('SET', KEYS[i], holder .. text, 'NX', 'PX', ARGV[at + 4])
-      -- It is no string.
+      -- The value is not a string.
       if not set then break end
       if set.err then
         reply = 'E' .. set.err
@@ -44,7 +43,7 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
     end
     replies[i + 1], first, at = reply, i + 1, at + words
   end
-  -- A batch names a key once, so nobody misses a deletion until now.
+  -- The deletions can come last, because a batch names each key once.
   if leaves > 0 then
     local gone = attempt('DEL', unpack(leaving))
     if type(gone) == 'table' then
@@ -57,8 +56,8 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
     end
   end
   if first > n then
-    -- After the grants, so that a release without memory is never refused for the clock's sake. Should this fail, the
-    -- time in µs keeps the numbers growing.
+    -- The clock comes after the grants, so that the clock cannot fail a release when memory is short. If this write
+    -- fails, the time in µs still makes the numbers grow.
     if last_text then attempt('SET', KEYS[n + 1], last_text) end
     return replies
   end

@@ -1,23 +1,25 @@
--- record: who owns a key, until when, and how a holder becomes its owner. From here on a command that fails raises its
--- error, which becomes the reply to the request. A function is made only when some request may call it, and uses few
--- locals of the script: to make one, and each local ready for it, is a good part of what a call costs.
--- KEYS[i]       the record
+-- record: reports how long a key stays owned, and makes a holder the owner. From here on a failing command raises its
+-- error, and the error becomes the reply to the request. A function is created only if a request may call it, and reads
+-- few local variables of the script. To create a function, and to bind each variable, is a large part of the cost of a
+-- call.
+-- KEYS[i]       record
 -- ARGV[3]       flags
--- returns       functions answer what is said above them
--- Which keys of those that go together are free, where not all are; see all.lua.
+-- returns       nothing: the comment above each function says what it returns
+
+-- For claims that go together and cannot all be granted: which of the keys are free; see all.lua.
 local apart
 
--- For how long a lock that was handed on and on is left free.
+-- The poll gap in ms: how long a lock that was handed on again and again is left free.
 local gap = tonumber(string.match(ARGV[3], '%d+'))
 
--- Of jobs: what is known of one; see job.lua. Of elections: who leads, and what follows when that changes; see elect.lua.
+-- Functions of jobs (job.lua) and of elections (elect.lua).
 local recall, leads, elected
 
 local left, grant
 if claims or renews or yields then
-  -- A letter, and the milliseconds after which the present owner's record ends, if it ends. Q becomes P when the owner is
-  -- no claim of ours, or may leave it free: it does not tell of its release. Behind a colon the node
-  -- that owns it alone, if it is asked for.
+  -- Returns a letter, and the ms until the owner's record expires, if it does. Q becomes P if the owner is foreign,
+  -- because a foreign client sends no push when it releases, or if the lock may be left free for a poll gap. After Q a
+  -- colon and the node of the exclusive owner follow.
   function left(i, letter)
     local ttl, node = redis.call('PTTL', KEYS[i]), letter == 'Q' and string.match(records[i] or '', '^(%x+):%d+:%x+:%d+$') or ''
     if letter == 'Q' and (gap or not shared[i] and #node ~= 32) then letter = 'P' end
@@ -26,8 +28,8 @@ if claims or renews or yields then
 end
 
 if frees then
-  -- Makes a holder the owner of a key that is free, or that its owner gives away, or one more of those who share it. Answers
-  -- the number, and its text; nothing when others have it, unless it is sure that there is room.
+  -- Makes a holder the owner of a key that is free or given away, or adds a share. Returns the number, and its text.
+  -- Returns nothing if others own the key. `sure` means that the caller knows of room for the share.
   function grant(i, job, holder, hold, tick, sure)
     if job then job:count(holder, tick) end
     local number = last + 1

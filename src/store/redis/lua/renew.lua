@@ -1,7 +1,8 @@
--- renew: the owner's lease to its full length; a waiter counts as alive, and moves a free key on. Never creates.
--- KEYS[i]  the record
--- returns  integer = granted, its number; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind an owner who is no
---          claim of ours; O = the tick is over; S = the tick was never granted and never is; X = gone
+-- renew: extends an owner's lease to its full length, or notes a waiter's heartbeat and hands over a free key. Never
+-- creates.
+-- KEYS[i]  record
+-- returns  integer = granted, its number; O = the tick is over; S = the tick was never granted and never will be; X =
+--          gone Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
 if renews then
   function renew(i, queue, number, job, holder, entry, lease, hold, tick)
     if number then
@@ -10,7 +11,7 @@ if renews then
       elseif job or tick == '0' then
         redis.call('PEXPIRE', KEYS[i], hold)
       else
-        -- A node of before the readers handed it over as to a writer.
+        -- A node of a version before readers handed the key to this reader as to a writer.
         join(i, holder, hold, format('%d', number), tick)
         hand_over(i, queue)
       end

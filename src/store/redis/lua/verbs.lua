@@ -1,9 +1,10 @@
--- verbs: which functions some request is going to call: none is made that is not. What a kind does without stays nil.
--- ARGV[word+1]  the verbs of what is to come
--- ARGV[word+5]  and their ticks
--- returns       nothing: what follows reads the names below
+-- verbs: finds the functions that the remaining requests call. The later files define only these functions, to save
+-- time. A function that a kind does not have stays nil.
+-- ARGV[word+1]  verb of each remaining request
+-- ARGV[word+5]  tick of each remaining request
+-- returns       nothing: the later files read the variables below
 local claim, renew, leave, finish, yield, pass, extend, ask
--- Which verbs are to come, and whether some key is free, or becomes so.
+-- Which verbs remain, and whether some key is free or may become free.
 local claims, waits, renews, leaves, finishes, yields, passes, extends, asks, frees
 for i = first, n do
   local word = at + (i - first) * words
@@ -25,6 +26,6 @@ for i = first, n do
   else
     asks = true
   end
-  -- An owner that reads may have been handed a string.
+  -- A key that a reader owns may hold a string, see renew.lua; then it is handed on to more readers.
   frees = frees or not records[i] or verb == 'r' and kind == 'lock' and ARGV[word + 5] ~= '0'
 end

@@ -1,19 +1,19 @@
--- write: what the caller wants done, if each of its leases is current; else nothing. The caller's code stands before it, as a
--- function `body` with KEYS and ARGV of its own, or `why` it is none, and `n`, how many leases there are. It reads and writes
--- nothing of ours but the records.
--- KEYS[i]           the record of a lease
--- KEYS[n+1]         the queue of the first
--- KEYS[n+1+i]       the caller's
+-- write: executes the caller's code if each of its leases is current, otherwise nothing. The caller's code stands before
+-- this file, as the function `body` with its own KEYS and ARGV; or `why` says why it is not a function. `n` is the
+-- number of leases. Of the names of this crate, the script reads the records only, and changes none.
+-- KEYS[i]           record of a lease
+-- KEYS[n+1]         queue of the first lease's key
+-- KEYS[n+1+i]       keys of the caller
 -- ARGV[3*i-2]       holder: <node>:<claim>:<nonce>:
--- ARGV[3*i-1]       the grant number
--- ARGV[3*i]         of a semaphore <permits>/<of so many>; else empty
--- ARGV[3*n+i]       the caller's
--- returns           {1, what the body returned}; {2, the error that it ended with}; {0, i, …} = these leases are not current;
---                   READONLY = nothing was done, and the server is no master
+-- ARGV[3*i-1]       grant number
+-- ARGV[3*i]         <permits>/<capacity> for a semaphore, else empty
+-- ARGV[3*n+i]       arguments of the caller
+-- returns           {1, result of the body}; {2, error of the body}; {0, i, …} = these leases are not current;
+--                   READONLY = the server is not a master, and nothing was done
 local function is_current(i)
   local record, holder, grant = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 2], ARGV[3 * i - 1]
   if type(record) ~= 'table' then return record == holder .. grant end
-  -- It is no string: somebody shares it.
+  -- The record is not a string: claims share it.
   local ends = redis.pcall('ZSCORE', KEYS[i], 'h' .. holder .. ARGV[3 * i])
   if type(ends) ~= 'string' then return false end
   local number, time = redis.call('ZSCORE', KEYS[i], 'n' .. holder), redis.call('TIME')
@@ -28,14 +28,15 @@ for i = 1, n do
   end
 end
 local READONLY = redis.error_reply('READONLY no master')
--- A replica refuses this write, which changes nothing. What it says of a lease means nothing.
+-- A replica refuses this write, which changes nothing. What a replica says about a lease means nothing.
 local function is_replica()
   local wrote = redis.pcall('ZREM', KEYS[n + 1], 'b')
   return type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true)
 end
 if over then return is_replica() and READONLY or over end
 if not body then return { 2, why } end
--- What no client can read would end the connection of all: an error or a status that is no ASCII, lists in lists without end.
+-- A client cannot read an error or a status that is not ASCII, or lists nested without end. They would end the
+-- connection.
 local function is_readable(reply, depth)
   if type(reply) ~= 'table' then return true end
   local said = reply.err or reply.ok

@@ -1,8 +1,10 @@
--- yield: the owner hands over to the first live waiter and queues at the end under a fresh number; when nobody waits it
--- owns under that number.
--- KEYS[i]      the record
--- KEYS[n+1+i]  the queue
--- returns      integer = granted to the fresh number; Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner; X = gone
+-- yield: hands the owner's key to the first live waiter, and queues the owner at the end under a fresh number. Without a
+-- waiter the owner keeps the key under the fresh number.
+-- KEYS[i]      record
+-- KEYS[n+1+i]  queue
+-- returns      integer = granted to the fresh number; X = gone
+--              Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner
+--              P<ms> or P = it is queued behind a foreign owner, or the lock is left free for a poll gap
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if not (number or records[i]) and queues ~= 0 then
@@ -10,20 +12,21 @@ if yields then
       number = own
     end
     if not number then
-      -- A write that changes nothing: a replica's "gone" would mean nothing, and this makes it say READONLY.
+      -- A write that changes nothing: a replica answers READONLY to it, so that its "gone" is not believed.
       redis.call('ZREM', queue, 'b')
       return 'X'
     end
     if not records[i] then
-      part(i, holder, tick)
-      gives = true
+      remove_share(i, holder, tick)
+      gave_share = true
     end
     local given, _, rest, blocked = hand_over(i, queue, job, nil, true)
     local shares = not records[i] and look(i)
-    -- Who goes on waits, too.
-    rest = rest or not (given or blocked or shares) and gap and rests(i, queue)
+    -- In a poll gap the claim that yields waits too.
+    rest = rest or not (given or blocked or shares) and gap and is_left_free(i, queue)
     if not given then
-      -- A removal needs no memory, and what follows a write is not refused for want of it.
+      -- DEL comes first because it needs no memory: the server does not refuse a later write of the script for want of
+      -- memory.
       if records[i] then redis.call('DEL', KEYS[i]) end
       records[i] = false
       local own = not (rest or blocked) and grant(i, job, to, hold, tick)
