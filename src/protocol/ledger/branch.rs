@@ -39,7 +39,7 @@ pub enum Branch {
     /// A lease was to last for longer.
     Lengthened,
     /// Permits were granted while somebody held some as of another number.
-    UnlikeCapacity,
+    CapacityDiffers,
     /// An owner asked again and got the same number.
     AskedAgain,
     /// A tick was asked for that is over.
@@ -75,7 +75,7 @@ pub enum Branch {
     /// A mark that lay ahead of the store's clock was brought back.
     MarkReset,
     /// A key that could be had was not granted as another of the claims that go together could not be.
-    LeftApart,
+    GroupRefused,
     /// A tick waits until an earlier one has ended.
     TickQueued,
     /// A tick was refused, as an earlier one is to be run first.

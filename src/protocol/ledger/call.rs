@@ -10,8 +10,8 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Call, JobReport, Payload, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    pub(crate) fn answer(&mut self, call: Call, data: Option<&Payload>) -> Reply {
-        let lost = self.mend(call);
+    pub(crate) fn answer_call(&mut self, call: Call, data: Option<&Payload>) -> Reply {
+        let lost = self.mend_lost_mark(call);
         // As every verb does. Whoever asks is never whom it is handed to.
         self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
@@ -36,7 +36,7 @@ impl<P: Plant> Transaction<'_, P> {
                 within_ms,
                 fingerprint,
                 ..
-            } => self.open(&mut report, within_ms, fingerprint),
+            } => self.report_open_tick(&mut report, within_ms, fingerprint),
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
@@ -53,14 +53,14 @@ impl<P: Plant> Transaction<'_, P> {
             | Call::Proclaim { .. } => {}
             Call::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
             Call::Verify { .. } => {}
-            Call::Recall { .. } => self.recall(&mut report),
-            Call::Save { seq, .. } => self.save(&report, seq, data),
+            Call::Recall { .. } => self.report_checkpoint(&mut report),
+            Call::Save { seq, .. } => self.save_checkpoint(&report, seq, data),
         }
         Reply::Report(Box::new(report))
     }
 
     /// A tick whose winner and standbys are all gone is known here alone.
-    fn open(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
+    fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
         let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
             return;
@@ -81,7 +81,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// What the runs of the tick have left, for its owner.
-    fn recall(&mut self, report: &mut JobReport) {
+    fn report_checkpoint(&mut self, report: &mut JobReport) {
         if !report.owns {
             return self.branches.push(Branch::NotOwner);
         }
@@ -93,7 +93,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// In one step with the look at who owns it: a run that was lost leaves nothing.
-    fn save(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
+    fn save_checkpoint(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
         let by_anyone = self.planted(Flaw::CheckpointOfLoser);
         let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
             return;
@@ -119,7 +119,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Whoever was told that a tick is over was told so for ever. A store that knows the job, and would grant that tick, came
     /// back with an older copy of what it had acknowledged. It believes the asker before anybody is granted such a tick, and
     /// says whether that was so. One that knows nothing of the job may have been told to forget it.
-    fn mend(&mut self, call: Call) -> bool {
+    fn mend_lost_mark(&mut self, call: Call) -> bool {
         let Call::Open { over, .. } = call else {
             return false;
         };

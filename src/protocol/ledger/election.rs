@@ -10,15 +10,15 @@ use crate::protocol::message::{
 
 impl<P: Plant> Transaction<'_, P> {
     /// Who leads, if this is an election.
-    pub(crate) fn leads(&self) -> Option<(NodeId, GrantNumber)> {
+    pub(crate) fn current_leader(&self) -> Option<(NodeId, GrantNumber)> {
         let owner = self.state.owner().filter(|_| self.name.kind == Kind::Election);
         owner.map(|(claim_id, number)| (claim_id.node, number))
     }
 
     /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
     /// have proclaimed something in the same step.
-    pub(crate) fn elected(&mut self) {
-        let leads = self.leads().map(|(_, number)| number);
+    pub(crate) fn leader_changed(&mut self) {
+        let leads = self.current_leader().map(|(_, number)| number);
         if !self.planted(Flaw::ProclaimedOutlivesLeader) {
             let proclaimed = &mut self.state.proclaimed;
             proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
@@ -32,7 +32,7 @@ impl<P: Plant> Transaction<'_, P> {
         if let Call::Proclaim { of, seq } = call {
             return self.proclaim(of, seq, request.data.as_ref());
         }
-        let report = self.leader();
+        let report = self.leader_report();
         let version = report.as_ref().map_or(Version(0), |report| report.version);
         match call {
             Call::Leader { known: Some(known) } if known == version => {
@@ -44,8 +44,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    fn leader(&self) -> Option<LeaderReport> {
-        let (node, number) = self.leads()?;
+    fn leader_report(&self) -> Option<LeaderReport> {
+        let (node, number) = self.current_leader()?;
         let outlives = self.planted(Flaw::ProclaimedOutlivesLeader);
         let proclaimed = self.state.proclaimed.as_deref();
         let proclaimed = proclaimed.filter(|proclaimed| proclaimed.number == number || outlives);
@@ -53,12 +53,12 @@ impl<P: Plant> Transaction<'_, P> {
             node,
             number,
             version: proclaimed.map_or(Version(number.0), |proclaimed| proclaimed.version),
-            said: proclaimed.map(|proclaimed| proclaimed.said.clone()),
+            value: proclaimed.map(|proclaimed| proclaimed.value.clone()),
         })
     }
 
-    fn proclaim(&mut self, of: ClaimId, seq: u64, said: Option<&Payload>) -> Reply {
-        let (Some(number), Some(said)) = (self.owned_by(of), said) else {
+    fn proclaim(&mut self, of: ClaimId, seq: u64, value: Option<&Payload>) -> Reply {
+        let (Some(number), Some(value)) = (self.owned_by(of), value) else {
             self.branches.push(Branch::ProclaimRefused);
             return Reply::Gone;
         };
@@ -73,7 +73,7 @@ impl<P: Plant> Transaction<'_, P> {
             number,
             version,
             seq,
-            said: said.clone(),
+            value: value.clone(),
         }));
         self.branches.push(Branch::Proclaimed);
         self.tell_watchers();

@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, LeftFree, Search};
+use crate::protocol::ledger::record::{LeftFree, QueueEntry, Search};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Grant, Mode, Push};
 
@@ -10,14 +10,14 @@ impl<P: Plant> Transaction<'_, P> {
     /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.
     pub(crate) fn settle(&mut self, caller: Option<ClaimId>) -> Search {
         if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.move_on(caller, false)
+            self.hand_over_or_free(caller, false)
         } else {
             Search::NoWaiter
         }
     }
 
     /// As [`hand_over`](Self::hand_over). With nobody to go to the key is free, and everybody had a chance.
-    pub(crate) fn move_on(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
+    pub(crate) fn hand_over_or_free(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let search = self.hand_over(caller, gives);
         if search == Search::NoWaiter && self.is_free() && self.poll_gap > 0 {
             self.state.left_free = None;
@@ -37,7 +37,7 @@ impl<P: Plant> Transaction<'_, P> {
             now = now.min(left.until(self.poll_gap).saturating_sub(1));
         }
         let gives_up = gives && !self.planted(Flaw::NeverLeftFree);
-        let (is_free, known) = LeftFree::look(known, now, self.poll_gap, gives_up);
+        let (is_free, known) = LeftFree::check(known, now, self.poll_gap, gives_up);
         self.state.left_free = known;
         if is_free {
             self.branches.push(if gives {
@@ -51,7 +51,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
     /// over.
-    pub(crate) fn touch(&mut self, claim_id: ClaimId) -> bool {
+    pub(crate) fn note_heartbeat(&mut self, claim_id: ClaimId) -> bool {
         let now = self.now();
         let Some(at) = self
             .state
@@ -61,7 +61,7 @@ impl<P: Plant> Transaction<'_, P> {
         else {
             return false;
         };
-        if self.drop_dead_or_over(at) {
+        if self.remove_dead_or_over(at) {
             return false;
         }
         self.state.queue[at].hear(now);
@@ -70,7 +70,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Stands at the end, unless it stands there already. The dead make room, so a queue is never longer than all who
     /// lived when somebody last joined it.
-    pub(crate) fn enqueue(&mut self, entry: Entry) {
+    pub(crate) fn enqueue(&mut self, entry: QueueEntry) {
         let now = self.now();
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| now <= entry.dies);
@@ -87,7 +87,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    pub(crate) fn withdraw(&mut self, claim_id: ClaimId) -> bool {
+    pub(crate) fn remove_waiter(&mut self, claim_id: ClaimId) -> bool {
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| entry.claim_id != claim_id);
         self.state.queue.len() < before
@@ -95,7 +95,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Removes an entry that is dead, or waits for a tick that is over or was brought back: a finished one must not be handed
     /// to its standby, nor one whose time comes again.
-    fn drop_dead_or_over(&mut self, at: usize) -> bool {
+    fn remove_dead_or_over(&mut self, at: usize) -> bool {
         let entry = &self.state.queue[at];
         let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
         let branch = if self.now() > entry.dies {
@@ -116,7 +116,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Whether a free key goes to this living entry. If not, it keeps its place.
-    fn is_next(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
+    fn can_be_granted(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
             self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
@@ -147,10 +147,10 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn hand_over(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let mut at = 0;
         while at < self.state.queue.len() {
-            if self.drop_dead_or_over(at) {
+            if self.remove_dead_or_over(at) {
                 continue;
             }
-            if !self.is_next(at, caller) {
+            if !self.can_be_granted(at, caller) {
                 at += 1;
                 continue;
             }
@@ -173,7 +173,7 @@ impl<P: Plant> Transaction<'_, P> {
         Search::NoWaiter
     }
 
-    fn grant_waiter(&mut self, entry: &Entry, caller: Option<ClaimId>) {
+    fn grant_waiter(&mut self, entry: &QueueEntry, caller: Option<ClaimId>) {
         let number = self.grant(entry);
         self.branches.push(Branch::HandedOver);
         if caller == Some(entry.claim_id) {

@@ -26,7 +26,7 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Latch(match call {
             Call::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
             Call::CountDown { called } => self.count_down(id, called),
-            Call::Zero { of } => match self.zero(of) {
+            Call::Zero { of } => match self.check_zero(of) {
                 Ok(report) => report,
                 Err(generation) => {
                     self.watch(request);
@@ -78,7 +78,7 @@ impl<P: Plant> Transaction<'_, P> {
         let (generation, Some(left)) = (latch.generation, latch.left.checked_sub(1)) else {
             return LatchReport::Left(0);
         };
-        if let Some(refused) = self.refuses(generation, called) {
+        if let Some(refused) = self.refuse_count_down(generation, called) {
             return refused;
         }
         if let Some(latch) = &mut self.state.latch {
@@ -92,7 +92,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Why a call does nothing in the present generation.
-    fn refuses(&mut self, generation: Version, called: Called) -> Option<LatchReport> {
+    fn refuse_count_down(&mut self, generation: Version, called: Called) -> Option<LatchReport> {
         let (report, branch) = match called.of {
             _ if self.planted(Flaw::CountedLate) => return None,
             Some(of) if of == generation => return None,
@@ -109,7 +109,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Whether that generation came to zero, or else the present one.
-    fn zero(&mut self, of: Option<Version>) -> Result<LatchReport, Version> {
+    fn check_zero(&mut self, of: Option<Version>) -> Result<LatchReport, Version> {
         let Some(latch) = &self.state.latch else {
             return Ok(LatchReport::Unset);
         };

@@ -13,9 +13,9 @@ use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
-    Job, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, Saved, Share,
+    JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, Saved, SharedLease,
 };
-use crate::protocol::ledger::record::{State, is_past};
+use crate::protocol::ledger::record::{KeyRecord, is_past};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, Reply, Request, Rule,
@@ -27,19 +27,19 @@ pub(crate) mod call;
 pub(crate) mod election;
 pub(crate) mod hand_over;
 pub(crate) mod latch;
-pub(crate) mod passing;
 pub mod record;
 pub(crate) mod shares;
 pub(crate) mod ticks;
 pub mod transaction;
+pub(crate) mod transfer;
 pub(crate) mod watchers;
 
 /// All keys of one server.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger<P: Plant = Sound> {
-    states: HashMap<Name, State, RandomState>,
+    states: HashMap<Name, KeyRecord, RandomState>,
     /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
-    jobs: HashMap<Name, Job, RandomState>,
+    jobs: HashMap<Name, JobRecord, RandomState>,
     last: GrantNumber,
     /// What time it is in the world, where the clock of the leases is another.
     date_ms: Option<u64>,
@@ -94,20 +94,20 @@ impl<P: Plant> Ledger<P> {
     ) -> BatchReply {
         self.sweep(now_us / 1000);
         // Of claims that go together none is granted before all were looked at.
-        let mut is_apart = false;
+        let mut is_group_refused = false;
         if batch.rule == Rule::AllOrNone {
             for request in &batch.requests {
                 let look =
                     |transaction: &mut Transaction<'_, P>| transaction.can_grant(request, batch.not_after);
-                is_apart |= !self.transact(now_us, batch, request, (pushes, branches), look);
+                is_group_refused |= !self.transact(now_us, batch, request, (pushes, branches), look);
             }
         }
         for request in &batch.requests {
-            let treat = |transaction: &mut Transaction<'_, P>| {
-                transaction.is_apart = is_apart && !transaction.planted(Flaw::HalfGranted);
-                transaction.treat(request, batch.not_after)
+            let execute = |transaction: &mut Transaction<'_, P>| {
+                transaction.is_group_refused = is_group_refused && !transaction.planted(Flaw::HalfGranted);
+                transaction.execute(request, batch.not_after)
             };
-            replies.push(self.transact(now_us, batch, request, (pushes, branches), treat));
+            replies.push(self.transact(now_us, batch, request, (pushes, branches), execute));
         }
         BatchReply {
             time: now_us,
@@ -127,7 +127,7 @@ impl<P: Plant> Ledger<P> {
         // Looked up once: what there is of a key stays in its place, or goes.
         let mut place = match self.states.entry(request.name.clone()) {
             Entry::Occupied(place) => place,
-            Entry::Vacant(place) => place.insert_entry(State::default()),
+            Entry::Vacant(place) => place.insert_entry(KeyRecord::default()),
         };
         let is_job = request.name.kind == Kind::Job;
         let mut transaction = Transaction {
@@ -143,7 +143,7 @@ impl<P: Plant> Ledger<P> {
             } else {
                 0
             },
-            is_apart: false,
+            is_group_refused: false,
             plant: self.plant,
             now_us,
             date_ms: self.date_ms.unwrap_or(now_us / 1000),
@@ -154,7 +154,7 @@ impl<P: Plant> Ledger<P> {
         if place.get().is_empty(now_us / 1000) {
             place.remove();
         }
-        if is_job && self.jobs.get(&request.name) == Some(&Job::default()) {
+        if is_job && self.jobs.get(&request.name) == Some(&JobRecord::default()) {
             self.jobs.remove(&request.name);
         }
         done
@@ -167,7 +167,7 @@ impl<P: Plant> Ledger<P> {
 
     /// Says which nodes have an open inbox. A waiter without one may be passed over in a hand-off; it keeps its
     /// place. Until this is called, nobody is passed over for it.
-    pub fn listens(&mut self, node: NodeId, open: bool) {
+    pub fn set_listening(&mut self, node: NodeId, open: bool) {
         let listening = self.listening.get_or_insert_default();
         if open {
             listening.insert(node);
@@ -178,7 +178,7 @@ impl<P: Plant> Ledger<P> {
 
     /// Whether that node has an open inbox, as far as this is known.
     #[doc(hidden)]
-    pub fn hears(&self, node: NodeId) -> bool {
+    pub fn is_listening(&self, node: NodeId) -> bool {
         self.listening
             .as_ref()
             .is_none_or(|listening| listening.contains(&node))
@@ -205,7 +205,7 @@ impl<P: Plant> Ledger<P> {
 
     /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant.
     fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
-        let is_shared = |share: &Share| {
+        let is_shared = |share: &SharedLease| {
             (share.claim_id, share.mode, share.number) == (lease.claim_id, lease.mode, lease.number)
         };
         self.record(&lease.name, now_us)
@@ -226,7 +226,7 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// Who shares a key at `now_us`.
-    pub fn shares(&self, name: &Name, now_us: u64) -> impl Iterator<Item = &Share> {
+    pub fn shares(&self, name: &Name, now_us: u64) -> impl Iterator<Item = &SharedLease> {
         let shares = self.states.get(name).map_or(&[][..], |state| &state.shares);
         shares.iter().filter(move |share| now_us / 1000 <= share.expires)
     }
@@ -265,7 +265,7 @@ impl<P: Plant> Ledger<P> {
     }
 
     /// What is known of a job.
-    pub fn job(&self, name: &Name) -> Option<&Job> {
+    pub fn job(&self, name: &Name) -> Option<&JobRecord> {
         self.jobs.get(name)
     }
 
@@ -279,7 +279,7 @@ impl<P: Plant> Ledger<P> {
 
     fn forget_job(&mut self, name: &Name, now_us: u64) -> Reply {
         let now = now_us / 1000;
-        let waits = |state: &State| state.queue.iter().any(|entry| now <= entry.dies);
+        let waits = |state: &KeyRecord| state.queue.iter().any(|entry| now <= entry.dies);
         if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
             return Reply::Busy(None);
         }
@@ -293,7 +293,7 @@ impl<P: Plant> Ledger<P> {
 
     /// What somebody who writes to a job's memory does.
     #[doc(hidden)]
-    pub fn set_job(&mut self, name: &Name, job: Job) {
+    pub fn set_job(&mut self, name: &Name, job: JobRecord) {
         self.jobs.insert(name.clone(), job);
     }
 

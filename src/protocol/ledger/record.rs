@@ -7,12 +7,12 @@ use crate::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Mode, NodeId, P
 
 /// One key: the record, the queue, and when it was last left free. None there: no state.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct State {
+pub(crate) struct KeyRecord {
     /// Who owns it alone.
     pub(crate) record: Option<Record>,
     /// Who shares it, in order of their grants. Nobody while there is a record.
-    pub(crate) shares: Vec<Share>,
-    pub(crate) queue: VecDeque<Entry>,
+    pub(crate) shares: Vec<SharedLease>,
+    pub(crate) queue: VecDeque<QueueEntry>,
     pub(crate) left_free: Option<LeftFree>,
     /// Of a latch, what stands in for a record.
     pub(crate) latch: Option<Box<LatchRecord>>,
@@ -22,7 +22,7 @@ pub(crate) struct State {
     pub(crate) watchers: Vec<Watcher>,
 }
 
-impl State {
+impl KeyRecord {
     /// Returns the claim that owns the key alone, and the number of the grant.
     pub(crate) fn owner(&self) -> Option<(ClaimId, GrantNumber)> {
         self.record.as_ref()?.claim()
@@ -56,19 +56,19 @@ pub struct LeftFree {
 
 impl LeftFree {
     /// So many gaps are between two.
-    const EVERY: u64 = 8;
+    const MIN_GAPS_BETWEEN: u64 = 8;
     /// For so many gaps it is known: longer than most locks are held.
-    const KNOWN: u64 = 600;
+    const MAX_GAPS_KNOWN: u64 = 600;
 
     /// Until then nobody who waits is granted it. In the past: since then it was never free.
     pub(crate) fn until(self, gap: u64) -> u64 {
-        self.known_until.saturating_sub(Self::KNOWN * gap)
+        self.known_until.saturating_sub(Self::MAX_GAPS_KNOWN * gap)
     }
 
     /// Whether the key is left free at `now`, and what is known after that. `gives`: its owner gives it away.
-    pub(crate) fn look(known: Option<Self>, now: u64, gap: u64, gives: bool) -> (bool, Option<Self>) {
+    pub(crate) fn check(known: Option<Self>, now: u64, gap: u64, gives: bool) -> (bool, Option<Self>) {
         let new = |until| {
-            let known_until = until + Self::KNOWN * gap;
+            let known_until = until + Self::MAX_GAPS_KNOWN * gap;
             Some(LeftFree { known_until })
         };
         let valid = known
@@ -77,7 +77,7 @@ impl LeftFree {
         // One that is too far ahead is of before a step of the clock.
         match valid.filter(|until| *until <= now + gap) {
             Some(until) if now < until => (true, known),
-            Some(until) if gives && now - until >= Self::EVERY * gap => (true, new(now + gap)),
+            Some(until) if gives && now - until >= Self::MIN_GAPS_BETWEEN * gap => (true, new(now + gap)),
             None if gives => (false, new(now)),
             _ => (false, known),
         }
@@ -105,7 +105,7 @@ impl Record {
 
 /// A lease on a key that others may have leases on at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct SharedLease {
     /// Whose it is.
     pub claim_id: ClaimId,
     /// To read, or for permits.
@@ -116,7 +116,7 @@ pub struct Share {
     pub expires: u64,
 }
 
-impl Share {
+impl SharedLease {
     /// So many permits are held by it.
     pub(crate) fn weight(&self) -> u64 {
         match self.mode {
@@ -140,7 +140,7 @@ pub enum RecordOwner {
 /// The memory of a job. The mark only grows, so a tick that was run is never run again, however late, skewed or
 /// restarted the node that asks for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Job {
+pub struct JobRecord {
     /// The tick that was granted last.
     pub mark: Option<TickTime>,
     /// It was run to its end.
@@ -175,7 +175,7 @@ pub struct Saved {
     pub data: Payload,
 }
 
-impl Job {
+impl JobRecord {
     /// The tick may still be run.
     pub(crate) fn is_open(&self, mark: Option<TickTime>) -> bool {
         mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
@@ -256,7 +256,7 @@ pub struct Proclaimed {
     /// Which of those of this leadership.
     pub seq: u64,
     /// What it is.
-    pub said: Payload,
+    pub value: Payload,
 }
 
 /// A node that is told when what it watches changes.
@@ -269,7 +269,7 @@ pub(crate) struct Watcher {
 
 /// A waiter: its claim, its lengths, and the last millisecond of its life.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) mode: Mode,
@@ -277,7 +277,7 @@ pub(crate) struct Entry {
     pub(crate) dies: u64,
 }
 
-impl Entry {
+impl QueueEntry {
     /// It was heard of at `now`.
     pub(crate) fn hear(&mut self, now: u64) {
         self.dies = now + self.term.lease_ms;

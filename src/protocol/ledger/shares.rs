@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, Search, Share};
+use crate::protocol::ledger::record::{QueueEntry, Search, SharedLease};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, GrantNumber, Mode, Permits};
 
@@ -36,7 +36,7 @@ impl<P: Plant> Transaction<'_, P> {
             .shares
             .iter()
             .filter(|share| self.now() <= share.expires);
-        live.map(Share::weight).sum()
+        live.map(SharedLease::weight).sum()
     }
 
     /// Of how many permits somebody holds some who was told of another number. Of several the one whose lease ends first
@@ -46,7 +46,7 @@ impl<P: Plant> Transaction<'_, P> {
             return None;
         };
         // As a sorted set has them.
-        let text = |share: &Share| match share.mode {
+        let text = |share: &SharedLease| match share.mode {
             Mode::Permits(Permits { weight, capacity }) => format!("{}:{weight}/{capacity}", share.claim_id),
             Mode::Exclusive | Mode::Read => String::new(),
         };
@@ -62,7 +62,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Whether a claim is granted at once, after a search for who comes before it: whoever waits comes first, or readers
     /// would come and go for ever while a writer waits.
-    pub(crate) fn may_join(&mut self, claim: &Entry, search: Search) -> bool {
+    pub(crate) fn may_join(&mut self, claim: &QueueEntry, search: Search) -> bool {
         let comes_next = self.comes_next(claim.mode, search);
         if self.is_free_for(claim.mode) && search != Search::LeftFree && !self.is_free() {
             self.branches.push(if comes_next {
@@ -81,8 +81,8 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// One more of those who share it.
-    pub(crate) fn share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
-        self.state.shares.push(Share {
+    pub(crate) fn add_share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
+        self.state.shares.push(SharedLease {
             claim_id,
             mode,
             number,
@@ -90,7 +90,7 @@ impl<P: Plant> Transaction<'_, P> {
         });
     }
 
-    pub(crate) fn share_of(&mut self, claim_id: ClaimId) -> Option<&mut Share> {
+    pub(crate) fn share_of(&mut self, claim_id: ClaimId) -> Option<&mut SharedLease> {
         self.state
             .shares
             .iter_mut()
@@ -99,13 +99,13 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// A node of before the read mode hands over to a reader as it does to a writer. The reader makes a share of it with its
     /// next renewal, and lets others in.
-    pub(crate) fn share_alone(&mut self, claim: &Entry) {
+    pub(crate) fn share_alone(&mut self, claim: &QueueEntry) {
         if claim.mode == Mode::Read
             && let Some((owner, number)) = self.state.owner()
             && owner == claim.claim_id
         {
             self.state.record = None;
-            self.share(owner, Mode::Read, number);
+            self.add_share(owner, Mode::Read, number);
             self.extend(owner, claim.term);
             self.hand_over(None, false);
         }

@@ -7,14 +7,14 @@ use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
 impl<P: Plant> Transaction<'_, P> {
     /// Whether the tick can be run at all, by the store's clock and the job's mark.
-    pub(crate) fn judge(&mut self) -> Option<Reply> {
+    pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
         if self.planted(Flaw::NoMark) {
             return None;
         }
         if !job.is_open(self.mark) {
-            Some(self.over(Branch::TickOver))
+            Some(self.refuse_over_tick(Branch::TickOver))
         } else if let Some(TickTime(due)) = self.mark
             && due > now
             && !self.planted(Flaw::EarlyTickGranted)
@@ -27,7 +27,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// What somebody is told whose tick is over.
-    pub(crate) fn over(&mut self, branch: Branch) -> Reply {
+    pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> Reply {
         let is_past = || self.job.as_deref().is_some_and(|job| self.mark < job.mark);
         let is_mistaken = self.planted(Flaw::RunTickCalledSkipped) && is_past();
         if is_mistaken || self.job.as_deref().is_some_and(|job| job.is_skipped(self.mark)) {
@@ -39,7 +39,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Which tick is to be run before this one, where none is passed over.
-    pub(crate) fn behind(&mut self, turn: WhenBehind) -> Option<Reply> {
+    pub(crate) fn refuse_behind_earlier(&mut self, turn: WhenBehind) -> Option<Reply> {
         let WhenBehind::After(after) = turn else {
             return None;
         };
@@ -62,10 +62,10 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// What becomes of a tick that cannot run now because another claim has the job. `None`: it waits, if it may wait at all.
-    pub(crate) fn behind_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
+    pub(crate) fn refuse_beside_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
         let skips =
             turn == WhenBehind::Skip || turn == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
-        let left = self.left();
+        let left = self.owner_left_ms();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
             // A slow job overlaps nothing, and what it made wait is not run late by another node either.

@@ -12,7 +12,9 @@ use std::collections::HashSet;
 use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
+use crate::protocol::ledger::record::{
+    JobRecord, KeyRecord, QueueEntry, Record, RecordOwner, Search, is_past,
+};
 use crate::protocol::message::{
     Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
     WhenBehind,
@@ -21,8 +23,8 @@ use crate::protocol::message::{
 /// What one request sees and leaves behind.
 pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) name: &'a Name,
-    pub(crate) state: &'a mut State,
-    pub(crate) job: Option<&'a mut Job>,
+    pub(crate) state: &'a mut KeyRecord,
+    pub(crate) job: Option<&'a mut JobRecord>,
     pub(crate) mark: Option<TickTime>,
     pub(crate) last: &'a mut GrantNumber,
     /// The highest number that the sender ever saw. It counts when a number is given.
@@ -31,7 +33,7 @@ pub(crate) struct Transaction<'a, P: Plant> {
     /// How long a lock that was handed on and on is left free, in ms; 0 for never.
     pub(crate) poll_gap: u64,
     /// Another of the claims that go together cannot be granted.
-    pub(crate) is_apart: bool,
+    pub(crate) is_group_refused: bool,
     pub(crate) plant: P,
     pub(crate) now_us: u64,
     pub(crate) date_ms: u64,
@@ -49,7 +51,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     #[inline]
-    pub(crate) fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
+    pub(crate) fn execute(&mut self, request: &Request, not_after: u64) -> Reply {
         if self.is_late(request, not_after) {
             self.branches.push(if self.job.is_some() {
                 Branch::TickLate
@@ -61,16 +63,16 @@ impl<P: Plant> Transaction<'_, P> {
         if self.is_of_wrong_type() {
             return Reply::Refused(StoreRefusal::WrongType);
         }
-        let led = self.leads();
-        let reply = self.act(request);
-        if self.leads() != led {
-            self.elected();
+        let led = self.current_leader();
+        let reply = self.dispatch(request);
+        if self.current_leader() != led {
+            self.leader_changed();
         }
         reply
     }
 
     #[inline]
-    fn act(&mut self, request: &Request) -> Reply {
+    fn dispatch(&mut self, request: &Request) -> Reply {
         let Request {
             claim_id,
             term,
@@ -79,7 +81,7 @@ impl<P: Plant> Transaction<'_, P> {
             ..
         } = *request;
         let (mark, dies) = (self.mark, self.now() + term.lease_ms);
-        let entry = Entry {
+        let entry = QueueEntry {
             claim_id,
             term,
             mode,
@@ -93,14 +95,14 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Finish { well } => self.finish(claim_id, well),
             Verb::Yield { to } => self.yield_(
                 claim_id,
-                Entry {
+                QueueEntry {
                     claim_id: to,
                     ..entry
                 },
             ),
             Verb::Pass { to } => self.pass(
                 claim_id,
-                Entry {
+                QueueEntry {
                     claim_id: to,
                     ..entry
                 },
@@ -109,7 +111,7 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term),
             Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call),
             Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call),
-            Verb::Call(call) => self.answer(call, request.data.as_ref()),
+            Verb::Call(call) => self.answer_call(call, request.data.as_ref()),
         }
     }
 
@@ -157,7 +159,7 @@ impl<P: Plant> Transaction<'_, P> {
             .is_some_and(|record| is_latch || record.owner == RecordOwner::WrongType)
     }
 
-    fn claim(&mut self, claim: Entry, wait: bool, turn: WhenBehind) -> Reply {
+    fn claim(&mut self, claim: QueueEntry, wait: bool, turn: WhenBehind) -> Reply {
         let recorded_capacity = self.recorded_capacity(claim.mode);
         let owned = self.owned_by(claim.claim_id);
         let search = match owned {
@@ -169,12 +171,12 @@ impl<P: Plant> Transaction<'_, P> {
             let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
             return self.granted_beside(number, recorded_capacity);
         }
-        if let Some(refused) = self.judge().or_else(|| self.behind(turn)) {
+        if let Some(refused) = self.refuse_tick().or_else(|| self.refuse_behind_earlier(turn)) {
             return refused;
         }
         if self.may_join(&claim, search) {
-            if self.is_apart {
-                self.branches.push(Branch::LeftApart);
+            if self.is_group_refused {
+                self.branches.push(Branch::GroupRefused);
                 return Reply::GroupRefused;
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
@@ -185,12 +187,12 @@ impl<P: Plant> Transaction<'_, P> {
             };
         }
         if self.job.is_some()
-            && let Some(busy) = self.behind_run(turn, wait)
+            && let Some(busy) = self.refuse_beside_run(turn, wait)
         {
             return busy;
         }
         if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
-            return Reply::Busy(self.left());
+            return Reply::Busy(self.owner_left_ms());
         }
         self.enqueue(claim);
         self.queued()
@@ -209,11 +211,11 @@ impl<P: Plant> Transaction<'_, P> {
         let Some(capacity) = recorded_capacity else {
             return self.granted(number);
         };
-        self.branches.push(Branch::UnlikeCapacity);
+        self.branches.push(Branch::CapacityDiffers);
         Reply::CapacityDiffers(number, capacity)
     }
 
-    fn renew(&mut self, claim: Entry) -> Reply {
+    fn renew(&mut self, claim: QueueEntry) -> Reply {
         let claim_id = claim.claim_id;
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
@@ -221,7 +223,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.extend(claim_id, claim.term);
             return self.granted(number);
         }
-        let waits = self.touch(claim_id);
+        let waits = self.note_heartbeat(claim_id);
         self.settle(Some(claim_id));
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
@@ -229,7 +231,7 @@ impl<P: Plant> Transaction<'_, P> {
         } else if waits {
             self.queued()
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
-            self.over(Branch::StandbyTold)
+            self.refuse_over_tick(Branch::StandbyTold)
         } else {
             Reply::Gone
         }
@@ -240,20 +242,20 @@ impl<P: Plant> Transaction<'_, P> {
             || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
             self.state.end(claim_id);
-            self.move_on(None, true);
+            self.hand_over_or_free(None, true);
             return Reply::Done;
         }
         if self.planted(Flaw::PermitReleasedTwice) && !self.state.shares.is_empty() {
             self.state.shares.remove(0);
         }
         // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        let waited = self.withdraw(claim_id);
+        let waited = self.remove_waiter(claim_id);
         self.settle(None);
         if waited { Reply::Done } else { Reply::NotThere }
     }
 
     /// The owner's turn is over, and it goes on as `next` when it is its turn again.
-    fn yield_(&mut self, claim_id: ClaimId, next: Entry) -> Reply {
+    fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> Reply {
         if self.owned_by(claim_id).is_none() {
             self.settle(Some(claim_id));
         }
@@ -273,7 +275,7 @@ impl<P: Plant> Transaction<'_, P> {
         self.queued()
     }
 
-    pub(crate) fn grant(&mut self, claim: &Entry) -> GrantNumber {
+    pub(crate) fn grant(&mut self, claim: &QueueEntry) -> GrantNumber {
         let (claim_id, mark) = (claim.claim_id, claim.mark);
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
@@ -302,7 +304,7 @@ impl<P: Plant> Transaction<'_, P> {
                     expires: None,
                 });
             }
-            Mode::Read | Mode::Permits(_) => self.share(claim_id, claim.mode, *self.last),
+            Mode::Read | Mode::Permits(_) => self.add_share(claim_id, claim.mode, *self.last),
         }
         self.extend(claim_id, claim.term);
         *self.last
@@ -343,7 +345,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// The waiter's answer. It says when the owner will not tell it of its release, so that it looks for itself.
     pub(crate) fn queued(&mut self) -> Reply {
-        let left = self.left();
+        let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
         // Who leaves a key free tells nobody either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner == RecordOwner::Foreign) {
@@ -356,7 +358,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    pub(crate) fn left(&self) -> Option<u64> {
+    pub(crate) fn owner_left_ms(&self) -> Option<u64> {
         let shared = self.state.shares.iter().map(|share| share.expires).max();
         let ends = match &self.state.record {
             Some(record) => record.expires,

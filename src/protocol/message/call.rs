@@ -196,7 +196,7 @@ pub struct LeaderReport {
     /// Another one is told of another leader, or of something else that it proclaimed.
     pub version: Version,
     /// What it proclaimed, if anything.
-    pub said: Option<Payload>,
+    pub value: Option<Payload>,
 }
 
 /// What a store knows of a job, before it did what was asked.

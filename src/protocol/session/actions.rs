@@ -10,12 +10,12 @@ use crate::protocol::message::Unanswered;
 use crate::protocol::session::connection::Connection;
 use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
 use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
-use crate::protocol::session::{LONG, Session, patience};
+use crate::protocol::session::{MIN_LEASE_TO_GIVE_UP, Session, answer_timeout};
 use crate::protocol::step::OutgoingAction;
 use crate::protocol::time::Instant;
 
 /// So many are in flight. They take no batch's place, so that many of them do not keep a lease from being renewed.
-const IN_FLIGHT: usize = 16;
+const MAX_ACTIONS_IN_FLIGHT: usize = 16;
 
 impl<P: Plant> Session<P> {
     /// Leaves an action to be sent with the next [`step`](Self::step), behind the batches.
@@ -26,15 +26,15 @@ impl<P: Plant> Session<P> {
     /// Sends what waits, after the batches: owners' renewals go first.
     pub(super) fn send_actions(&mut self, cx: &mut SessionContext<'_>) {
         while let Connection::Open { attempt, .. } = self.connection
-            && self.in_flight.iter().filter(|sent| sent.is_action).count() < IN_FLIGHT
+            && self.in_flight.iter().filter(|sent| sent.is_action).count() < MAX_ACTIONS_IN_FLIGHT
             && let Some(queued) = self.actions.pop_front()
         {
             self.ids += 1;
             let id = BatchId(self.ids);
             let timeout = self.options.request_timeout;
             // A short lease does not decide over the connection that all share.
-            let silence = if queued.lease >= LONG {
-                patience(queued.lease, timeout)
+            let silence = if queued.lease >= MIN_LEASE_TO_GIVE_UP {
+                answer_timeout(queued.lease, timeout)
             } else {
                 timeout
             };
@@ -44,7 +44,7 @@ impl<P: Plant> Session<P> {
                 connection: attempt,
                 sent: cx.now,
                 late_after: cx.now + timeout,
-                gives_up: cx.now + silence,
+                gives_up_at: cx.now + silence,
                 deadline: Some(deadline),
                 requests: vec![Pending {
                     tag: queued.tag,
@@ -56,7 +56,7 @@ impl<P: Plant> Session<P> {
                 probes: Vec::new(),
                 is_action: true,
             });
-            self.used(cx.now);
+            self.note_use(cx.now);
             cx.effects.push(SessionEffect::Act {
                 connection: attempt,
                 id,
@@ -67,7 +67,7 @@ impl<P: Plant> Session<P> {
     }
 
     fn deadline_of(&self, queued: &OutgoingAction) -> Instant {
-        queued.called + patience(queued.lease, self.options.request_timeout)
+        queued.called + answer_timeout(queued.lease, self.options.request_timeout)
     }
 
     pub(super) fn next_action_due(&self) -> Option<Instant> {

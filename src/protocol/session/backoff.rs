@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::session::step::PAUSE;
+use crate::protocol::session::step::{MAX_RECONNECT_PAUSE, MIN_RECONNECT_PAUSE};
 
 /// Doubles from pause to pause, up to a limit.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(super) struct Backoff(Duration);
 
 impl Default for Backoff {
     fn default() -> Self {
-        Backoff(PAUSE.0)
+        Backoff(MIN_RECONNECT_PAUSE)
     }
 }
 
@@ -21,7 +21,7 @@ impl Backoff {
     /// The next pause. `part` of it, 0.5 to 1, parts nodes that failed together.
     pub(super) fn next(&mut self, part: f64) -> Duration {
         let pause = self.0;
-        self.0 = (2 * pause).min(PAUSE.1);
+        self.0 = (2 * pause).min(MAX_RECONNECT_PAUSE);
         pause.mul_f64(part)
     }
 

@@ -7,7 +7,7 @@ use crate::protocol::session::connection::{Connection, is_broken};
 use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
-use crate::protocol::session::{BATCHES, Session};
+use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
 use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
 
@@ -46,16 +46,16 @@ impl<P: Plant> Session<P> {
 
     #[inline]
     fn answered(&mut self, batch: InFlight, reply: BatchReply, cx: &mut SessionContext<'_>) {
-        self.hear(cx.now, batch.connection);
+        self.note_answer(cx.now, batch.connection);
         if reply.time > 0 {
-            self.hear_time(reply.time, batch.sent, cx.now);
+            self.note_server_time(reply.time, batch.sent, cx.now);
         }
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
         for (Pending { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
-                self.saw(number);
+                self.note_grant(number);
             }
             match &reply {
                 Reply::Refused(refusal) => {
@@ -78,7 +78,7 @@ impl<P: Plant> Session<P> {
         if !demoted {
             self.backoff.reset();
         }
-        if self.spare.len() < BATCHES {
+        if self.spare.len() < MAX_BATCHES_IN_FLIGHT {
             self.spare.push((requests, Vec::new()));
         }
         self.replies = replies;
@@ -100,9 +100,9 @@ impl<P: Plant> Session<P> {
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
         // A server that only refuses is there, and of no use: nobody rides that out as if it had answered.
         if refused {
-            self.used(cx.now);
+            self.note_use(cx.now);
         }
-        self.miss(batch.sent);
+        self.note_unanswered(batch.sent);
         // Nobody is excused by a connection that never answered: it may break for what they ask.
         let why = match executed {
             Executed::No => Unanswered::No,
@@ -110,13 +110,13 @@ impl<P: Plant> Session<P> {
             Executed::Unknown => Unanswered::Unknown,
         };
         let (connection, sent) = (batch.connection, batch.sent);
-        self.tell_unanswered(batch, why, &error, cx);
+        self.report_unanswered(batch, why, &error, cx);
         if is_broken(&error) {
             self.give_up(connection, sent, error, cx);
         }
     }
 
-    pub(super) fn tell_unanswered(
+    pub(super) fn report_unanswered(
         &mut self,
         batch: InFlight,
         why: Unanswered,
@@ -157,7 +157,7 @@ impl<P: Plant> Session<P> {
         SessionEffect::Tell(request.name, input)
     }
 
-    pub(super) fn hear(&mut self, now: Instant, connection: Attempt) {
+    pub(super) fn note_answer(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
         if let Connection::Open {
             attempt,
@@ -171,7 +171,7 @@ impl<P: Plant> Session<P> {
     }
 
     /// A store at hand has answered before anybody gives up: what is asked of it needs no bound.
-    pub(super) fn hear_time(&mut self, time: u64, asked: Instant, heard: Instant) {
+    pub(super) fn note_server_time(&mut self, time: u64, asked: Instant, heard: Instant) {
         if !self.options.remote {
             return;
         }

@@ -15,7 +15,7 @@ pub(crate) struct InFlight {
     /// From when on the server refuses its claims as late, for sure.
     pub(crate) late_after: Instant,
     /// When its connection is given up.
-    pub(crate) gives_up: Instant,
+    pub(crate) gives_up_at: Instant,
     /// The earliest deadline of its requests that are still waited for.
     pub(crate) deadline: Option<Instant>,
     pub(crate) requests: Vec<Pending>,

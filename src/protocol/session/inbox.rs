@@ -9,25 +9,26 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::session::backoff::Backoff;
 use crate::protocol::session::step::{
-    Attempt, InboxEffect, PAUSE, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionOptions,
+    Attempt, InboxEffect, MAX_RECONNECT_PAUSE, MAX_SILENCE, MIN_RECONNECT_PAUSE, SessionContext,
+    SessionEffect, SessionEvent, SessionOptions,
 };
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
 /// After a refusal, which is nothing that passes by itself, it is opened again this seldom.
-const REFUSED: Duration = Duration::from_secs(10);
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    state: State,
-    told: InboxState,
+pub(crate) struct InboxLink {
+    state: LinkState,
+    reported: InboxState,
     backoff: Backoff,
     timeout: Duration,
     remote: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum LinkState {
     Unwanted,
     Closed {
         since: Instant,
@@ -46,11 +47,11 @@ enum State {
     },
 }
 
-impl Inbox {
+impl InboxLink {
     pub(crate) fn new(options: &SessionOptions) -> Self {
-        Inbox {
-            state: State::Unwanted,
-            told: InboxState::Unconfirmed,
+        InboxLink {
+            state: LinkState::Unwanted,
+            reported: InboxState::Unconfirmed,
             backoff: Backoff::default(),
             timeout: options.request_timeout,
             remote: options.remote,
@@ -58,8 +59,8 @@ impl Inbox {
     }
 
     pub(crate) fn want(&mut self, now: Instant) {
-        if let State::Unwanted = self.state {
-            self.state = State::Closed {
+        if let LinkState::Unwanted = self.state {
+            self.state = LinkState::Closed {
                 since: now,
                 until: now,
             };
@@ -68,11 +69,11 @@ impl Inbox {
 
     /// Opened, if it is this attempt that is waited for.
     pub(crate) fn opened(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) -> bool {
-        if !matches!(self.state, State::Opening { attempt: ours, .. } if ours == attempt) {
+        if !matches!(self.state, LinkState::Opening { attempt: ours, .. } if ours == attempt) {
             cx.inbox(InboxEffect::Close(attempt));
             return false;
         }
-        self.state = State::Open {
+        self.state = LinkState::Open {
             attempt,
             since: cx.now,
             heard: cx.now,
@@ -80,13 +81,13 @@ impl Inbox {
         };
         cx.event(SessionEvent::InboxOpen);
         // News each time: grants may have been missed.
-        self.told = InboxState::Confirmed;
+        self.reported = InboxState::Confirmed;
         cx.effects.push(SessionEffect::InboxState(InboxState::Confirmed));
         true
     }
 
     pub(crate) fn heard(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
-        if let State::Open {
+        if let LinkState::Open {
             attempt: ours,
             heard,
             asked,
@@ -95,7 +96,7 @@ impl Inbox {
             && *ours == attempt
         {
             (*heard, *asked) = (cx.now, None);
-            self.tell(InboxState::Confirmed, cx);
+            self.report(InboxState::Confirmed, cx);
         }
     }
 
@@ -108,24 +109,24 @@ impl Inbox {
         cx: &mut SessionContext<'_>,
     ) -> bool {
         let was_open_since = match self.state {
-            State::Opening { attempt: ours, .. } if ours == attempt => None,
-            State::Open {
+            LinkState::Opening { attempt: ours, .. } if ours == attempt => None,
+            LinkState::Open {
                 attempt: ours, since, ..
             } if ours == attempt => Some(since),
             _ => return false,
         };
         // One that breaks as soon as it is open is opened no sooner for it.
-        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= PAUSE.1);
+        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= MAX_RECONNECT_PAUSE);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
         let pause = if refused {
-            REFUSED
+            PAUSE_AFTER_REFUSAL
         } else if lasted {
             self.backoff.reset();
             Duration::ZERO
         } else {
             self.backoff.next(part)
         };
-        self.state = State::Closed {
+        self.state = LinkState::Closed {
             since: cx.now,
             until: cx.now + pause,
         };
@@ -135,28 +136,28 @@ impl Inbox {
         } else {
             InboxState::Unconfirmed
         };
-        self.tell(state, cx);
+        self.report(state, cx);
         was_open_since.is_some()
     }
 
     /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
     pub(crate) fn suspect(&mut self, cx: &mut SessionContext<'_>) {
         if self.remote
-            && let State::Open { attempt, asked, .. } = &mut self.state
+            && let LinkState::Open { attempt, asked, .. } = &mut self.state
         {
             if asked.is_none() {
                 *asked = Some(cx.now);
                 cx.inbox(InboxEffect::Ping(*attempt));
             }
-            self.tell(InboxState::Unconfirmed, cx);
+            self.report(InboxState::Unconfirmed, cx);
         }
     }
 
     /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
     /// server where nothing may be published that costs little.
     pub(crate) fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
-        if let State::Open { heard, .. } = self.state
-            && cx.now.since(heard) >= PAUSE.1
+        if let LinkState::Open { heard, .. } = self.state
+            && cx.now.since(heard) >= MAX_RECONNECT_PAUSE
         {
             self.suspect(cx);
         }
@@ -167,18 +168,18 @@ impl Inbox {
     /// open and break in turn.
     pub(crate) fn connection_lost(&mut self, sent: Instant, cx: &mut SessionContext<'_>) {
         match self.state {
-            State::Open {
+            LinkState::Open {
                 attempt,
                 since,
                 heard,
                 ..
-            } if self.remote && heard < sent && cx.now.since(since) >= PAUSE.1 => {
+            } if self.remote && heard < sent && cx.now.since(since) >= MAX_RECONNECT_PAUSE => {
                 cx.inbox(InboxEffect::Close(attempt));
-                self.state = State::Closed {
+                self.state = LinkState::Closed {
                     since: cx.now,
                     until: cx.now,
                 };
-                self.tell(InboxState::Unconfirmed, cx);
+                self.report(InboxState::Unconfirmed, cx);
             }
             _ => self.suspect(cx),
         }
@@ -186,10 +187,10 @@ impl Inbox {
 
     /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     pub(crate) fn retry_now(&mut self, now: Instant) {
-        if let State::Closed { since, until } = &mut self.state
-            && self.told != InboxState::Refused
+        if let LinkState::Closed { since, until } = &mut self.state
+            && self.reported != InboxState::Refused
         {
-            *until = (*until).min(now.max(*since + PAUSE.0));
+            *until = (*until).min(now.max(*since + MIN_RECONNECT_PAUSE));
         }
     }
 
@@ -202,16 +203,16 @@ impl Inbox {
     ) -> bool {
         let now = cx.now;
         match &mut self.state {
-            State::Closed { until, .. } if *until <= now => {
+            LinkState::Closed { until, .. } if *until <= now => {
                 let attempt = next_attempt();
-                self.state = State::Opening { attempt, began: now };
+                self.state = LinkState::Opening { attempt, began: now };
                 cx.inbox(InboxEffect::Open(attempt));
             }
-            State::Opening { attempt, began } if now.since(*began) >= self.timeout => {
+            LinkState::Opening { attempt, began } if now.since(*began) >= self.timeout => {
                 let attempt = *attempt;
                 return self.give_up(attempt, "the subscription did not open", part(), cx);
             }
-            State::Open {
+            LinkState::Open {
                 attempt,
                 asked: Some(asked),
                 ..
@@ -219,12 +220,12 @@ impl Inbox {
                 let attempt = *attempt;
                 return self.give_up(attempt, "the subscription is silent", part(), cx);
             }
-            State::Open {
+            LinkState::Open {
                 attempt,
                 heard,
                 asked: asked @ None,
                 ..
-            } if self.remote && now.since(*heard) >= SILENCE => {
+            } if self.remote && now.since(*heard) >= MAX_SILENCE => {
                 *asked = Some(now);
                 cx.inbox(InboxEffect::Ping(*attempt));
             }
@@ -242,18 +243,18 @@ impl Inbox {
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
         match self.state {
-            State::Unwanted => None,
-            State::Closed { until, .. } => Some(until),
-            State::Opening { began, .. } => Some(began + self.timeout),
-            State::Open {
+            LinkState::Unwanted => None,
+            LinkState::Closed { until, .. } => Some(until),
+            LinkState::Opening { began, .. } => Some(began + self.timeout),
+            LinkState::Open {
                 asked: Some(asked), ..
             } => Some(asked + self.timeout),
-            State::Open { heard, .. } => self.remote.then(|| heard + SILENCE),
+            LinkState::Open { heard, .. } => self.remote.then(|| heard + MAX_SILENCE),
         }
     }
 
-    fn tell(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
-        if std::mem::replace(&mut self.told, state) != state {
+    fn report(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
+        if std::mem::replace(&mut self.reported, state) != state {
             cx.effects.push(SessionEffect::InboxState(state));
         }
     }

@@ -10,10 +10,10 @@ use crate::protocol::message::{Kind, Name, Request, Rule};
 use crate::protocol::step::{Class, Outgoing};
 
 /// So many names are sooner compared with each other than hashed.
-const FEW: usize = 8;
+const MAX_COMPARED_NAMES: usize = 8;
 
-/// No line of any kind has requests.
-const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
+/// No class_queue of any kind has requests.
+const NO_REQUESTS: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 
 /// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
 /// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
@@ -24,9 +24,9 @@ const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 /// Claims that go together are a batch of their own. They take turns with other batches, and follow what gives their keys
 /// back.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    kinds: [[Line; Class::COUNT]; Kind::ALL.len()],
-    /// For each kind a bit per class whose line has requests, the most urgent first. It is looked at before and after each
+pub(crate) struct RequestQueue {
+    kinds: [[ClassQueue; Class::COUNT]; Kind::ALL.len()],
+    /// For each kind a bit per class whose class_queue has requests, the most urgent first. It is looked at before and after each
     /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
     filled: [u8; Kind::ALL.len()],
     /// Claims that go together.
@@ -43,35 +43,35 @@ pub(crate) struct Queue {
 
 /// What a batch may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct BatchLimits {
     /// So many requests at most.
-    pub(crate) most: usize,
+    pub(crate) max_requests: usize,
     /// What is of jobs and less urgent than this waits for more, unless it fills a batch.
-    pub(crate) gathers: Option<Class>,
+    pub(crate) job_cutoff: Option<Class>,
 }
 
 /// The requests of one class.
 #[derive(Debug, Default)]
-struct Line {
+struct ClassQueue {
     /// The first of each name.
     first: VecDeque<Outgoing>,
-    /// What waits behind the first of its name. While more than [`FEW`] names are in `first`, each of them is here, perhaps
+    /// What waits behind the first of its name. While more than [`MAX_COMPARED_NAMES`] names are in `first`, each of them is here, perhaps
     /// with nothing behind it.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
 }
 
-impl Queue {
+impl RequestQueue {
     /// With a mistake planted.
     pub(crate) fn with_plant(plant: impl Plant) -> Self {
-        Queue {
+        RequestQueue {
             unsorted: plant.planted(Flaw::RenewalBehindQueue),
             leaves_last: plant.planted(Flaw::ClaimBeforeLeave),
-            ..Queue::default()
+            ..RequestQueue::default()
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.filled == NOTHING && self.groups.is_empty()
+        self.filled == NO_REQUESTS && self.groups.is_empty()
     }
 
     #[inline]
@@ -92,7 +92,7 @@ impl Queue {
     }
 
     /// The next group, if it goes before everything else that there is.
-    fn next_group(&mut self, limits: Limits) -> Option<Vec<Outgoing>> {
+    fn next_group(&mut self, limits: BatchLimits) -> Option<Vec<Outgoing>> {
         let group = self.groups.front()?;
         let leaves = |outgoing: &Outgoing| {
             let name = &outgoing.request.name;
@@ -109,7 +109,7 @@ impl Queue {
     }
 
     /// Returns whether something may go.
-    pub(crate) fn is_ready(&self, limits: Limits) -> bool {
+    pub(crate) fn is_ready(&self, limits: BatchLimits) -> bool {
         !self.groups.is_empty() || self.most_urgent(limits).is_some()
     }
 
@@ -122,7 +122,7 @@ impl Queue {
     #[inline]
     pub(crate) fn take(
         &mut self,
-        limits: Limits,
+        limits: BatchLimits,
         requests: &mut Vec<Request>,
         mut note: impl FnMut(&Outgoing),
     ) -> Rule {
@@ -140,9 +140,9 @@ impl Queue {
         let mut filled = self.filled[kind];
         while filled != 0 {
             let class = filled.trailing_zeros();
-            let line = &mut self.kinds[kind][class as usize];
-            line.take(limits.most, requests, &mut note);
-            if line.first.is_empty() {
+            let class_queue = &mut self.kinds[kind][class as usize];
+            class_queue.take(limits.max_requests, requests, &mut note);
+            if class_queue.first.is_empty() {
                 self.filled[kind] &= !(1 << class);
             }
             filled &= filled - 1;
@@ -154,9 +154,9 @@ impl Queue {
     pub(crate) fn take_renewals(&mut self) -> Vec<Outgoing> {
         let classes = [Class::OwnerRenewal, Class::WaiterRenewal];
         let mut taken = Vec::new();
-        for (lines, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
+        for (class_queues, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
             for class in classes {
-                taken.extend(std::mem::take(&mut lines[class as usize]).into_requests());
+                taken.extend(std::mem::take(&mut class_queues[class as usize]).into_requests());
                 *filled &= !(1 << class as usize);
             }
         }
@@ -166,20 +166,28 @@ impl Queue {
     /// Everything, when there is no server to send it to.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         self.filled = Default::default();
-        let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
+        let class_queues = self.kinds.iter_mut().flatten().map(std::mem::take);
         let groups = std::mem::take(&mut self.groups).into_iter().flatten();
-        lines.flat_map(Line::into_requests).chain(groups).collect()
+        class_queues
+            .flat_map(ClassQueue::into_requests)
+            .chain(groups)
+            .collect()
     }
 
-    fn most_urgent(&self, limits: Limits) -> Option<usize> {
+    fn most_urgent(&self, limits: BatchLimits) -> Option<usize> {
         // After each batch of a store that answers at once.
-        if self.filled == NOTHING {
+        if self.filled == NO_REQUESTS {
             return None;
         }
         let is_held = |kind: usize, class: usize| {
-            let waits = limits.gathers.is_some_and(|urgent| class > urgent as usize);
-            let ready = || self.kinds[kind].iter().map(|line| line.first.len()).sum();
-            waits && kind == Kind::Job as usize && limits.most > ready()
+            let waits = limits.job_cutoff.is_some_and(|urgent| class > urgent as usize);
+            let ready = || {
+                self.kinds[kind]
+                    .iter()
+                    .map(|class_queue| class_queue.first.len())
+                    .sum()
+            };
+            waits && kind == Kind::Job as usize && limits.max_requests > ready()
         };
         let mut best = None;
         for (kind, filled) in self.filled.iter().enumerate().filter(|(_, filled)| **filled != 0) {
@@ -193,7 +201,7 @@ impl Queue {
     }
 }
 
-impl Line {
+impl ClassQueue {
     /// All of it, in order per name.
     fn into_requests(mut self) -> Vec<Outgoing> {
         let mut all = Vec::with_capacity(self.first.len());
@@ -218,7 +226,7 @@ impl Line {
     }
 
     fn contains(&self, name: &Name) -> bool {
-        if self.first.len() > FEW {
+        if self.first.len() > MAX_COMPARED_NAMES {
             self.behind.contains_key(name)
         } else {
             self.first.iter().any(|other| other.request.name == *name)
@@ -228,8 +236,8 @@ impl Line {
     /// The last of `first` is new there.
     fn index_last(&mut self) {
         let missing = match self.first.len() {
-            ..=FEW => 0,
-            length if length == FEW + 1 => length,
+            ..=MAX_COMPARED_NAMES => 0,
+            length if length == MAX_COMPARED_NAMES + 1 => length,
             _ => 1,
         };
         for outgoing in self.first.iter().rev().take(missing) {
@@ -247,18 +255,18 @@ impl Line {
     }
 
     #[inline]
-    fn take(&mut self, most: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
+    fn take(&mut self, max_requests: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
         // Only names of other classes can be in the batch already, so this many are skipped at the most.
         let others = requests.len();
         let names = requests.iter().map(|other| other.name.clone());
-        let hashed = (others > FEW).then(|| names.collect::<HashSet<_, RandomState>>());
+        let hashed = (others > MAX_COMPARED_NAMES).then(|| names.collect::<HashSet<_, RandomState>>());
         let is_named = |requests: &[Request], name: &Name| match &hashed {
             Some(names) => names.contains(name),
             None => requests[..others].iter().any(|other| other.name == *name),
         };
         let mut skipped = Vec::new();
         for _ in 0..self.first.len() {
-            if requests.len() == most {
+            if requests.len() == max_requests {
                 break;
             }
             let Some(first) = self.first.pop_front() else {
@@ -321,13 +329,16 @@ mod tests {
         Name::lock(Key::from(key))
     }
 
-    fn limits(most: usize, gathers: Option<Class>) -> Limits {
-        Limits { most, gathers }
+    fn limits(max_requests: usize, job_cutoff: Option<Class>) -> BatchLimits {
+        BatchLimits {
+            max_requests,
+            job_cutoff,
+        }
     }
 
-    fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
+    fn take(queue: &mut RequestQueue, max_requests: usize) -> Vec<u64> {
         let (mut requests, mut claims) = (Vec::new(), Vec::new());
-        queue.take(limits(most, None), &mut requests, |outgoing| {
+        queue.take(limits(max_requests, None), &mut requests, |outgoing| {
             claims.push(outgoing.tag.claim.0)
         });
         let sent = requests.iter().map(|request| request.claim_id.claim.0);
@@ -341,7 +352,7 @@ mod tests {
 
     #[test]
     fn owners_renewals_pass_everything() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for claim in 0..1000 {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
@@ -355,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_leave_goes_before_the_claim_that_follows_it_and_a_name_travels_once() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for (n, key) in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
             .iter()
             .enumerate()
@@ -372,7 +383,7 @@ mod tests {
 
     #[test]
     fn names_take_turns_and_each_is_first_in_first_out() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for claim in [1, 2, 3] {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
@@ -386,7 +397,7 @@ mod tests {
 
     #[test]
     fn kinds_travel_apart_and_take_turns() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         let job = |claim| outgoing(Name::job(Key::from("nightly")), claim, Class::Claim);
         queue.push(&outgoing(lock("a"), 1, Class::Claim));
         queue.push(&job(2));
@@ -400,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_group_travels_alone_takes_turns_and_follows_a_leave_of_its_names() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         let group = |claims: &[(u64, &str)]| {
             let claims = claims.iter();
             claims
@@ -425,7 +436,7 @@ mod tests {
 
     #[test]
     fn jobs_gather_but_for_renewals_and_what_fills_a_batch() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         let job = |n: u64, class| outgoing(Name::job(Key::from(format!("job {n}"))), n, class);
         queue.push(&job(1, Class::Claim));
         queue.push(&job(2, Class::Leave));
@@ -452,25 +463,25 @@ mod tests {
 
     #[test]
     fn a_group_goes_after_another_when_only_what_gathers_is_left() {
-        let (mut queue, gathers) = (Queue::default(), Some(Class::OwnerRenewal));
+        let (mut queue, job_cutoff) = (RequestQueue::default(), Some(Class::OwnerRenewal));
         for claim in [1, 2] {
             queue.push_together(vec![outgoing(lock("a"), claim, Class::Claim)]);
         }
         queue.push(&outgoing(Name::job(Key::from("nightly")), 3, Class::Claim));
         for claim in [1, 2] {
             let mut requests = Vec::new();
-            assert!(queue.is_ready(limits(8, gathers)));
-            queue.take(limits(8, gathers), &mut requests, |_| {});
+            assert!(queue.is_ready(limits(8, job_cutoff)));
+            queue.take(limits(8, job_cutoff), &mut requests, |_| {});
             assert_eq!(requests.len(), 1);
             assert_eq!(requests[0].claim_id.claim.0, claim);
         }
-        assert!(!queue.is_ready(limits(8, gathers)));
+        assert!(!queue.is_ready(limits(8, job_cutoff)));
         assert_eq!(take(&mut queue, 8), [3]);
     }
 
     #[test]
     fn all_of_it_is_given_back_in_order_per_name() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for claim in [1, 2, 3] {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }

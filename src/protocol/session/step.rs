@@ -9,10 +9,12 @@ use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
 
-/// The pauses before a connection or an inbox is opened again: the first, and the longest.
-pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The first pause before a closed connection or inbox is opened again.
+pub(crate) const MIN_RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause before a closed connection or inbox is opened again.
+pub(crate) const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection or an inbox may be silent before it is asked for a sign of life.
-pub const SILENCE: Duration = Duration::from_secs(10);
+pub const MAX_SILENCE: Duration = Duration::from_secs(10);
 
 /// An attempt to open a connection or an inbox, and what came of it. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

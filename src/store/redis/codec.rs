@@ -349,7 +349,7 @@ fn decode_leader(text: &[u8]) -> Option<LeaderReport> {
         number: part(&mut parts)?,
         version: part(&mut parts)?,
         node: part(&mut parts)?,
-        said: bytes(parts.next()),
+        value: bytes(parts.next()),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{Job, RecordOwner, Saved};
+use tenure::protocol::ledger::{JobRecord, RecordOwner, Saved};
 use tenure::protocol::message::{
     Batch, ClaimId, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime, WriteAnswer,
 };
@@ -89,7 +89,7 @@ impl Run {
         };
         let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
         let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
-        let real = Job {
+        let real = JobRecord {
             mark: tick("mark"),
             done: number("done") == 1,
             attempt: number("attempt") as u32,

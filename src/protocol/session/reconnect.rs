@@ -9,13 +9,15 @@ use crate::protocol::message::Unanswered;
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{Expired, InFlight};
-use crate::protocol::session::step::{Attempt, PAUSE, SessionContext, SessionEffect, SessionEvent};
-use crate::protocol::session::{NO_ANSWER, Session};
+use crate::protocol::session::step::{
+    Attempt, MIN_RECONNECT_PAUSE, SessionContext, SessionEffect, SessionEvent,
+};
+use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
 
 /// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
-const IDLE: Duration = Duration::from_millis(900);
+const IDLE_AFTER: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
     pub(super) fn is_wanted(&self) -> bool {
@@ -28,14 +30,14 @@ impl<P: Plant> Session<P> {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
         };
-        is_for_good(error)
+        is_permanent(error)
             || self
                 .heard
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
     }
 
     /// What was sent at `sent` came to nothing: the first of these since the server was last heard begins an outage.
-    pub(super) fn miss(&mut self, sent: Instant) {
+    pub(super) fn note_unanswered(&mut self, sent: Instant) {
         if self.missed <= self.heard {
             self.missed = Some(sent);
         }
@@ -44,9 +46,10 @@ impl<P: Plant> Session<P> {
     /// Whether nothing is known of what the server would have said lately: there is no connection, or was none just now, or
     /// what was sent on it has no answer.
     pub fn is_silent(&self, now: Instant) -> bool {
-        let is_old = |since: Instant| now.since(since) >= NO_ANSWER;
+        let is_old = |since: Instant| now.since(since) >= SILENT_AFTER;
         let is_unanswered = |batch: &InFlight| is_old(batch.sent.max(self.heard.unwrap_or_default()));
-        let is_open = matches!(self.connection, Connection::Open { .. }) && self.back.is_none_or(is_old);
+        let is_open =
+            matches!(self.connection, Connection::Open { .. }) && self.reopened_at.is_none_or(is_old);
         self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
     }
 
@@ -62,11 +65,11 @@ impl<P: Plant> Session<P> {
         let Some(began) = self.connection.opening_since(attempt) else {
             return cx.effects.push(SessionEffect::Close(attempt));
         };
-        self.hear_time(time, began, now);
+        self.note_server_time(time, began, now);
         self.heard = Some(now);
         self.unreachable = false;
         if self.lost.take().is_some() {
-            self.back = Some(now);
+            self.reopened_at = Some(now);
         }
         self.connection = Connection::Open {
             attempt,
@@ -88,19 +91,19 @@ impl<P: Plant> Session<P> {
         let Some(began) = self.connection.opening_since(attempt) else {
             return;
         };
-        self.miss(began);
+        self.note_unanswered(began);
         self.unreachable = true;
         self.close(error, false, cx);
         if self.is_down(cx.now) {
-            return self.tell_down(cx);
+            return self.report_down(cx);
         }
         // Holders and waiters know that a renewal did not arrive yet, and try again. Others wait until that is certain.
         let renewals = self.queue.take_renewals();
-        self.tell_unsent(renewals, Unanswered::No, cx);
+        self.report_unsent(renewals, Unanswered::No, cx);
     }
 
     /// Tells that these requests are not sent, nor the actions and probes that wait.
-    fn tell_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
+    fn report_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
         let error = self.lost_error();
         let requests = unsent.into_iter().map(|queued| (queued.request.name, queued.tag));
         let actions = std::mem::take(&mut self.actions).into_iter();
@@ -132,17 +135,17 @@ impl<P: Plant> Session<P> {
     /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
     pub(super) fn retry_now(&mut self, now: Instant) {
         if let Connection::Closed { since, until } = &mut self.connection {
-            *until = (*until).min(now.max(*since + PAUSE.0));
+            *until = (*until).min(now.max(*since + MIN_RECONNECT_PAUSE));
         }
     }
 
     /// Nothing is sent to a server that is down.
-    pub(super) fn tell_down(&mut self, cx: &mut SessionContext<'_>) {
+    pub(super) fn report_down(&mut self, cx: &mut SessionContext<'_>) {
         let queued = self.queue.take_all();
         if !queued.is_empty() {
             cx.event(SessionEvent::Down(queued.len()));
         }
-        self.tell_unsent(queued, Unanswered::Down, cx);
+        self.report_unsent(queued, Unanswered::Down, cx);
     }
 
     pub(super) fn lost_error(&self) -> StoreError {
@@ -162,7 +165,7 @@ impl<P: Plant> Session<P> {
     }
 
     /// A sign of life: an empty batch. Whoever is silent is given up as after a request.
-    pub(super) fn ask_for_a_sign(&mut self, cx: &mut SessionContext<'_>) {
+    pub(super) fn ping(&mut self, cx: &mut SessionContext<'_>) {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
@@ -183,7 +186,7 @@ impl<P: Plant> Session<P> {
         if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
             return;
         }
-        self.miss(sent);
+        self.note_unanswered(sent);
         let excused = self.is_proven(connection);
         if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
             self.predecessor = Some(connection);
@@ -204,12 +207,12 @@ impl<P: Plant> Session<P> {
             return;
         }
         for batch in under_way {
-            let overdue = batch.gives_up <= now;
+            let overdue = batch.gives_up_at <= now;
             let why = match excused {
                 true if !overdue => Unanswered::Bystander,
                 _ => Unanswered::Unknown,
             };
-            self.tell_unanswered(batch, why, &error, cx);
+            self.report_unanswered(batch, why, &error, cx);
         }
         // What broke or silenced one did so to the other, or soon will.
         self.inbox.connection_lost(sent, cx);
@@ -222,7 +225,7 @@ impl<P: Plant> Session<P> {
             .iter()
             .map(|batch| batch.sent)
             .fold(sent, Instant::min);
-        self.heard.is_some_and(|heard| first.since(heard) >= IDLE)
+        self.heard.is_some_and(|heard| first.since(heard) >= IDLE_AFTER)
     }
 
     pub(super) fn is_proven(&self, connection: Attempt) -> bool {
@@ -231,7 +234,7 @@ impl<P: Plant> Session<P> {
 }
 
 /// No other connection will fare better. What the server calls by no name that is known here may pass.
-fn is_for_good(error: &StoreError) -> bool {
+fn is_permanent(error: &StoreError) -> bool {
     use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
     match error.kind() {
         StoreErrorKind::Refused(refusal) => {
