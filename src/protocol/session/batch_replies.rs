@@ -1,4 +1,4 @@
-//! What a session makes of what its server answers, and of what it does not.
+//! Handles the server's replies, and batches that have no reply.
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
@@ -20,7 +20,7 @@ impl<P: Plant> Session<P> {
         cx: &mut SessionContext<'_>,
     ) {
         let at = self.in_flight.iter().position(|batch| batch.id == id);
-        // Of a connection that was given up: it decides nothing.
+        // The batch belongs to a connection that was given up, so its reply has no effect.
         let Some(at) = at else { return };
         let at = if self.plant.planted(Flaw::ReplyToAnotherBatch) {
             0
@@ -35,7 +35,7 @@ impl<P: Plant> Session<P> {
             Ok(_) => {
                 let error = StoreError::new(
                     StoreErrorKind::Interrupted,
-                    format_args!("the reply of {} does not fit the batch", self.options.server),
+                    format_args!("the reply from {} does not match the batch", self.options.server),
                 );
                 let executed = Executed::Unknown;
                 self.batch_failed(batch, Failure { executed, error }, cx);
@@ -94,16 +94,17 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// A whole batch has no reply: the server refused it, or the connection broke.
+    /// Handles a batch that has no reply: the server refused it, or the connection broke.
     pub(super) fn batch_failed(&mut self, batch: InFlight, failure: Failure, cx: &mut SessionContext<'_>) {
         let Failure { executed, error } = failure;
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
-        // A server that only refuses is there, and of no use: nobody rides that out as if it had answered.
+        // A server that only refuses is reachable but useless. Its refusals do not count as answers when a caller
+        // rides out an outage.
         if refused {
             self.note_use(cx.now);
         }
         self.note_unanswered(batch.sent);
-        // Nobody is excused by a connection that never answered: it may break for what they ask.
+        // A connection that never answered may break because of these very requests, so they are not `Bystander`s.
         let why = match executed {
             Executed::No => Unanswered::No,
             Executed::Unknown if !refused && self.is_proven(batch.connection) => Unanswered::Bystander,
@@ -144,7 +145,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Tells the key machine that a request has no answer.
+    /// Returns the effect that reports a request without an answer to the key machine.
     pub(super) fn unanswered(&self, request: Expired, why: Unanswered, error: StoreError) -> SessionEffect {
         let input = Input::Failed {
             tag: request.tag,
@@ -170,7 +171,8 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// A store at hand has answered before anybody gives up: what is asked of it needs no bound.
+    /// Records a reading of a remote server's clock. A local store answers before a caller gives up, so its requests
+    /// need no bound.
     pub(super) fn note_server_time(&mut self, time: u64, asked: Instant, heard: Instant) {
         if !self.options.remote {
             return;

@@ -1,8 +1,8 @@
-//! The inbox as its session sees it: open or not, and whether it can be relied on.
+//! The session's connection to the inbox: whether it is open, and whether grants still arrive.
 //!
-//! Grants are pushed to it. Nothing depends on a push that arrives, but whoever relies on them waits by slow timers, so
-//! an inbox that may be deaf has to be noticed: it is asked for signs of life, and at once when its server's
-//! connection fell silent.
+//! The store pushes grants to the inbox. No rule depends on the arrival of a push, but waiters that expect pushes use
+//! slow timers. An inbox that may have stopped receiving must therefore be found: the session pings it at intervals,
+//! and at once when the connection to the server falls silent.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::protocol::session::step::{
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
-/// After a refusal, which is nothing that passes by itself, it is opened again this seldom.
+/// The pause before an inbox is opened again after a refusal that will not pass by itself.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ enum LinkState {
         attempt: Attempt,
         since: Instant,
         heard: Instant,
-        /// Since when a sign of life is waited for.
+        /// When the ping without an answer was sent. `None` if no answer is due.
         asked: Option<Instant>,
     },
 }
@@ -67,9 +67,9 @@ impl InboxLink {
         }
     }
 
-    /// Opened, if it is this attempt that is waited for.
+    /// Marks the inbox as open. Returns whether the current attempt opened it; another attempt is closed.
     pub(crate) fn opened(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) -> bool {
-        if !matches!(self.state, LinkState::Opening { attempt: ours, .. } if ours == attempt) {
+        if !matches!(self.state, LinkState::Opening { attempt: current, .. } if current == attempt) {
             cx.inbox(InboxEffect::Close(attempt));
             return false;
         }
@@ -80,7 +80,7 @@ impl InboxLink {
             asked: None,
         };
         cx.event(SessionEvent::InboxOpen);
-        // News each time: grants may have been missed.
+        // The node is told each time, because grants may have been missed while the inbox was closed.
         self.reported = InboxState::Confirmed;
         cx.effects.push(SessionEffect::InboxState(InboxState::Confirmed));
         true
@@ -88,19 +88,20 @@ impl InboxLink {
 
     pub(crate) fn heard(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
         if let LinkState::Open {
-            attempt: ours,
+            attempt: current,
             heard,
             asked,
             ..
         } = &mut self.state
-            && *ours == attempt
+            && *current == attempt
         {
             (*heard, *asked) = (cx.now, None);
             self.report(InboxState::Confirmed, cx);
         }
     }
 
-    /// Broken, or not opened. True when it had been open: then the connection is under suspicion, too.
+    /// Closes an inbox that broke or did not open. Returns whether it had been open: then the connection needs a
+    /// ping, too.
     pub(crate) fn failed(
         &mut self,
         attempt: Attempt,
@@ -109,13 +110,15 @@ impl InboxLink {
         cx: &mut SessionContext<'_>,
     ) -> bool {
         let was_open_since = match self.state {
-            LinkState::Opening { attempt: ours, .. } if ours == attempt => None,
+            LinkState::Opening { attempt: current, .. } if current == attempt => None,
             LinkState::Open {
-                attempt: ours, since, ..
-            } if ours == attempt => Some(since),
+                attempt: current,
+                since,
+                ..
+            } if current == attempt => Some(since),
             _ => return false,
         };
-        // One that breaks as soon as it is open is opened no sooner for it.
+        // An inbox that breaks soon after it opened is not opened again at once.
         let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= MAX_RECONNECT_PAUSE);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
         let pause = if refused {
@@ -140,7 +143,7 @@ impl InboxLink {
         was_open_since.is_some()
     }
 
-    /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
+    /// Pings the inbox after its server's connection fell silent. The answer is due within the same timeout.
     pub(crate) fn suspect(&mut self, cx: &mut SessionContext<'_>) {
         if self.remote
             && let LinkState::Open { attempt, asked, .. } = &mut self.state
@@ -153,8 +156,8 @@ impl InboxLink {
         }
     }
 
-    /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
-    /// server where nothing may be published that costs little.
+    /// Suspects the inbox after a grant whose push did not arrive. An inbox that was heard in the last second stays
+    /// confirmed, which limits the cost on a server that does not let this user publish.
     pub(crate) fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
         if let LinkState::Open { heard, .. } = self.state
             && cx.now.since(heard) >= MAX_RECONNECT_PAUSE
@@ -163,9 +166,9 @@ impl InboxLink {
         }
     }
 
-    /// The connection to its server was given up, on which something was sent at `sent` in vain. An inbox without a sign of
-    /// life since then is replaced together with the connection. One that is young is only suspected, as each of both may
-    /// open and break in turn.
+    /// Reacts to a connection that was given up because of the request sent at `sent`. An inbox without a sign of
+    /// life since then is replaced at once. An inbox younger than one second is only pinged, because connection and
+    /// inbox may open and break in turn.
     pub(crate) fn connection_lost(&mut self, sent: Instant, cx: &mut SessionContext<'_>) {
         match self.state {
             LinkState::Open {
@@ -185,7 +188,8 @@ impl InboxLink {
         }
     }
 
-    /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    /// Lets a closed inbox open soon, because the connection just opened. The shortest pause still applies, because
+    /// connection and inbox may open and break in turn.
     pub(crate) fn retry_now(&mut self, now: Instant) {
         if let LinkState::Closed { since, until } = &mut self.state
             && self.reported != InboxState::Refused
@@ -194,7 +198,7 @@ impl InboxLink {
         }
     }
 
-    /// Does what is due. True when it turned out to be dead.
+    /// Handles what is due. Returns whether an open inbox turned out to be dead.
     pub(crate) fn step(
         &mut self,
         next_attempt: impl FnOnce() -> Attempt,

@@ -1,4 +1,4 @@
-//! What waits to be sent to one server, in the order in which it goes.
+//! The requests that wait to be sent to one server, in sending order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -9,59 +9,62 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Kind, Name, Request, Rule};
 use crate::protocol::step::{Class, Outgoing};
 
-/// So many names are sooner compared with each other than hashed.
+/// Most names that are compared one by one; a longer list is hashed.
 const MAX_COMPARED_NAMES: usize = 8;
 
-/// No class_queue of any kind has requests.
+/// The value of `filled` when no class of any kind has requests.
 const NO_REQUESTS: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 
-/// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
-/// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
-/// hold up no other key.
+/// Queued requests, sorted by kind, class and name.
 ///
-/// A batch names a key once, as a store may read all of its keys before it treats the first, and is of one kind.
+/// The order of classes is: owners' renewals, calls of running jobs, leaves and yields, waiters' renewals, claims.
+/// Requests of one class and name are first in, first out. The names of a class take turns, so a thousand requests
+/// for one key do not delay other keys.
 ///
-/// Claims that go together are a batch of their own. They take turns with other batches, and follow what gives their keys
-/// back.
+/// A batch has requests of one kind and at most one request per name, because a store may read all keys before it
+/// executes the first request.
+///
+/// Claims that are granted together travel in a batch of their own. Such groups take turns with other batches, and
+/// follow the leaves of their keys.
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     kinds: [[ClassQueue; Class::COUNT]; Kind::ALL.len()],
-    /// For each kind a bit per class whose class_queue has requests, the most urgent first. It is looked at before and after each
-    /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
+    /// For each kind, one bit per class that has requests; the lowest bit is the most urgent class. The bits make the
+    /// checks before and after each batch fast. `push`, `take`, `take_renewals` and `take_all` update them.
     filled: [u8; Kind::ALL.len()],
-    /// Claims that go together.
+    /// Groups of claims that are granted together.
     groups: VecDeque<Vec<Outgoing>>,
-    /// The last batch was a group.
+    /// Set when the last batch was a group.
     was_group: bool,
-    /// Planted: whatever came first goes first.
+    /// Planted mistake: requests are sent in the order of their arrival.
     unsorted: bool,
-    /// Planted: claims and leaves have changed places.
+    /// Planted mistake: claims and leaves have exchanged their classes.
     leaves_last: bool,
-    /// The kind of the last batch: where both kinds have something as urgent, they take turns.
+    /// The kind of the last batch. Kinds whose requests are equally urgent take turns.
     last: usize,
 }
 
 /// What a batch may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchLimits {
-    /// So many requests at most.
+    /// Most requests in the batch.
     pub(crate) max_requests: usize,
-    /// What is of jobs and less urgent than this waits for more, unless it fills a batch.
+    /// Job requests less urgent than this class wait, unless they fill a batch. `None`: no request waits.
     pub(crate) job_cutoff: Option<Class>,
 }
 
 /// The requests of one class.
 #[derive(Debug, Default)]
 struct ClassQueue {
-    /// The first of each name.
+    /// The first request of each name.
     first: VecDeque<Outgoing>,
-    /// What waits behind the first of its name. While more than [`MAX_COMPARED_NAMES`] names are in `first`, each of them is here, perhaps
-    /// with nothing behind it.
+    /// The later requests of each name. If `first` has more than [`MAX_COMPARED_NAMES`] names, every one of them has
+    /// an entry here, which may be empty.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
 }
 
 impl RequestQueue {
-    /// With a mistake planted.
+    /// Creates an empty queue with a planted mistake.
     pub(crate) fn with_plant(plant: impl Plant) -> Self {
         RequestQueue {
             unsorted: plant.planted(Flaw::RenewalBehindQueue),
@@ -91,7 +94,7 @@ impl RequestQueue {
         self.groups.push_back(claims);
     }
 
-    /// The next group, if it goes before everything else that there is.
+    /// Takes the next group if it goes before all other requests.
     fn next_group(&mut self, limits: BatchLimits) -> Option<Vec<Outgoing>> {
         let group = self.groups.front()?;
         let leaves = |outgoing: &Outgoing| {
@@ -102,23 +105,24 @@ impl RequestQueue {
             .filled
             .iter()
             .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
-        // What waits for more is no reason to send nothing.
+        // Job requests that must wait do not hold back a group.
         let has_others = self.most_urgent(limits).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
         self.was_group.then(|| self.groups.pop_front())?
     }
 
-    /// Returns whether something may go.
+    /// Returns whether a batch can be sent.
     pub(crate) fn is_ready(&self, limits: BatchLimits) -> bool {
         !self.groups.is_empty() || self.most_urgent(limits).is_some()
     }
 
-    /// Something is of jobs.
+    /// Returns whether a request about a job is queued.
     pub(crate) fn has_jobs(&self) -> bool {
         self.filled[Kind::Job as usize] != 0
     }
 
-    /// The next batch into empty `requests`. Each is shown to `note` before. Answers how they stand to each other.
+    /// Moves the next batch into `requests`, which must be empty, and returns its rule. Calls `note` with each
+    /// request first.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -150,7 +154,7 @@ impl RequestQueue {
         Rule::Each
     }
 
-    /// All renewals: whoever sent them tries again by itself.
+    /// Removes all renewals. The claims that sent them retry by themselves.
     pub(crate) fn take_renewals(&mut self) -> Vec<Outgoing> {
         let classes = [Class::OwnerRenewal, Class::WaiterRenewal];
         let mut taken = Vec::new();
@@ -163,7 +167,7 @@ impl RequestQueue {
         taken
     }
 
-    /// Everything, when there is no server to send it to.
+    /// Removes all requests, when the server is down.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         self.filled = Default::default();
         let class_queues = self.kinds.iter_mut().flatten().map(std::mem::take);
@@ -175,7 +179,7 @@ impl RequestQueue {
     }
 
     fn most_urgent(&self, limits: BatchLimits) -> Option<usize> {
-        // After each batch of a store that answers at once.
+        // A fast path: this is called after each batch of a store that answers at once.
         if self.filled == NO_REQUESTS {
             return None;
         }
@@ -202,7 +206,7 @@ impl RequestQueue {
 }
 
 impl ClassQueue {
-    /// All of it, in order per name.
+    /// Returns all requests, in order per name.
     fn into_requests(mut self) -> Vec<Outgoing> {
         let mut all = Vec::with_capacity(self.first.len());
         for outgoing in self.first {
@@ -233,7 +237,7 @@ impl ClassQueue {
         }
     }
 
-    /// The last of `first` is new there.
+    /// Indexes the name of the request that was just appended to `first`.
     fn index_last(&mut self) {
         let missing = match self.first.len() {
             ..=MAX_COMPARED_NAMES => 0,
@@ -245,7 +249,7 @@ impl ClassQueue {
         }
     }
 
-    /// The next of a name that was the first of all follows it.
+    /// Appends the next request of this name, whose first request was just taken.
     fn follow(&mut self, name: &Name) {
         match self.behind.get_mut(name).map(VecDeque::pop_front) {
             Some(Some(next)) => self.first.push_back(next),
@@ -256,7 +260,7 @@ impl ClassQueue {
 
     #[inline]
     fn take(&mut self, max_requests: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
-        // Only names of other classes can be in the batch already, so this many are skipped at the most.
+        // A name can only be in the batch already from another class, so at most this many requests are skipped.
         let others = requests.len();
         let names = requests.iter().map(|other| other.name.clone());
         let hashed = (others > MAX_COMPARED_NAMES).then(|| names.collect::<HashSet<_, RandomState>>());
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_renewals_pass_everything() {
+    fn owners_renewals_are_sent_first() {
         let mut queue = RequestQueue::default();
         for claim in 0..1000 {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
@@ -365,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leave_goes_before_the_claim_that_follows_it_and_a_name_travels_once() {
+    fn a_leave_is_sent_before_a_later_claim_and_a_batch_has_a_name_once() {
         let mut queue = RequestQueue::default();
         for (n, key) in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
             .iter()
@@ -396,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_travel_apart_and_take_turns() {
+    fn kinds_have_batches_of_their_own_and_take_turns() {
         let mut queue = RequestQueue::default();
         let job = |claim| outgoing(Name::job(Key::from("nightly")), claim, Class::Claim);
         queue.push(&outgoing(lock("a"), 1, Class::Claim));
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_travels_alone_takes_turns_and_follows_a_leave_of_its_names() {
+    fn a_group_has_a_batch_of_its_own_takes_turns_and_follows_leaves() {
         let mut queue = RequestQueue::default();
         let group = |claims: &[(u64, &str)]| {
             let claims = claims.iter();
@@ -424,7 +428,7 @@ mod tests {
         queue.push(&outgoing(lock("e"), 11, Class::Claim));
         assert_eq!(take(&mut queue, 1), [10], "the leave goes before the group");
         assert_eq!(take(&mut queue, 128), [1, 2]);
-        assert_eq!(take(&mut queue, 128), [11], "single ones have their turn");
+        assert_eq!(take(&mut queue, 128), [11], "single claims have their turn");
         assert_eq!(take(&mut queue, 128), [3, 4]);
         assert!(queue.is_empty());
         queue.push_together(group(&[(5, "a")]));
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_gather_but_for_renewals_and_what_fills_a_batch() {
+    fn job_requests_wait_except_renewals_and_full_batches() {
         let mut queue = RequestQueue::default();
         let job = |n: u64, class| outgoing(Name::job(Key::from(format!("job {n}"))), n, class);
         queue.push(&job(1, Class::Claim));
@@ -447,7 +451,7 @@ mod tests {
         queue.push(&outgoing(lock("a"), 9, Class::Claim));
         let mut requests = Vec::new();
         queue.take(limits(8, answer), &mut requests, |_| {});
-        assert_eq!(requests[0].claim_id.claim.0, 9, "locks wait for no job");
+        assert_eq!(requests[0].claim_id.claim.0, 9, "a claim of a lock does not wait");
         assert!(!queue.is_ready(limits(8, answer)) && queue.has_jobs());
         queue.push(&job(5, Class::Call));
         assert!(!queue.is_ready(limits(8, answer)) && queue.is_ready(limits(8, more)));
@@ -456,13 +460,13 @@ mod tests {
         assert_eq!(
             take(&mut queue, 8),
             [4, 5, 2, 1, 3],
-            "and what waits goes with it"
+            "waiting requests go with the renewal"
         );
         assert!(!queue.has_jobs());
     }
 
     #[test]
-    fn a_group_goes_after_another_when_only_what_gathers_is_left() {
+    fn a_group_follows_a_group_when_only_job_requests_wait() {
         let (mut queue, job_cutoff) = (RequestQueue::default(), Some(Class::OwnerRenewal));
         for claim in [1, 2] {
             queue.push_together(vec![outgoing(lock("a"), claim, Class::Claim)]);
@@ -480,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_given_back_in_order_per_name() {
+    fn take_all_keeps_the_order_per_name() {
         let mut queue = RequestQueue::default();
         for claim in [1, 2, 3] {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));

@@ -1,5 +1,5 @@
-//! A session's connection: opened when something is wanted, given up when it is silent or broken, and never used beside its
-//! successor.
+//! The life of a session's connection: opened when a request needs it, and given up when it is silent or broken. A
+//! connection is never used beside its successor.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
 
-/// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
+/// A connection unused for this long may have been closed as idle, by the server or by the network.
 const IDLE_AFTER: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
@@ -24,8 +24,8 @@ impl<P: Plant> Session<P> {
         !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
     }
 
-    /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
-    /// for good, a wrong password, needs no second opinion.
+    /// Returns whether the server is down: the last attempt to connect failed, and the server has not answered for a
+    /// request timeout. A permanent refusal, for example a wrong password, counts at once.
     pub(super) fn is_down(&self, now: Instant) -> bool {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
@@ -36,15 +36,16 @@ impl<P: Plant> Session<P> {
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
     }
 
-    /// What was sent at `sent` came to nothing: the first of these since the server was last heard begins an outage.
+    /// Records that a request sent at `sent` has no answer. The first such request since the last answer begins an
+    /// outage.
     pub(super) fn note_unanswered(&mut self, sent: Instant) {
         if self.missed <= self.heard {
             self.missed = Some(sent);
         }
     }
 
-    /// Whether nothing is known of what the server would have said lately: there is no connection, or was none just now, or
-    /// what was sent on it has no answer.
+    /// Returns whether the server's present state is unknown: the connection is not open, opened less than 200 ms ago
+    /// after a loss, or has a request that is 200 ms old and unanswered.
     pub fn is_silent(&self, now: Instant) -> bool {
         let is_old = |since: Instant| now.since(since) >= SILENT_AFTER;
         let is_unanswered = |batch: &InFlight| is_old(batch.sent.max(self.heard.unwrap_or_default()));
@@ -61,7 +62,7 @@ impl<P: Plant> Session<P> {
 
     pub(super) fn connected(&mut self, attempt: Attempt, time: u64, cx: &mut SessionContext<'_>) {
         let now = cx.now;
-        // Of an attempt that was given up nothing is wanted.
+        // This attempt was given up, so its connection is not used.
         let Some(began) = self.connection.opening_since(attempt) else {
             return cx.effects.push(SessionEffect::Close(attempt));
         };
@@ -87,7 +88,7 @@ impl<P: Plant> Session<P> {
         error: StoreError,
         cx: &mut SessionContext<'_>,
     ) {
-        // A late error of an old attempt says nothing of its successor.
+        // A late error of an old attempt does not concern its successor.
         let Some(began) = self.connection.opening_since(attempt) else {
             return;
         };
@@ -97,12 +98,13 @@ impl<P: Plant> Session<P> {
         if self.is_down(cx.now) {
             return self.report_down(cx);
         }
-        // Holders and waiters know that a renewal did not arrive yet, and try again. Others wait until that is certain.
+        // Owners and waiters retry a renewal that was not sent. Other requests wait until the server is known to be
+        // down.
         let renewals = self.queue.take_renewals();
         self.report_unsent(renewals, Unanswered::No, cx);
     }
 
-    /// Tells that these requests are not sent, nor the actions and probes that wait.
+    /// Reports that these requests are not sent. Also reports the queued actions and probes.
     fn report_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
         let error = self.lost_error();
         let requests = unsent.into_iter().map(|queued| (queued.request.name, queued.tag));
@@ -120,7 +122,7 @@ impl<P: Plant> Session<P> {
         cx.effects.extend(self.probes.drain(..).map(failed));
     }
 
-    /// Closed, and not to be opened again before a pause that doubles.
+    /// Closes the connection. The pause before the next attempt doubles each time, up to a limit.
     fn close(&mut self, error: StoreError, idle: bool, cx: &mut SessionContext<'_>) {
         let part = part_of_pause(&mut self.jitter);
         let pause = self.backoff.next(part);
@@ -132,14 +134,15 @@ impl<P: Plant> Session<P> {
         cx.event(SessionEvent::ConnectionLost { error, idle });
     }
 
-    /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    /// Lets a closed connection open soon, because the inbox just opened. The shortest pause still applies, because
+    /// connection and inbox may open and break in turn.
     pub(super) fn retry_now(&mut self, now: Instant) {
         if let Connection::Closed { since, until } = &mut self.connection {
             *until = (*until).min(now.max(*since + MIN_RECONNECT_PAUSE));
         }
     }
 
-    /// Nothing is sent to a server that is down.
+    /// Reports all queued requests as not sent, because the server is down.
     pub(super) fn report_down(&mut self, cx: &mut SessionContext<'_>) {
         let queued = self.queue.take_all();
         if !queued.is_empty() {
@@ -164,7 +167,7 @@ impl<P: Plant> Session<P> {
         StoreError::new(kind, format_args!("{what} {server} within {waited:?}"))
     }
 
-    /// A sign of life: an empty batch. Whoever is silent is given up as after a request.
+    /// Sends an empty batch as a ping. A connection that does not answer it is given up, as after a request.
     pub(super) fn ping(&mut self, cx: &mut SessionContext<'_>) {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
@@ -173,8 +176,8 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Never used beside its successor: whatever is under way on it is told so. `sent`: when that was which found it
-    /// broken.
+    /// Gives up a connection that proved broken for the request sent at `sent`. Reports every request in flight on
+    /// it, so that the connection is never used beside its successor.
     pub(super) fn give_up(
         &mut self,
         connection: Attempt,
@@ -195,7 +198,8 @@ impl<P: Plant> Session<P> {
         }
         let idle = *error.kind() == StoreErrorKind::Interrupted && self.was_idle_before(sent);
         self.close(error.clone(), idle, cx);
-        // It did its work until now. One that refuses everything did not.
+        // The connection worked until now, so its successor may open at once. A server that refuses everything did
+        // not work.
         if excused
             && !matches!(error.kind(), StoreErrorKind::Refused(_))
             && let Connection::Closed { until, .. } = &mut self.connection
@@ -214,11 +218,12 @@ impl<P: Plant> Session<P> {
             };
             self.report_unanswered(batch, why, &error, cx);
         }
-        // What broke or silenced one did so to the other, or soon will.
+        // The cause usually breaks or silences the inbox, too.
         self.inbox.connection_lost(sent, cx);
     }
 
-    /// Nothing was under way for a while before what was sent then and what is still under way.
+    /// Returns whether the connection was idle before `sent` and before the requests in flight: the server was last
+    /// heard at least 900 ms earlier.
     pub(super) fn was_idle_before(&self, sent: Instant) -> bool {
         let first = self
             .in_flight
@@ -233,7 +238,7 @@ impl<P: Plant> Session<P> {
     }
 }
 
-/// No other connection will fare better. What the server calls by no name that is known here may pass.
+/// Returns whether another connection would get the same refusal. A refusal of an unknown kind may pass.
 fn is_permanent(error: &StoreError) -> bool {
     use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
     match error.kind() {
