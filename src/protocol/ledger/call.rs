@@ -1,7 +1,7 @@
-//! Questions about a job or a semaphore, and how a store answers them.
+//! Calls about a job or a semaphore, and how a store answers them.
 //!
-//! Whoever asks makes no claim: the answer may be old when it comes, and whatever is done about it is done by a claim,
-//! which the store judges.
+//! A call makes no claim, and its answer may be outdated when it arrives. What the caller then does needs a claim,
+//! which the store checks again.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -10,14 +10,15 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Call, JobReport, Payload, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
+    /// Answers a call about a job or a semaphore.
     pub(crate) fn answer_call(&mut self, call: Call, data: Option<&Payload>) -> Reply {
         let lost = self.mend_lost_mark(call);
-        // As every verb does. Whoever asks is never whom it is handed to.
+        // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
         let owned = call.of().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {
-            // Whoever has it as no claim of ours has all of it.
+            // A foreign owner of the key holds all permits.
             let is_ours = self.state.record.is_none();
             return Reply::InUse(is_ours.then(|| self.in_use()));
         };
@@ -59,7 +60,8 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Report(Box::new(report))
     }
 
-    /// A tick whose winner and standbys are all gone is known here alone.
+    /// Reports a tick whose winner and waiters are all gone: only the store knows of it. Also compares the
+    /// fingerprints.
     fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
         let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
@@ -80,7 +82,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// What the runs of the tick have left, for its owner.
+    /// Reports the checkpoint of the tick, to its owner only.
     fn report_checkpoint(&mut self, report: &mut JobReport) {
         if !report.owns {
             return self.branches.push(Branch::NotOwner);
@@ -92,7 +94,8 @@ impl<P: Plant> Transaction<'_, P> {
         self.branches.extend(saved.map(|_| Branch::Resumed));
     }
 
-    /// In one step with the look at who owns it: a run that was lost leaves nothing.
+    /// Saves a checkpoint if the run still owns the tick. Both happen in one step, so a run that lost the job leaves
+    /// nothing.
     fn save_checkpoint(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
         let by_anyone = self.planted(Flaw::CheckpointOfLoser);
         let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
@@ -103,7 +106,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let is_later = |saved: &Saved| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
         if job.saved.as_ref().is_some_and(is_later) {
-            // A request that was slow: its successor was kept.
+            // The request was slow, and a later checkpoint was saved before it.
             return self.branches.push(Branch::SavedBefore);
         }
         let (attempt, data) = (job.attempt, data.clone());
@@ -116,15 +119,17 @@ impl<P: Plant> Transaction<'_, P> {
         self.branches.push(Branch::Saved);
     }
 
-    /// Whoever was told that a tick is over was told so for ever. A store that knows the job, and would grant that tick, came
-    /// back with an older copy of what it had acknowledged. It believes the asker before anybody is granted such a tick, and
-    /// says whether that was so. One that knows nothing of the job may have been told to forget it.
+    /// Repairs a job record that went back to an older copy, and returns whether that was so.
+    ///
+    /// A caller that learned that a tick is over relies on it for ever. If the store knows the job and would still
+    /// grant that tick, it has lost state that it had acknowledged. It then marks the tick as over before any claim
+    /// can be granted such a tick. A store that knows nothing of the job may have been told to forget it.
     fn mend_lost_mark(&mut self, call: Call) -> bool {
         let Call::Open { over, .. } = call else {
             return false;
         };
         let now = self.date_ms;
-        // One that lies ahead was told by a clock that was wrong, and may have been brought back since.
+        // A tick in the future was reported by a wrong clock, and may have been reset since.
         let over = over.filter(|over| over.0 <= now && !self.planted(Flaw::LossBelieved));
         let Some(job) = self.job.as_deref_mut() else {
             return false;

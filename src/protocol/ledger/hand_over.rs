@@ -1,4 +1,4 @@
-//! Who waits for a key in the store, and who gets it when it is free.
+//! The queue of a key in the store, and the choice of the next owner.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -7,7 +7,8 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Grant, Mode, Push};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.
+    /// Settles a key without an exclusive owner. Grants a free key to the first live waiter, and a shared key to
+    /// waiters that can share it. The `caller`'s own grant is not pushed.
     pub(crate) fn settle(&mut self, caller: Option<ClaimId>) -> Search {
         if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
             self.hand_over_or_free(caller, false)
@@ -16,7 +17,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// As [`hand_over`](Self::hand_over). With nobody to go to the key is free, and everybody had a chance.
+    /// Hands the key over. If it stays free without a waiter, forgets when it was last left free, because every
+    /// client had a chance.
     pub(crate) fn hand_over_or_free(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let search = self.hand_over(caller, gives);
         if search == Search::NoWaiter && self.is_free() && self.poll_gap > 0 {
@@ -25,7 +27,8 @@ impl<P: Plant> Transaction<'_, P> {
         search
     }
 
-    /// Whether the key is left free now, instead of going to who waits. `gives`: its owner gives it away.
+    /// Returns whether the key is left free now instead of going to a waiter. `gives`: its owner gives it away in
+    /// this step.
     pub(crate) fn is_left_free(&mut self, gives: bool) -> bool {
         if self.poll_gap == 0 {
             return false;
@@ -49,8 +52,8 @@ impl<P: Plant> Transaction<'_, P> {
         is_free
     }
 
-    /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
-    /// over.
+    /// Records a heartbeat of a waiter, and returns whether the claim is queued. A heartbeat does not revive a dead
+    /// waiter, or one whose tick is over; such a waiter is removed.
     pub(crate) fn note_heartbeat(&mut self, claim_id: ClaimId) -> bool {
         let now = self.now();
         let Some(at) = self
@@ -68,8 +71,8 @@ impl<P: Plant> Transaction<'_, P> {
         true
     }
 
-    /// Stands at the end, unless it stands there already. The dead make room, so a queue is never longer than all who
-    /// lived when somebody last joined it.
+    /// Appends a waiter, unless its claim is already queued. Removes dead waiters first, so the queue is never longer
+    /// than the number of waiters alive when the last one joined.
     pub(crate) fn enqueue(&mut self, entry: QueueEntry) {
         let now = self.now();
         let before = self.state.queue.len();
@@ -87,14 +90,15 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
+    /// Removes the claim from the queue, and returns whether it was queued.
     pub(crate) fn remove_waiter(&mut self, claim_id: ClaimId) -> bool {
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| entry.claim_id != claim_id);
         self.state.queue.len() < before
     }
 
-    /// Removes an entry that is dead, or waits for a tick that is over or was brought back: a finished one must not be handed
-    /// to its standby, nor one whose time comes again.
+    /// Removes a waiter that is dead, or whose tick is over or was moved into the future by a reset. A finished tick
+    /// must not be handed to a waiter for it, nor a tick before its time.
     fn remove_dead_or_over(&mut self, at: usize) -> bool {
         let entry = &self.state.queue[at];
         let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
@@ -115,7 +119,7 @@ impl<P: Plant> Transaction<'_, P> {
         true
     }
 
-    /// Whether a free key goes to this living entry. If not, it keeps its place.
+    /// Returns whether a free key may go to this live waiter. A waiter that is passed over keeps its place.
     fn can_be_granted(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
@@ -141,9 +145,11 @@ impl<P: Plant> Transaction<'_, P> {
         is_heard
     }
 
-    /// Gives a free key to the first live waiter, or to all who can share it up to the first who cannot. The caller learns of
-    /// it by the answer, everybody else by a push. The dead that it walks over go out. What PUBLISH would count decides
-    /// nothing: the choice is made before, and is final. `gives`: its owner gives it away.
+    /// Grants a free key to the first live waiter, or to all waiters that can share it, up to the first that cannot.
+    ///
+    /// Dead waiters on the way are removed. The caller learns of its grant by the reply, other nodes by a push. The
+    /// choice is final: the number of clients that `PUBLISH` reports does not change it. `gives`: the owner gives the
+    /// key away in this step.
     pub(crate) fn hand_over(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let mut at = 0;
         while at < self.state.queue.len() {
@@ -177,6 +183,7 @@ impl<P: Plant> Transaction<'_, P> {
         Search::NoWaiter
     }
 
+    /// Grants the key to a waiter. Every waiter except the caller is told by a push.
     fn grant_waiter(&mut self, entry: &QueueEntry, caller: Option<ClaimId>) {
         let number = self.grant(entry);
         self.branches.push(Branch::HandedOver);

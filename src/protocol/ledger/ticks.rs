@@ -1,4 +1,4 @@
-//! The ticks of a job in the store: which may be run, which are over, and how one comes to its end.
+//! The ticks of a job in the store: which tick may run, which ticks are over, and how a tick ends.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -6,7 +6,8 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// Whether the tick can be run at all, by the store's clock and the job's mark.
+    /// Returns why the tick cannot run, by the job's mark and the store's clock, or `None` if it can: the tick is
+    /// over, was skipped, or is early.
     pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
@@ -26,7 +27,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// What somebody is told whose tick is over.
+    /// Returns the reply to a claim whose tick is over: [`Reply::Skipped`] or [`Reply::Over`].
     pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> Reply {
         let is_past = || self.job.as_deref().is_some_and(|job| self.mark < job.mark);
         let is_mistaken = self.planted(Flaw::RunTickCalledSkipped) && is_past();
@@ -38,7 +39,8 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Over
     }
 
-    /// Which tick is to be run before this one, where none is passed over.
+    /// Returns [`Reply::EarlierTickDue`] if another tick must run first. Only for a claim that runs every tick in
+    /// order ([`WhenBehind::After`]).
     pub(crate) fn refuse_behind_earlier(&mut self, turn: WhenBehind) -> Option<Reply> {
         let WhenBehind::After(after) = turn else {
             return None;
@@ -61,19 +63,22 @@ impl<P: Plant> Transaction<'_, P> {
         Some(Reply::EarlierTickDue { latest, is_open })
     }
 
-    /// What becomes of a tick that cannot run now because another claim has the job. `None`: it waits, if it may wait at all.
+    /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
+    /// claim may queue. With [`WhenBehind::Skip`] the tick is recorded as skipped, with [`WhenBehind::Queue`] each
+    /// tick between.
     pub(crate) fn refuse_beside_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
         let skips =
             turn == WhenBehind::Skip || turn == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
         let left = self.owner_left_ms();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
-            // A slow job overlaps nothing, and what it made wait is not run late by another node either.
+            // Runs must not overlap. A tick that is skipped here must not be run later by another node either.
             job.skipped = self.mark;
             self.branches.push(Branch::TickSkipped);
             return Some(Reply::Busy(left));
         }
-        // What comes after a tick that has ended waits for no run: another record is in the way.
+        // A tick with `After` gets here only when its predecessor has ended. Another record blocks the job, so there
+        // is no run to wait for.
         if turn != WhenBehind::Queue || !wait {
             return Some(Reply::Busy(left));
         }
@@ -83,6 +88,8 @@ impl<P: Plant> Transaction<'_, P> {
         None
     }
 
+    /// Ends the latest tick for its winner, so that it never runs again, and releases the job. `well`: the run
+    /// succeeded.
     pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> Reply {
         let is_owner = self.owned_by(claim_id).is_some();
         let by_node = self.planted(Flaw::JobByNode);

@@ -1,5 +1,5 @@
-//! A lease that goes from one owner to the next in one step: from a writer to the reader that it becomes, and from process to
-//! process by what its owner writes down of it.
+//! Passes a lease from one owner to the next in one step: a writer becomes a reader, or another process adopts a
+//! transfer.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -8,7 +8,8 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// `to` owns it in the place of `claim_id`. As nobody owns it by that number ever again, a repeat finds `to`, or nothing.
+    /// Makes `to` the owner in place of `claim_id`. The old number never owns the lease again, so a repeated pass
+    /// finds `to` as owner, or refuses.
     pub(crate) fn pass(&mut self, claim_id: ClaimId, to: QueueEntry) -> Reply {
         if let Some(number) = self.owned_by(to.claim_id) {
             self.branches.push(Branch::PassRepeated);
@@ -45,7 +46,7 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Granted(number)
     }
 
-    /// It is the owner's, in that mode or in a stronger one.
+    /// Returns whether the claim owns the lease in this mode or in a stronger one.
     fn owns_in_mode(&self, claim_id: ClaimId, mode: Mode) -> bool {
         let mut shares = self.state.shares.iter();
         let by_anyone = self.planted(Flaw::AdoptedTwice) && self.state.record.is_some();
@@ -59,7 +60,7 @@ impl<P: Plant> Transaction<'_, P> {
             }
     }
 
-    /// It lasts for this lease from now on, or for as long as it would have lasted.
+    /// Extends a lease to last for `term` from now on. Never shortens the lease.
     pub(crate) fn lengthen(&mut self, of: ClaimId, mode: Mode, term: LeaseTimes) -> Reply {
         let is_there = self.owns_in_mode(of, mode);
         self.settle(None);

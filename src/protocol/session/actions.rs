@@ -67,6 +67,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    /// Returns when a queued action is given up.
     fn deadline_of(&self, queued: &OutgoingAction) -> Instant {
         queued.called + answer_timeout(queued.lease, self.options.request_timeout)
     }

@@ -12,6 +12,7 @@ use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Session<P> {
+    /// Handles the reply to a batch or an action, or its failure.
     #[inline]
     pub(super) fn replied(
         &mut self,
@@ -117,6 +118,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    /// Reports the requests of a batch that still wait for an answer, and its probes.
     pub(super) fn report_unanswered(
         &mut self,
         batch: InFlight,
@@ -158,6 +160,7 @@ impl<P: Plant> Session<P> {
         SessionEffect::Tell(request.name, input)
     }
 
+    /// Records that the server answered on this connection.
     pub(super) fn note_answer(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
         if let Connection::Open {

@@ -18,6 +18,7 @@ use crate::protocol::time::Instant;
 /// The pause before an inbox is opened again after a refusal that will not pass by itself.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
+/// The state of the inbox of one session.
 #[derive(Debug)]
 pub(crate) struct InboxLink {
     state: LinkState,
@@ -58,6 +59,7 @@ impl InboxLink {
         }
     }
 
+    /// Lets the inbox open at the next step, if it was not wanted before.
     pub(crate) fn want(&mut self, now: Instant) {
         if let LinkState::Unwanted = self.state {
             self.state = LinkState::Closed {
@@ -86,6 +88,7 @@ impl InboxLink {
         true
     }
 
+    /// Records a sign of life.
     pub(crate) fn heard(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
         if let LinkState::Open {
             attempt: current,
@@ -238,6 +241,7 @@ impl InboxLink {
         false
     }
 
+    /// Closes an inbox that did not open or answer in time.
     fn give_up(&mut self, attempt: Attempt, why: &str, part: f64, cx: &mut SessionContext<'_>) -> bool {
         cx.inbox(InboxEffect::Close(attempt));
         let timeout = self.timeout;
@@ -245,6 +249,7 @@ impl InboxLink {
         self.failed(attempt, error, part, cx)
     }
 
+    /// Returns when [`step`](Self::step) is next due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         match self.state {
             LinkState::Unwanted => None,
@@ -257,6 +262,7 @@ impl InboxLink {
         }
     }
 
+    /// Reports the reliability of pushes if it changed.
     fn report(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
         if std::mem::replace(&mut self.reported, state) != state {
             cx.effects.push(SessionEffect::InboxState(state));

@@ -295,9 +295,9 @@ impl<P: Plant> Session<P> {
 
     /// Returns the least urgent class of job requests that may be sent now, or `None` if all may be sent.
     ///
-    /// Many jobs are due in the same moment, and each claims when its own timer fires. While a batch about jobs is in flight,
-    /// other requests about jobs therefore wait until its answer arrives or is overdue, and then travel together. Only
-    /// owners' renewals do not wait.
+    /// Many jobs are due in the same moment, and each claims when its own timer fires. While a batch about jobs is in
+    /// flight, other requests about jobs therefore wait until its answer arrives or is overdue, and then travel
+    /// together. Only owners' renewals do not wait.
     ///
     /// A nearby server answers before many requests have gathered, so the next batch also waits for a minimum gap.
     /// Calls of a running job do not wait for the gap, because such a run sends one call after the other.

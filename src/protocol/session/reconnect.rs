@@ -20,6 +20,7 @@ use crate::protocol::time::Instant;
 const IDLE_AFTER: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
+    /// Returns whether a request, a probe or an action needs a connection.
     pub(super) fn is_wanted(&self) -> bool {
         !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
     }
@@ -54,6 +55,7 @@ impl<P: Plant> Session<P> {
         self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
     }
 
+    /// Begins to open a connection.
     pub(super) fn connect(&mut self, cx: &mut SessionContext<'_>) {
         let (attempt, began) = (next_attempt(&mut self.ids), cx.now);
         self.connection = Connection::Opening { attempt, began };
@@ -151,6 +153,7 @@ impl<P: Plant> Session<P> {
         self.report_unsent(queued, Unanswered::Down, cx);
     }
 
+    /// Returns why there is no connection.
     pub(super) fn lost_error(&self) -> StoreError {
         self.lost
             .clone()
@@ -233,6 +236,7 @@ impl<P: Plant> Session<P> {
         self.heard.is_some_and(|heard| first.since(heard) >= IDLE_AFTER)
     }
 
+    /// Returns whether the server has answered on this connection, which is the current one.
     pub(super) fn is_proven(&self, connection: Attempt) -> bool {
         matches!(self.connection, Connection::Open { attempt, proven: true, .. } if attempt == connection)
     }
