@@ -6,7 +6,7 @@ use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
-use tenure::protocol::ledger::{JobRecord, RecordOwner, Saved};
+use tenure::protocol::ledger::{CheckpointRecord, JobRecord, RecordOwner};
 use tenure::protocol::message::{
     Call, ClaimId, Fence, GrantNumber, Kind, Reply, Request, TickTime, Verb, WhenBehind,
 };
@@ -31,7 +31,7 @@ pub(crate) struct Ticks {
     killed: Option<(usize, Option<TickTime>)>,
     pub(crate) next_kill: u64,
     /// What is kept of each job's runs.
-    pub(crate) kept: HashMap<usize, Option<Saved>>,
+    pub(crate) kept: HashMap<usize, Option<CheckpointRecord>>,
     /// Each tick of which some run was told that what it left is kept.
     /// And when.
     pub(crate) saved: HashMap<(usize, Option<TickTime>), u64>,
@@ -403,7 +403,7 @@ impl World {
         }
         let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
         let before = |mark: TickTime| TickTime(mark.0 - 1);
-        let may_skip = match request.turn {
+        let may_skip = match request.when_behind {
             WhenBehind::Queue => request.mark.map(before),
             _ => request.mark,
         };
@@ -460,12 +460,15 @@ impl World {
         if attempt > 1 && !queues {
             self.saw(Seen::TickTakenOverUnqueued);
         }
-        let passed =
-            is_new && matches!(request.turn, WhenBehind::After(_)) && latest.is_some() && latest < mark;
+        let passed = is_new
+            && matches!(request.when_behind, WhenBehind::After(_))
+            && latest.is_some()
+            && latest < mark;
         let is_passed_over = |latest: Option<TickTime>| {
             let before = self.watch.ticks.ticks.get(&(key, latest));
             let after = latest.max(job.skipped);
-            !before.is_some_and(|tick| tick.ended) || after.map(WhenBehind::After) != Some(request.turn)
+            !before.is_some_and(|tick| tick.ended)
+                || after.map(WhenBehind::After) != Some(request.when_behind)
         };
         if passed && is_passed_over(latest) && !self.watch.forgot {
             self.wrong(Wrong::TickPassedOver, Some(key), || {

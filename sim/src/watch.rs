@@ -907,7 +907,7 @@ impl World {
                 claim_id,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,

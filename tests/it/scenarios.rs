@@ -491,7 +491,7 @@ fn fences_grow_after_the_server_forgot_everything() {
                 claim_id,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb,

@@ -101,7 +101,7 @@ impl Bench {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,

@@ -5,7 +5,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::Saved;
+use crate::protocol::ledger::record::CheckpointRecord;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Call, JobReport, Payload, Reply};
 
@@ -104,13 +104,14 @@ impl<P: Plant> Transaction<'_, P> {
         if !report.owns && !by_anyone {
             return self.branches.push(Branch::NotOwner);
         }
-        let is_later = |saved: &Saved| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
+        let is_later =
+            |saved: &CheckpointRecord| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
         if job.saved.as_ref().is_some_and(is_later) {
             // The request was slow, and a later checkpoint was saved before it.
             return self.branches.push(Branch::SavedBefore);
         }
         let (attempt, data) = (job.attempt, data.clone());
-        job.saved = Some(Saved {
+        job.saved = Some(CheckpointRecord {
             tick,
             attempt,
             seq,

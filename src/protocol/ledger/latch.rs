@@ -2,7 +2,7 @@
 //!
 //! A latch is set once per name and life. Each life has a **generation**, a number of the store's clock. A count-down
 //! counts once in a generation, by the id of its call. It never counts in a generation that was set after the call:
-//! see [`Called`].
+//! see [`CallTime`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::LatchRecord;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, Called, LatchReport, Reply, Request, Version};
+use crate::protocol::message::{Call, CallTime, LatchReport, Reply, Request, Version};
 
 /// The id of a call.
 type CallId = Arc<[u8]>;
@@ -69,7 +69,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Counts the latch down, unless this call was counted before or is refused.
-    fn count_down(&mut self, id: CallId, called: Called) -> LatchReport {
+    fn count_down(&mut self, id: CallId, called: CallTime) -> LatchReport {
         let counts_again = self.planted(Flaw::CountedAgain);
         let Some(latch) = &self.state.latch else {
             return LatchReport::Unset;
@@ -95,7 +95,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Returns why a count-down does nothing in the present generation, or `None` if it counts.
-    fn refuse_count_down(&mut self, generation: Version, called: Called) -> Option<LatchReport> {
+    fn refuse_count_down(&mut self, generation: Version, called: CallTime) -> Option<LatchReport> {
         let (report, branch) = match called.of {
             _ if self.planted(Flaw::CountedLate) => return None,
             Some(of) if of == generation => return None,

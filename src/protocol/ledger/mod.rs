@@ -13,7 +13,7 @@ use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
-    JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, Saved, SharedLease,
+    CheckpointRecord, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, SharedLease,
 };
 use crate::protocol::ledger::record::{KeyRecord, is_past};
 use crate::protocol::ledger::transaction::Transaction;

@@ -166,12 +166,12 @@ pub struct JobRecord {
     /// The latest tick that was run to its end and succeeded.
     pub well: Option<TickTime>,
     /// The latest checkpoint of a run, for the next run of its tick.
-    pub saved: Option<Saved>,
+    pub saved: Option<CheckpointRecord>,
 }
 
 /// A checkpoint that a run saved for the next run of its tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saved {
+pub struct CheckpointRecord {
     /// The tick.
     pub tick: TickTime,
     /// The attempt at the tick that saved it.

@@ -41,8 +41,8 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Returns [`Reply::EarlierTickDue`] if another tick must run first. Only for a claim that runs every tick in
     /// order ([`WhenBehind::After`]).
-    pub(crate) fn refuse_behind_earlier(&mut self, turn: WhenBehind) -> Option<Reply> {
-        let WhenBehind::After(after) = turn else {
+    pub(crate) fn refuse_behind_earlier(&mut self, when_behind: WhenBehind) -> Option<Reply> {
+        let WhenBehind::After(after) = when_behind else {
             return None;
         };
         let job = self.job.as_deref()?;
@@ -66,9 +66,9 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
     /// claim may queue. With [`WhenBehind::Skip`] the tick is recorded as skipped, with [`WhenBehind::Queue`] each
     /// tick between.
-    pub(crate) fn refuse_beside_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
-        let skips =
-            turn == WhenBehind::Skip || turn == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
+    pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<Reply> {
+        let skips = when_behind == WhenBehind::Skip
+            || when_behind == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
         let left = self.owner_left_ms();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
@@ -79,7 +79,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         // A tick with `After` gets here only when its predecessor has ended. Another record blocks the job, so there
         // is no run to wait for.
-        if turn != WhenBehind::Queue || !wait {
+        if when_behind != WhenBehind::Queue || !wait {
             return Some(Reply::Busy(left));
         }
         let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));

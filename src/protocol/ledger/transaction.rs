@@ -91,7 +91,7 @@ impl<P: Plant> Transaction<'_, P> {
             dies,
         };
         match verb {
-            Verb::Claim { wait } => self.claim(entry, wait, request.turn),
+            Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
             Verb::Renew => self.renew(entry),
             Verb::Leave => self.leave(claim_id),
             Verb::Finish { well } => self.finish(claim_id, well),
@@ -163,7 +163,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Grants the key, queues the claim, or refuses it.
-    fn claim(&mut self, claim: QueueEntry, wait: bool, turn: WhenBehind) -> Reply {
+    fn claim(&mut self, claim: QueueEntry, wait: bool, when_behind: WhenBehind) -> Reply {
         let recorded_capacity = self.recorded_capacity(claim.mode);
         let owned = self.owned_by(claim.claim_id);
         let search = match owned {
@@ -175,7 +175,10 @@ impl<P: Plant> Transaction<'_, P> {
             let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
             return self.granted_beside(number, recorded_capacity);
         }
-        if let Some(refused) = self.refuse_tick().or_else(|| self.refuse_behind_earlier(turn)) {
+        if let Some(refused) = self
+            .refuse_tick()
+            .or_else(|| self.refuse_behind_earlier(when_behind))
+        {
             return refused;
         }
         if self.may_join(&claim, search) {
@@ -191,7 +194,7 @@ impl<P: Plant> Transaction<'_, P> {
             };
         }
         if self.job.is_some()
-            && let Some(busy) = self.refuse_beside_run(turn, wait)
+            && let Some(busy) = self.refuse_beside_run(when_behind, wait)
         {
             return busy;
         }

@@ -318,7 +318,7 @@ mod tests {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,

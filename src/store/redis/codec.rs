@@ -129,7 +129,7 @@ impl CommandText {
 fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
     match request.verb {
         Verb::Claim { wait } => {
-            match request.turn {
+            match request.when_behind {
                 WhenBehind::Skip => {}
                 WhenBehind::Queue => to.push(b'q'),
                 WhenBehind::After(tick) => append_number(to, tick.0.min(EXACT)),
@@ -488,7 +488,7 @@ mod tests {
                 margin_ms: 250,
             },
             mode: Default::default(),
-            turn: Default::default(),
+            when_behind: Default::default(),
             data: None,
             mark: Some(TickTime(7)),
             verb,

@@ -182,7 +182,7 @@ impl Run {
             claim_id,
             term,
             mode: Default::default(),
-            turn: Default::default(),
+            when_behind: Default::default(),
             data,
             mark: None,
             verb,
