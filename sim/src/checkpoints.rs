@@ -5,7 +5,7 @@ use crate::callers::{Act, Caller};
 use crate::coverage::Seen;
 use crate::jobs::Ticks;
 use crate::world::{Event, MS, World};
-use tenure::protocol::ledger::{Job, RecordOwner};
+use tenure::protocol::ledger::{JobRecord, RecordOwner};
 use tenure::protocol::message::{Call, ClaimId, JobReport, Payload, Request, TickTime, Verb};
 use tenure::protocol::step::{CallOptions, Input};
 
@@ -106,7 +106,7 @@ impl World {
     }
 
     /// At the server: what comes to be kept is of the run that owns its tick.
-    pub(crate) fn watch_save(&mut self, key: usize, request: &Request, job: &Job) {
+    pub(crate) fn watch_save(&mut self, key: usize, request: &Request, job: &JobRecord) {
         let before = self.watch.ticks.kept.insert(key, job.saved.clone()).flatten();
         let Verb::Call(Call::Save { of, .. }) = request.verb else {
             return;

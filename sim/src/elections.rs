@@ -394,13 +394,13 @@ impl World {
         } = self.watch.elections.observers[observer];
         self.saw(match report {
             None => Seen::NobodyLeadsTold,
-            Some(report) if report.said.is_some() => Seen::ProclaimedTold,
+            Some(report) if report.value.is_some() => Seen::ProclaimedTold,
             Some(_) => Seen::LeaderTold,
         });
         if !self.stands(slot) {
             self.saw(Seen::ToldOutside);
         }
-        let said = report.and_then(|report| report.said.as_ref()).map(Said::read);
+        let said = report.and_then(|report| report.value.as_ref()).map(Said::read);
         let elections = &self.watch.elections;
         let is_its = report.is_none_or(|report| {
             let led = elections.led.get(&(key, report.number)) == Some(&report.node);

@@ -99,7 +99,7 @@ impl World {
 
     pub(crate) fn listens(&mut self, node: NodeId, open: bool) {
         if self.profile.probe {
-            self.server.ledger.listens(node, open);
+            self.server.ledger.set_listening(node, open);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::Wrong;
 use crate::callers::{Act, Caller, Fetches, State};
 use crate::coverage::Seen;
 use crate::world::{Event, MS, World};
-use tenure::protocol::ledger::{Job, RecordOwner, Saved};
+use tenure::protocol::ledger::{CheckpointRecord, JobRecord, RecordOwner};
 use tenure::protocol::message::{
     Call, ClaimId, Fence, GrantNumber, Kind, Reply, Request, TickTime, Verb, WhenBehind,
 };
@@ -31,7 +31,7 @@ pub(crate) struct Ticks {
     killed: Option<(usize, Option<TickTime>)>,
     pub(crate) next_kill: u64,
     /// What is kept of each job's runs.
-    pub(crate) kept: HashMap<usize, Option<Saved>>,
+    pub(crate) kept: HashMap<usize, Option<CheckpointRecord>>,
     /// Each tick of which some run was told that what it left is kept.
     /// And when.
     pub(crate) saved: HashMap<(usize, Option<TickTime>), u64>,
@@ -60,7 +60,7 @@ struct Tick {
 
 impl Ticks {
     /// This is what the server knows from now on.
-    pub(crate) fn restored(&mut self, key: usize, job: &Job) {
+    pub(crate) fn restored(&mut self, key: usize, job: &JobRecord) {
         let tick = Tick {
             attempt: job.attempt,
             winner: job.winner,
@@ -75,7 +75,7 @@ impl Ticks {
     }
 
     /// The job's mark was brought back.
-    pub(crate) fn reset(&mut self, key: usize, job: &Job) {
+    pub(crate) fn reset(&mut self, key: usize, job: &JobRecord) {
         self.reset = true;
         self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
         self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
@@ -92,7 +92,7 @@ impl Ticks {
 }
 
 /// The store will never grant it, or not again.
-pub(crate) fn is_over(job: &Job, mark: Option<TickTime>) -> bool {
+pub(crate) fn is_over(job: &JobRecord, mark: Option<TickTime>) -> bool {
     mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
 }
 
@@ -403,7 +403,7 @@ impl World {
         }
         let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
         let before = |mark: TickTime| TickTime(mark.0 - 1);
-        let may_skip = match request.turn {
+        let may_skip = match request.when_behind {
             WhenBehind::Queue => request.mark.map(before),
             _ => request.mark,
         };
@@ -428,7 +428,7 @@ impl World {
     }
 
     /// Each grant of a tick is of one that had not ended, and one attempt more.
-    fn watch_grant(&mut self, key: usize, request: &Request, job: &Job, queues: bool) {
+    fn watch_grant(&mut self, key: usize, request: &Request, job: &JobRecord, queues: bool) {
         let (mark, attempt) = (job.mark, job.attempt);
         let us = self.server_us();
         let is_winners = self.server.ledger.record(&request.name, us).is_some_and(
@@ -460,12 +460,15 @@ impl World {
         if attempt > 1 && !queues {
             self.saw(Seen::TickTakenOverUnqueued);
         }
-        let passed =
-            is_new && matches!(request.turn, WhenBehind::After(_)) && latest.is_some() && latest < mark;
+        let passed = is_new
+            && matches!(request.when_behind, WhenBehind::After(_))
+            && latest.is_some()
+            && latest < mark;
         let is_passed_over = |latest: Option<TickTime>| {
             let before = self.watch.ticks.ticks.get(&(key, latest));
             let after = latest.max(job.skipped);
-            !before.is_some_and(|tick| tick.ended) || after.map(WhenBehind::After) != Some(request.turn)
+            !before.is_some_and(|tick| tick.ended)
+                || after.map(WhenBehind::After) != Some(request.when_behind)
         };
         if passed && is_passed_over(latest) && !self.watch.forgot {
             self.wrong(Wrong::TickPassedOver, Some(key), || {
@@ -597,7 +600,7 @@ impl World {
         self.watch.ticks.next_kill = self.now + notice + 2 * takeover;
     }
 
-    pub(crate) fn job(&self, key: usize) -> Job {
+    pub(crate) fn job(&self, key: usize) -> JobRecord {
         self.server
             .ledger
             .job(&self.keys[key])

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tenure::protocol::ledger::LatchRecord;
-use tenure::protocol::message::{Call, Called, LatchReport, Payload, Request, Verb, Version};
+use tenure::protocol::message::{Call, CallTime, LatchReport, Payload, Request, Verb, Version};
 use tenure::protocol::step::{CallOptions, Input};
 
 use crate::Wrong;
@@ -61,7 +61,7 @@ impl World {
         self.watch.latches.calls += 1;
         let call = self.watch.latches.calls;
         let mut id = format!("call {call}");
-        let called = Called::default();
+        let called = CallTime::default();
         let call = match self.rng.u8(0..100) {
             0..18 => Call::SetCount {
                 count: self.rng.u32(1..=4),
@@ -154,9 +154,9 @@ impl World {
             }
             (Some(mut call), LatchReport::SetMeanwhile(generation)) => {
                 if let Call::CountDown { called } = &mut call {
-                    *called = Called {
+                    *called = CallTime {
                         of: Some(generation),
-                        ..Called::default()
+                        ..CallTime::default()
                     };
                     self.call_latch(slot, call, id);
                 }

@@ -261,7 +261,7 @@ impl World {
                 }
                 Effect::Granted(ticket, fence) => {
                     if fence.is_first() {
-                        self.nodes[slot].session.saw(fence.number());
+                        self.nodes[slot].session.note_grant(fence.number());
                     }
                     self.granted(slot, ticket, fence);
                 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tenure::error::StoreRefusal;
-use tenure::protocol::ledger::{Branch, Job, Ledger};
+use tenure::protocol::ledger::{Branch, JobRecord, Ledger};
 use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
 use tenure::protocol::session::step::Attempt;
 
@@ -32,7 +32,7 @@ pub(crate) struct Server {
     /// Who listens: which life, by which subscription, and whether anything gets there.
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
     /// What was known of each job a while ago.
-    pub(crate) copy: Vec<(usize, Job)>,
+    pub(crate) copy: Vec<(usize, JobRecord)>,
     pushes: Vec<Push>,
     branches: Vec<Branch>,
 }

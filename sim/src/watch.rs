@@ -12,12 +12,12 @@ use crate::latches::Latches;
 use crate::node::Node;
 use crate::world::{Event, MS, SETTLE, World};
 use tenure::error::{LostCause, StoreError, StoreErrorKind};
-use tenure::protocol::ledger::{LatchRecord, Record, RecordOwner, Share};
+use tenure::protocol::ledger::{LatchRecord, Record, RecordOwner, SharedLease};
 use tenure::protocol::message::{
     Batch, Call, ClaimId, ClaimNumber, Fence, GrantNumber, LeaseTimes, Mode, Name, Push, Reply, Request,
     Rule, Verb,
 };
-use tenure::protocol::session::step::SILENCE;
+use tenure::protocol::session::step::MAX_SILENCE;
 use tenure::protocol::step::{AcquireError, Outcome, Ticket};
 
 /// What the watchers remember.
@@ -91,7 +91,7 @@ impl Watch {
 #[derive(Debug)]
 pub(crate) struct Owned {
     record: Option<Record>,
-    shares: Vec<Share>,
+    shares: Vec<SharedLease>,
     waiters: Vec<ClaimId>,
     pub(crate) latch: Option<LatchRecord>,
 }
@@ -533,7 +533,7 @@ impl World {
             is_fresh
                 && **waiter != request.claim_id
                 && after.waiters.contains(waiter)
-                && self.server.ledger.hears(waiter.node)
+                && self.server.ledger.is_listening(waiter.node)
         };
         let passed = earlier.copied().find(|waiter| is_left(&waiter));
         if let Some(waiter) = passed.filter(|_| !after.shares.is_empty()) {
@@ -710,7 +710,7 @@ impl World {
 
     /// A connection that nothing comes through is given up in the end. Until then there is no calm.
     fn watch_silence(&mut self) {
-        let bound = 2 * (SILENCE + self.profile.request_timeout).as_nanos() as u64 + 8_000 * MS;
+        let bound = 2 * (MAX_SILENCE + self.profile.request_timeout).as_nanos() as u64 + 8_000 * MS;
         for slot in 0..self.nodes.len() {
             let conns = self.nodes[slot].conns.iter();
             let silent = conns.filter_map(|(_, conn)| self.conns[*conn].silent).min();
@@ -907,7 +907,7 @@ impl World {
                 claim_id,
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,

@@ -118,7 +118,7 @@ impl Node {
                     }
                     SessionEffect::Send { id, batch, .. } => {
                         self.events.sent(batch.requests.len());
-                        let reply = Ok(store.apply(&batch, session.room()));
+                        let reply = Ok(store.apply(&batch, session.take_reply_buffer()));
                         // The step was never later than the sending; what follows is never earlier than the answer.
                         now = self.clock.now();
                         session.handle(now, SessionInput::Replied { batch: id, reply }, told);

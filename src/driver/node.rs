@@ -383,7 +383,7 @@ impl Node {
                 // A number that is handed on was heard of with its first holder.
                 if fence.is_first() {
                     // Here, and not when a push arrives: only the key machine knows a forged one.
-                    lock(&self.servers.of(name).session).saw(fence.number());
+                    lock(&self.servers.of(name).session).note_grant(fence.number());
                 }
                 waiters.tell_lock(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }

@@ -339,7 +339,7 @@ pub struct Leader {
 
 impl Leader {
     fn new(report: LeaderReport) -> Self {
-        let said = report.said.as_ref().and_then(|said| read(&said.0));
+        let said = report.value.as_ref().and_then(|said| read(&said.0));
         let (name, value) = said.unwrap_or_default();
         Leader {
             node: report.node,

@@ -11,7 +11,7 @@ use crate::options::LONGEST_LEASE;
 use crate::primitives::call::CallFuture;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
-use crate::protocol::message::{Call, Called, LatchReport, Payload};
+use crate::protocol::message::{Call, CallTime, LatchReport, Payload};
 use crate::protocol::step::CallAnswer;
 
 /// The most that a latch can be set to.
@@ -142,12 +142,12 @@ impl Latch {
     async fn count_down_as(&self, id: Vec<u8>) -> Result<u32, Error> {
         let id = Payload(id.into());
         let count = |called| self.ask(Call::CountDown { called }, Some(id.clone()));
-        let mut report = count(Called::default())?.await?;
+        let mut report = count(CallTime::default())?.await?;
         // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
         if let LatchReport::SetMeanwhile(generation) = report {
             let of = Some(generation);
-            let called = Called::default();
-            report = count(Called { of, ..called })?.await?;
+            let called = CallTime::default();
+            report = count(CallTime { of, ..called })?.await?;
         }
         match report {
             LatchReport::Left(left) => Ok(left),

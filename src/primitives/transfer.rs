@@ -327,7 +327,7 @@ impl FromStr for Transfer {
             let lease = Duration::from_millis(lease.parse().ok()?);
             let is_whole = !key.is_empty()
                 && matches!(kind, Kind::Lock | Kind::Semaphore)
-                && mode.is_of_permits() == (kind == Kind::Semaphore)
+                && mode.is_permits() == (kind == Kind::Semaphore)
                 && lease <= LONGEST_LEASE;
             is_whole.then_some(Transfer {
                 prefix: percent_decode_str(prefix).collect(),
@@ -382,7 +382,7 @@ mod tests {
     use crate::protocol::message::{ClaimNumber, NodeId};
 
     fn transfer(key: &[u8], mode: Mode, lease_ms: u64, nonce: u64) -> Transfer {
-        let kind = if mode.is_of_permits() {
+        let kind = if mode.is_permits() {
             Kind::Semaphore
         } else {
             Kind::Lock

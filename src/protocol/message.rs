@@ -1,11 +1,11 @@
-//! The vocabulary between key machine and store: what is asked, what is answered, what is pushed.
+//! The vocabulary between the key machine and a store: requests, replies and pushes.
 //!
-//! Plain values. Nothing here knows a connection, a clock or a task. A [`Request`] names kind, key and
-//! holder in full; nothing is implied by the connection it travels on.
+//! The types are plain values, without a connection, a clock or a task. A [`Request`] names kind, key and claim in
+//! full; it depends on nothing that its connection implies.
 
 use crate::error::{StoreError, StoreRefusal};
 
-pub use call::{Call, Called, JobReport, LatchReport, LeaderReport, Payload};
+pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, Payload};
 #[cfg(feature = "redis")]
 pub(crate) use names::append_number;
 pub use names::{
@@ -15,133 +15,134 @@ pub use names::{
 mod call;
 mod names;
 
-/// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one record
-/// and one queue, and only the mode of a claim differs.
+/// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one
+/// record and one queue, and only the mode of a claim differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// One holder at a time: a mutex, or a writer.
+    /// One holder at a time: a mutex or a writer.
     #[default]
     Exclusive,
-    /// Beside any number of other readers, and beside no writer.
+    /// A reader: shares the key with any number of other readers, and with no writer.
     Read,
-    /// Beside others, as long as there are permits for all of them.
+    /// A holder of permits: shares the key as long as enough permits are left.
     Permits(Permits),
 }
 
 impl Mode {
-    /// Of a semaphore.
-    pub(crate) fn is_of_permits(self) -> bool {
+    /// Returns whether the mode is a semaphore's.
+    pub(crate) fn is_permits(self) -> bool {
         matches!(self, Mode::Permits(_))
     }
 }
 
-/// What a holder of a semaphore wants. The number of all permits travels with each claim and judges that claim alone, so
-/// that a deploy may change it.
+/// The permits that a claim of a semaphore asks for. Each claim carries the capacity, which applies to that claim
+/// only, so a deploy may change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permits {
-    /// So many.
+    /// How many permits the claim takes.
     pub weight: u32,
-    /// Of so many.
+    /// How many permits the semaphore has.
     pub capacity: u32,
 }
 
-/// The lengths of one claim, the same for its whole life.
+/// The lengths of a claim's lease, the same for its whole life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LeaseTimes {
-    /// What the holder believes, in milliseconds, counted from before the request was sent.
+    /// How long the holder relies on the lease, in milliseconds, counted from before the request was sent.
     pub lease_ms: u64,
-    /// What the store adds before it lets others in, in milliseconds. It pays for clock rates and small steps of
-    /// the server's clock.
+    /// How much longer the store keeps the record, in milliseconds. The margin pays for clock rates and small steps
+    /// of the server's clock.
     pub margin_ms: u64,
 }
 
 impl LeaseTimes {
-    /// How long the store keeps the record after the last request that extended it.
+    /// Returns how long the store keeps the record after the last request that extended it.
     pub fn hold_ms(self) -> u64 {
         self.lease_ms + self.margin_ms
     }
 
-    /// After this long without a word, a waiter is passed over (it keeps its place).
+    /// Returns after how many milliseconds without a heartbeat a waiter is passed over. It keeps its place.
     pub fn stale_ms(self) -> u64 {
         self.lease_ms - self.lease_ms / 3
     }
 }
 
-/// What becomes of a claim of a tick while an earlier tick of its job is in the way.
+/// What happens to the claim of a tick while an earlier tick of its job blocks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WhenBehind {
-    /// It is skipped, and never run.
+    /// The tick is skipped and never runs.
     #[default]
     Skip,
-    /// It waits until that one has ended, and whatever waited so before it is skipped.
+    /// The tick waits until the earlier one has ended. Ticks that waited before it are skipped.
     Queue,
-    /// It is granted when this was the latest tick and has ended, or no tick was ever granted; else
-    /// [`EarlierTickDue`](Reply::EarlierTickDue). So none is passed over.
+    /// The tick is granted only if this tick was the latest one and has ended, or if no tick was ever granted.
+    /// Otherwise the reply is [`EarlierTickDue`](Reply::EarlierTickDue), so no tick is passed over.
     After(TickTime),
 }
 
-/// What is asked of a store, for one key. See the verbs.
+/// A request to a store about one key. See the verbs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What it is about.
+    /// The name of the key.
     pub name: Name,
-    /// Whose claim it is about.
+    /// The claim that the request is about.
     pub claim_id: ClaimId,
-    /// The claim's lengths.
+    /// The lengths of the claim's lease.
     pub term: LeaseTimes,
     /// How the lease is shared.
     pub mode: Mode,
-    /// Which tick of a job it is for. `None` for everything that is no job.
+    /// The tick that a job's claim is for. `None` for every other kind.
     pub mark: Option<TickTime>,
-    /// What becomes of its claim while an earlier tick is in the way.
-    pub turn: WhenBehind,
-    /// What is asked.
+    /// What happens to the claim while an earlier tick blocks it.
+    pub when_behind: WhenBehind,
+    /// What the store must do.
     pub verb: Verb,
-    /// What is to be kept for whoever runs the tick next, of [`Call::Save`]. Of [`Call::SetCount`] and
-    /// [`Call::CountDown`] the id of the call, by which the store knows it again.
+    /// The data of a call: the checkpoint of [`Call::Save`], the value of [`Call::Proclaim`], or the call's id for
+    /// [`Call::SetCount`] and [`Call::CountDown`]. The store recognizes a repeated call by that id.
     pub data: Option<Payload>,
 }
 
-/// The things that can be asked.
+/// What a request asks the store to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// The only verb that creates. Free and no live waiter: take it. Else, if `wait`, stand in the queue.
-    /// Sent once per claim number; refused ([`Reply::Late`]) when executed after the batch's not-after.
+    /// Takes a free key if no live waiter is queued, or else joins the queue if `wait` is set. Only this verb creates
+    /// a claim. It is sent once per claim number, and refused ([`Reply::Late`]) after the batch's not-after.
     Claim {
-        /// Stand in the queue when it is not free.
+        /// Whether the claim joins the queue if it is not granted.
         wait: bool,
     },
-    /// Owner: extend to the full lease. Queued: count as alive, and move a free lock on. Never creates.
+    /// Extends an owner's lease to its full length, or records a waiter's heartbeat and settles the key. Never
+    /// creates a claim.
     Renew,
-    /// Owner: hand over to the first live waiter, or delete. Queued: remove.
+    /// Releases an owner's lease to the first live waiter, or removes a waiter from the queue.
     Leave,
-    /// The tick has been run to its end: it never runs again. Then as [`Leave`](Self::Leave). Counts for the latest
-    /// winner of the tick even when its record has ended meanwhile, as long as nobody else was granted the job.
+    /// Marks the tick as run to its end, so that it never runs again, and then leaves as [`Leave`](Self::Leave) does.
+    /// Accepted from the latest winner of the tick even if its record has ended, unless another claim was granted the
+    /// job.
     Finish {
-        /// It went well, and is the latest that did so.
+        /// Whether the run succeeded.
         well: bool,
     },
-    /// Owner: hand over to the first live waiter and queue again at the end as `to`; if nobody waits, own it as
-    /// `to` with a fresh number. Also refused when executed after the batch's not-after.
+    /// Hands an owner's lease to the first live waiter and queues the owner again as `to`. If no claim waits, `to`
+    /// owns the lease at once, with a fresh number. Refused after the batch's not-after.
     Yield {
-        /// The fresh number under which the node goes on.
+        /// The fresh number under which the node continues.
         to: ClaimId,
     },
-    /// Owner: `to` owns it instead, in the mode and for the lease of the request, with a fresh number and nobody in between;
-    /// of a writer that goes on as a reader, readers are let in then, up to the first writer. When `to` owns it already, as
-    /// [`Renew`](Self::Renew) of that. Also refused when executed after the batch's not-after.
+    /// Makes `to` the owner in one step, with the mode and the lease of the request and a fresh number. After a
+    /// writer became a reader, waiting readers are let in, up to the first writer. If `to` already owns the lease,
+    /// its lease is extended. Refused after the batch's not-after.
     Pass {
-        /// Who owns it next: a number of the same node, or of one that was told of the present owner.
+        /// The next owner: a claim of the same node, or of a node that adopts a transfer.
         to: ClaimId,
     },
-    /// A question. What is free is moved on, and nothing else is done.
+    /// Settles the key and executes a call, which creates no claim.
     Call(Call),
 }
 
 impl Verb {
-    /// It may make something that was not there, such as an owner or a waiter of a claim that was none: it is refused when it
-    /// is late.
+    /// Returns whether the verb may create a claim or a latch, so that a late request is refused.
     pub fn creates(self) -> bool {
         matches!(
             self,
@@ -150,67 +151,71 @@ impl Verb {
     }
 }
 
-/// What a store answers to one request, or to an action.
+/// The reply of a store to one request or action.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
-    /// The lease is yours, under this grant number. Asked again, the same number is answered.
+    /// The claim owns the lease under this grant number. A repeated request gets the same number.
     Granted(GrantNumber),
-    /// As [`Granted`](Self::Granted), and whoever holds permits of it asked for them as of so many.
+    /// Granted, but a current holder recorded another capacity: the grant number, and that capacity.
     CapacityDiffers(GrantNumber, u32),
-    /// The job is yours for this tick, under this grant number, and the number of the attempt at the tick.
+    /// The claim owns the job for this tick: the grant number, and the number of the attempt at the tick.
     Won(GrantNumber, u32),
-    /// The tick is over: it was run to its end, or a later one was begun. Nothing was done.
+    /// Nothing was done: the tick was run to its end, or a later one was granted.
     Over,
-    /// The tick was never begun, and never is: an earlier one was run when it came, or it waited for that and a later one took
-    /// its place. Nothing was done.
+    /// Nothing was done: the tick was skipped and never runs. An earlier tick was running when it came, or a later
+    /// tick replaced it while it waited.
     Skipped,
-    /// By the store's clock the tick comes in so many milliseconds. Nothing was done.
+    /// Nothing was done: by the store's clock the tick is due in this many milliseconds.
     Early(u64),
-    /// The latest tick is another than the one that it comes [after](WhenBehind::After), or has not ended. Nothing was done.
+    /// Nothing was done: the latest tick is not the one that this tick comes [after](WhenBehind::After), or it has
+    /// not ended.
     EarlierTickDue {
         /// The latest tick.
         latest: TickTime,
-        /// It has not ended.
+        /// Set if the latest tick has not ended.
         is_open: bool,
     },
-    /// As [`Won`](Self::Won) with attempt 1, and the tick before had not ended well: it is never run again.
+    /// The claim owns the job for attempt 1 at its tick. The earlier tick named here had not ended, and never runs
+    /// again.
     Overtook(GrantNumber, TickTime),
-    /// The answer to a question about a job.
+    /// The answer to a call about a job.
     Report(Box<JobReport>),
-    /// So many permits are held. `None`: all, as somebody has the semaphore who is no claim of ours.
+    /// How many permits are held. `None`: all, because a foreign client owns the key.
     InUse(Option<u64>),
-    /// The answer to a question about a latch.
+    /// The answer to a call about a latch.
     Latch(LatchReport),
-    /// Who leads; `None`: nobody.
+    /// The present leader; `None` if there is none.
     Leader(Option<LeaderReport>),
-    /// What is watched has not come, or not changed, in this version of it: the answer comes when it is asked for again.
+    /// The watched value still has this version. The store pushes a message when it changes, and the caller then asks
+    /// again.
     Watching(Version),
-    /// You stand in the queue; the present owner's record ends in so many milliseconds, if it ends.
+    /// The claim is queued. The present owner's record ends in this many milliseconds, if it ends.
     Queued(Option<u64>),
-    /// As [`Queued`](Self::Queued), and a claim of this node owns it alone.
+    /// The claim is queued, and a claim of the named node owns the key alone.
     QueuedBehind(Option<u64>, NodeId),
-    /// As [`Queued`](Self::Queued), and the present owner does not know the queue: when it releases, nobody is told.
+    /// The claim is queued, but the store does not announce the release: the owner does not know the queue, or the
+    /// lock may be left free.
     QueuedBehindForeign(Option<u64>),
-    /// Somebody else holds it or is next; their record ends in so many milliseconds, if it ends.
+    /// Another claim holds the key or is next. The present record ends in this many milliseconds, if it ends.
     Busy(Option<u64>),
-    /// It can be had, and another of the claims that go together cannot be granted: nothing was done.
+    /// Nothing was done: the claim could be granted, but another claim of its group could not.
     GroupRefused,
-    /// Executed after its not-after: nothing was done.
+    /// Nothing was done: the request was executed after its not-after.
     Late,
-    /// This claim neither owns nor waits.
+    /// The claim neither owns the key nor waits for it.
     Gone,
     /// The answer to a write under leases.
     Written(WriteAnswer),
-    /// Left.
+    /// The request was executed: for example the claim left, or the value is stored.
     Done,
-    /// There was nothing to leave.
+    /// There was nothing to leave or to delete.
     NotThere,
-    /// The store refused this request, for itself alone. Nothing was done.
+    /// Nothing was done: the store refused this request alone.
     Refused(StoreRefusal),
 }
 
 impl Reply {
-    /// The number of the grant that it tells of.
+    /// Returns the number of the grant that the reply names.
     pub fn number(&self) -> Option<GrantNumber> {
         match self {
             Reply::Granted(number)
@@ -222,70 +227,69 @@ impl Reply {
     }
 }
 
-/// What commands or a script answered.
+/// The reply of the commands or of the script.
 #[cfg(feature = "redis")]
 pub type WriteReply = ::redis::Value;
-/// What commands or a script answered. Without Redis there are none.
+/// The reply of the commands or of the script. Without Redis there are none.
 #[cfg(not(feature = "redis"))]
 pub type WriteReply = ();
 
-/// What a store answers to a write.
+/// The answer of a store to a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WriteAnswer {
-    /// It was done while all its leases were current.
+    /// All leases were current, and the write was executed.
     Done(Box<WriteReply>),
-    /// The leases at these places are not current. Nothing was done.
+    /// Nothing was done: the leases with these indices are not current.
     NotCurrent(Vec<usize>),
-    /// It failed, in the server's words. What was written before that stands.
+    /// The write failed, in the server's words. Commands executed before the error keep their effect.
     Failed(String),
 }
 
-/// How the requests of a batch stand to each other.
+/// How the requests of a batch depend on each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Rule {
-    /// Each is applied on its own.
+    /// Each request is executed on its own.
     #[default]
     Each,
-    /// All of them are claims that do not wait, and either every one is granted or none is.
+    /// All requests are claims that do not wait, and either all are granted or none is.
     AllOrNone,
 }
 
-/// Requests that travel together. Each is applied atomically and answered on its own.
+/// Requests that travel together. Each is executed atomically and answered on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The highest grant number that the sending node ever saw. The store takes the maximum with its own.
+    /// The highest grant number that the sending node has seen. The next number of the store is higher.
     pub highest: GrantNumber,
-    /// Server time in microseconds after which claims and yields of this batch are refused.
-    /// [`u64::MAX`] when there is no bound.
+    /// Server time in microseconds after which claims and yields of this batch are refused. [`u64::MAX`]: no bound.
     pub not_after: u64,
-    /// How long a lock that was handed on and on is left free for those who only look now and then, in milliseconds; 0 for
+    /// How long a lock that was handed over again and again is left free for clients that poll, in milliseconds; 0:
     /// never. Not for jobs.
     pub poll_gap_ms: u64,
-    /// How the requests stand to each other.
+    /// How the requests depend on each other.
     pub rule: Rule,
-    /// What is asked. All of one kind, and no name twice: a store may read all of its keys before it treats the
-    /// first.
+    /// The requests: all of one kind, and at most one per name. A store may read all of its keys before it executes
+    /// the first request.
     pub requests: Vec<Request>,
 }
 
 impl Batch {
-    /// What sort of thing it is about. `None` when nothing is asked.
+    /// Returns the kind of the requests. `None` for an empty batch.
     pub fn kind(&self) -> Option<Kind> {
         self.requests.first().map(|request| request.name.kind)
     }
 }
 
-/// The answer to a batch.
+/// The reply to a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchReply {
-    /// The server's clock when it executed the batch, in microseconds; 0 when it did not look.
+    /// The server's clock when it executed the batch, in microseconds; 0 if it was not read.
     pub time: u64,
     /// One reply per request, in order.
     pub replies: Vec<Reply>,
 }
 
 impl BatchReply {
-    /// The answer to an action, which names no time.
+    /// Creates the reply to an action, which carries no time.
     pub(crate) fn of_action(reply: Reply) -> Self {
         BatchReply {
             time: 0,
@@ -294,32 +298,32 @@ impl BatchReply {
     }
 }
 
-/// A grant that was pushed to a waiting node. It repeats what the claim said of itself.
+/// A grant that was pushed to a waiting node. It repeats the terms of the claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// What was granted.
+    /// The name of the key.
     pub name: Name,
-    /// To whom.
+    /// The claim that was granted.
     pub claim_id: ClaimId,
-    /// The grant's number.
+    /// The number of the grant.
     pub number: GrantNumber,
     /// The claim's lease, in milliseconds.
     pub lease_ms: u64,
-    /// The number of the attempt at the tick it is; 0 for what is no tick.
+    /// The number of the attempt at the tick; 0 if the claim is not for a tick.
     pub attempt: u32,
 }
 
-/// What a store pushes to a node.
+/// A message that a store pushes to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Push {
-    /// A grant.
+    /// A waiting claim was granted.
     Granted(Grant),
-    /// What this node watches has changed.
+    /// The value under this name changed, which this node watches.
     Changed(NodeId, Name),
 }
 
 impl Push {
-    /// To whom.
+    /// Returns the node that gets the push.
     pub fn node(&self) -> NodeId {
         match self {
             Push::Granted(grant) => grant.claim_id.node,
@@ -327,7 +331,7 @@ impl Push {
         }
     }
 
-    /// What it is about.
+    /// Returns the name that the push is about.
     pub fn name(&self) -> &Name {
         match self {
             Push::Granted(grant) => &grant.name,
@@ -336,45 +340,45 @@ impl Push {
     }
 }
 
-/// What arrives in a node's inbox.
+/// An event in a node's inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InboxEvent {
-    /// A push.
+    /// A push of the store.
     Pushed(Push),
-    /// Something about the server that its operator should know.
+    /// A fact about the server that its operator should know.
     Warning(String),
 }
 
 /// Whether a failed batch may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Executed {
-    /// It was not, and it never will be.
+    /// It was not executed and never will be.
     No,
-    /// Nobody knows; it may even be executed later.
+    /// It may have been executed, or may still be.
     Unknown,
 }
 
 /// Why a request has no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unanswered {
-    /// It was not executed, and it never will be.
+    /// It was not executed and never will be.
     No,
-    /// Its time was over before a reply came. It may have been executed, and may still be until it is late.
+    /// No reply came in time. It may have been executed, and may still be until it is late.
     Unknown,
-    /// As [`Unknown`](Self::Unknown), through no fault of its own: its connection broke, or was given up for the sake
-    /// of another request. To be asked again at once, and to be counted as nothing.
+    /// The connection broke, or was given up because of another request. It may have been executed. It is retried at
+    /// once, and does not count as a failed attempt.
     Bystander,
-    /// It was not sent: the server is known to be down.
+    /// It was not sent, because the server is known to be down.
     Down,
 }
 
-/// Why a whole batch has no answer.
+/// Why a whole batch has no reply.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// Whether it may have been executed.
     pub executed: Executed,
-    /// What happened.
+    /// The error.
     pub error: StoreError,
 }
 
@@ -383,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_is_written_by_hand_as_it_is_shown() {
+    fn append_to_writes_the_same_text_as_display() {
         for number in [0, 9, 10, 15, 16, 1_700, 0x0123_4567_89ab_cdef, u64::MAX] {
             let node = NodeId::random();
             let claim_id = ClaimId {

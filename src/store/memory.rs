@@ -153,7 +153,7 @@ impl Immediate for MemoryStore {
 
     fn listen(&self, node: NodeId, sink: Option<Sink>) {
         let mut shared = self.lock();
-        shared.ledger.listens(node, sink.is_some());
+        shared.ledger.set_listening(node, sink.is_some());
         match sink {
             Some(sink) => shared.inboxes.insert(node, sink),
             None => shared.inboxes.remove(&node),

@@ -77,7 +77,7 @@ impl SimulatedStore {
         let mut ledger = server.ledger.clone();
         // Who listens is not among it.
         for node in server.inboxes.keys() {
-            ledger.listens(*node, false);
+            ledger.set_listening(*node, false);
         }
         StoreCopy(ledger)
     }
@@ -205,7 +205,7 @@ impl Store for Reached {
             let (sender, events) = mpsc::unbounded_channel();
             let mut server = lock(&open.to.store.server);
             server.inboxes.insert(node, sender);
-            server.ledger.listens(node, true);
+            server.ledger.set_listening(node, true);
             drop(server);
             let mut pushed = Pushed {
                 store: open.to.store.clone(),
@@ -256,7 +256,7 @@ impl Drop for Pushed {
         let inbox = server.inboxes.get(&self.node);
         if inbox.is_none_or(mpsc::UnboundedSender::is_closed) {
             server.inboxes.remove(&self.node);
-            server.ledger.listens(self.node, false);
+            server.ledger.set_listening(self.node, false);
         }
     }
 }

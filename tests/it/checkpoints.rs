@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure::error::LostCause;
-use tenure::protocol::ledger::{Job as StoredJob, Record, RecordOwner};
+use tenure::protocol::ledger::{JobRecord as StoredJob, Record, RecordOwner};
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::tick::LONGEST_CHECKPOINT;
 use tenure::{Error, Locks, MemoryStore, Tick};

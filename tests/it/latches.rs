@@ -2,7 +2,7 @@
 
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{
-    Batch, Call, Called, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId,
+    Batch, Call, CallTime, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId,
     Payload, Reply, Request, Rule, Verb, Version, WhenBehind,
 };
 use tenure::{Error, Key, Locks, MemoryStore};
@@ -81,7 +81,7 @@ impl Store {
             },
             mode: Mode::Exclusive,
             mark: None,
-            turn: WhenBehind::Skip,
+            when_behind: WhenBehind::Skip,
             verb: Verb::Call(call),
             data: Some(Payload(id.into())),
         };
@@ -117,7 +117,7 @@ fn set_count(count: u32, life_ms: u64) -> Call {
 
 /// A count-down that was called for at about that time.
 fn count_down(at_us: u64, repeats: bool) -> Call {
-    let called = Called {
+    let called = CallTime {
         since: at_us,
         until: at_us + 100_000,
         repeats,

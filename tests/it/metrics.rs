@@ -199,7 +199,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         let name = tenure::protocol::message::Name::job("ahead".into());
         let far = tenure::protocol::message::TickTime(1 << 50);
         store.with_ledger(|ledger, _| {
-            let job = tenure::protocol::ledger::Job {
+            let job = tenure::protocol::ledger::JobRecord {
                 mark: Some(far),
                 ..Default::default()
             };
@@ -494,7 +494,7 @@ mod ticks {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap();
-        let begun = tenure::protocol::ledger::Job {
+        let begun = tenure::protocol::ledger::JobRecord {
             mark: Some(tenure::protocol::message::TickTime(
                 now.as_millis() as u64 / 1000 * 1000,
             )),
@@ -546,7 +546,7 @@ mod ticks {
 
         // Too old to be begun, and the store knows of no run.
         let ahead = tenure::protocol::message::TickTime(now.as_millis() as u64 + 3_600_000);
-        let known = tenure::protocol::ledger::Job {
+        let known = tenure::protocol::ledger::JobRecord {
             mark: Some(ahead),
             done: true,
             attempt: 1,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tenure::protocol::ledger::Job as StoredJob;
+use tenure::protocol::ledger::JobRecord as StoredJob;
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::{Leased, Misfire, OnCrash, Overlap, Retry};
 use tenure::{Locks, MemoryStore, Tick};

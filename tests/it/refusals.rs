@@ -2,7 +2,7 @@
 
 use tenure::error::{LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, Called, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload,
+    Call, CallTime, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload,
     Reply, Unanswered, Verb,
 };
 use tenure::protocol::step::{
@@ -25,7 +25,7 @@ fn another() -> ClaimId {
 
 /// What may count twice, or leaves something behind, with the name that it is asked of.
 fn calls() -> [(Call, Name); 7] {
-    let called = Called::default();
+    let called = CallTime::default();
     let (of, repeats) = (another(), false);
     let key = || Key::from("a");
     let set = Call::SetCount {

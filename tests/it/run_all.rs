@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tenure::protocol::ledger::Job as StoredJob;
+use tenure::protocol::ledger::JobRecord as StoredJob;
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::Misfire;
 use tenure::{Locks, MemoryStore, Tick};

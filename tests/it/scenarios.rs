@@ -491,7 +491,7 @@ fn fences_grow_after_the_server_forgot_everything() {
                 claim_id,
                 term: term(LEASE),
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb,
@@ -580,7 +580,7 @@ fn a_node_that_slept_past_its_lease_holds_nothing() {
 fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let mut stage = Stage::new(3);
     for at in [M, P] {
-        stage.ledger.listens(node(at), true);
+        stage.ledger.set_listening(node(at), true);
     }
     let p = stage.lock(P, LEASE);
     stage.settle(P);
@@ -599,7 +599,7 @@ fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
         .map(|claim_id| claim_id.node)
         .collect();
     assert_eq!(waiters, [node(N)], "and it keeps its place");
-    stage.ledger.listens(node(N), true);
+    stage.ledger.set_listening(node(N), true);
     stage.feed(M, Input::Release(m));
     stage.settle(M);
     assert_eq!(stage.owner_node(), Some(node(N)));

@@ -10,7 +10,7 @@ use tenure::protocol::message::{
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
-    Attempt, BatchId, InboxEffect, Probe, SILENCE, SessionEffect, SessionInput, SessionOptions,
+    Attempt, BatchId, InboxEffect, MAX_SILENCE, Probe, SessionEffect, SessionInput, SessionOptions,
 };
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
@@ -101,7 +101,7 @@ impl Bench {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,
@@ -493,7 +493,7 @@ fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
 fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     let (mut bench, connection) = Bench::proven();
     let inbox = bench.subscribe();
-    bench.pass(SILENCE);
+    bench.pass(MAX_SILENCE);
     assert!(
         bench.wants(|effect| matches!(effect, SessionEffect::Inbox(InboxEffect::Ping(of)) if *of == inbox))
     );

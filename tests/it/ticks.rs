@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tenure::error::LostCause;
-use tenure::protocol::ledger::Job as StoredJob;
+use tenure::protocol::ledger::JobRecord as StoredJob;
 use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::{JobError, StillRunning};
 use tenure::{Guard, Locks, MemoryStore, Tick};

@@ -1,7 +1,7 @@
 //! Watching, in the machines of a shard alone: who asks, how often, and who is told.
 
 use tenure::Key;
-use tenure::protocol::message::{Call, Called, LatchReport, Name, Reply, Unanswered, Verb, Version};
+use tenure::protocol::message::{Call, CallTime, LatchReport, Name, Reply, Unanswered, Verb, Version};
 use tenure::protocol::step::{AcquireError, CallAnswer, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::help::ms;
@@ -50,7 +50,7 @@ fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
     let before = machine.now;
     machine.later(ms(1));
     let count = Call::CountDown {
-        called: Called::default(),
+        called: CallTime::default(),
     };
     let ticket = machine.call(asks(1000, count));
     machine.answer_to(&machine.sent(), before, ZERO);

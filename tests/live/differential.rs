@@ -321,7 +321,7 @@ impl Run {
         let busy = if kind == Kind::Job { JOBS } else { NAMES };
         let mut ledger = Ledger::new();
         // From now on the ledger looks at who listens, as the probe does.
-        ledger.listens(NodeId::numbered(u128::MAX), true);
+        ledger.set_listening(NodeId::numbered(u128::MAX), true);
         Run {
             rng: fastrand::Rng::with_seed(seed),
             kind,
@@ -363,9 +363,9 @@ impl Run {
     fn begin_again(&mut self) {
         redis::cmd("FLUSHDB").exec(&mut self.client).unwrap();
         self.ledger = Ledger::new();
-        self.ledger.listens(NodeId::numbered(u128::MAX), true);
+        self.ledger.set_listening(NodeId::numbered(u128::MAX), true);
         for node in self.inboxes.keys() {
-            self.ledger.listens(*node, true);
+            self.ledger.set_listening(*node, true);
         }
         self.claims.iter_mut().for_each(Vec::clear);
         self.marks.clear();

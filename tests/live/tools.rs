@@ -49,7 +49,7 @@ pub fn request(key: &[u8], claim_id: ClaimId, verb: Verb) -> Request {
         claim_id,
         term: TERM,
         mode: Default::default(),
-        turn: Default::default(),
+        when_behind: Default::default(),
         data: None,
         mark: None,
         verb,

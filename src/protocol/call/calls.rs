@@ -194,7 +194,7 @@ impl<P: Plant> Calls<P> {
             },
             request: Request {
                 mark: call.options.mark,
-                turn: WhenBehind::Skip,
+                when_behind: WhenBehind::Skip,
                 name: cx.name.clone(),
                 claim_id: id,
                 term,

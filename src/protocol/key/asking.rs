@@ -217,7 +217,7 @@ impl<P: Plant> KeyState<P> {
         let claim_id = claim.asks_as(what);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
-            turn: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
+            when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
             term: claim.term,

@@ -1,117 +1,117 @@
-//! What rare branches the rules of a store have.
+//! The rare branches of a store's rules.
 
-/// What rare branches were taken; the simulator adds them up.
+/// A rare branch that a request took. The simulator counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[doc(hidden)]
 pub enum Branch {
-    /// A claim or yield came after its not-after.
+    /// A claim or yield was executed after its not-after, so it was refused.
     LateRefused,
-    /// A waiter was passed over because it was not heard of.
+    /// A waiter was passed over because its heartbeats are stale.
     StalePassedOver,
-    /// A waiter was passed over because nobody listens for it.
+    /// A waiter was passed over because its node has no open inbox.
     DeafPassedOver,
-    /// An entry was removed, one lease after its last heartbeat.
+    /// A waiter was removed, one lease after its last heartbeat.
     DeadRemoved,
-    /// A free key with a queue was given to a waiter other than the caller.
+    /// A free key was granted to a waiter other than the caller.
     SettledForAnother,
-    /// A yield came for a number that no longer owns.
+    /// A yield came for a claim that no longer owns the key.
     YieldRepeated,
     /// A waiter was told that the owner does not know the queue.
     QueuedBehindForeign,
-    /// A leave handed the lock over.
+    /// A key was handed over to a waiter.
     HandedOver,
-    /// A lock was left free for who only looks now and then.
+    /// A lock was left free for clients that poll.
     LeftFree,
     /// A claim or a waiter came while a lock was left free.
     MetLeftFree,
-    /// Somebody joined those who share a key.
+    /// A claim joined the present holders of a key.
     Joined,
-    /// Somebody waits who could share a key, as another was there before.
+    /// A claim that could share the key queues behind an earlier waiter.
     JoinRefused,
-    /// A writer went on as a reader.
+    /// A writer became a reader.
     Downgraded,
-    /// A lease went from its owner to another.
+    /// A lease passed from its owner to another claim.
     Passed,
-    /// The same was asked for again.
+    /// A pass was repeated after it had been executed.
     PassRepeated,
-    /// A lease was to go from somebody who has it no more.
+    /// A pass named a claim that no longer owns the lease.
     PassRefused,
-    /// A lease was to last for longer.
+    /// A lease was extended for another claim's call.
     Lengthened,
-    /// Permits were granted while somebody held some as of another number.
-    UnlikeCapacity,
-    /// An owner asked again and got the same number.
+    /// Permits were granted although a current holder recorded another capacity.
+    CapacityDiffers,
+    /// An owner repeated its request and got the same number.
     AskedAgain,
-    /// A tick was asked for that is over.
+    /// A claim named a tick that is over.
     TickOver,
-    /// Somebody was told that a tick was never begun, and never is.
+    /// A claim learned that its tick was skipped and never runs.
     SkippedTold,
-    /// A tick was asked for before its time.
+    /// A claim came before the time of its tick.
     TickEarly,
-    /// A tick came while an earlier one was running.
+    /// A tick came while an earlier one was running, and was skipped.
     TickSkipped,
-    /// A tick was granted once more, as its winner did not finish it.
+    /// A tick was granted again, because its winner did not finish it.
     TickTakenOver,
-    /// A tick was finished by a winner whose record had ended.
+    /// A tick was finished by its winner after the record had ended.
     TickFinishedLate,
-    /// A tick was to be finished by a claim that is not its latest winner.
+    /// A claim that is not the latest winner tried to finish a tick.
     TickFinishedByAnother,
-    /// The claim of a tick came after its not-after.
+    /// The claim of a tick was executed after its not-after, so it was refused.
     TickLate,
-    /// A tick was granted while an earlier one had not ended well, which is now never run again.
+    /// A tick was granted while an earlier one was unfinished, which now never runs again.
     TickOvertaken,
-    /// Somebody stood by for a tick that was over.
+    /// A waiter was removed because its tick was over.
     StandbyDropped,
-    /// Who stood by for a tick that was brought back went out of the queue: its time comes again.
+    /// A waiter was removed because a reset moved its tick into the future.
     StandbyEarly,
-    /// Somebody who had stood by for a tick was told that it is over.
+    /// A former waiter learned that its tick is over.
     StandbyTold,
-    /// Somebody who asked was told of a tick that was begun and had not ended well.
+    /// A call learned of an unfinished tick.
     OpenTold,
-    /// Nobody is told of such a tick, as it is too old.
+    /// An unfinished tick was not reported, because it is too old.
     OpenTooOld,
-    /// Somebody was told that another fingerprint is kept.
+    /// A call learned that the stored fingerprint differs from its own.
     OtherFingerprint,
-    /// A mark that lay ahead of the store's clock was brought back.
+    /// A mark ahead of the store's clock was set back to the clock.
     MarkReset,
-    /// A key that could be had was not granted as another of the claims that go together could not be.
-    LeftApart,
+    /// A claim was refused only because another claim of its group was refused.
+    GroupRefused,
     /// A tick waits until an earlier one has ended.
     TickQueued,
-    /// A tick was refused, as an earlier one is to be run first.
+    /// A tick was refused, because an earlier one must run first.
     TickBehind,
-    /// A tick was asked for after one that was skipped, where none is passed over.
+    /// A tick was granted after a skipped one, for a job that runs every tick in order.
     TickAfterSkipped,
-    /// What a run left was kept.
+    /// A checkpoint was saved.
     Saved,
-    /// What a run left came behind something later of the same run.
+    /// A checkpoint came after a later one of the same run, and was dropped.
     SavedBefore,
-    /// Who asked about its run owns the job no more.
+    /// A call about a run came from a claim that no longer owns the job.
     NotOwner,
-    /// Whoever runs a tick again was told what an earlier run of it had left.
+    /// A run got the checkpoint of an earlier run of its tick.
     Resumed,
-    /// A tick that the asker knew to be over was open.
+    /// A tick that the caller knew to be over was open in the store, which had lost its newer state.
     LossMended,
-    /// A latch was set again by the call that had set it.
+    /// A call that had set the latch was repeated.
     LatchSetBefore,
     /// A latch at zero was not set again.
     LatchSetOnce,
-    /// A count-down came again.
+    /// A count-down was repeated, and counted once.
     LatchCountedBefore,
-    /// A call came for a latch that was set at about its time.
+    /// A count-down came for a latch that was set at about the time of the call.
     LatchSetMeanwhile,
-    /// The same, and an earlier request of it may have been executed.
+    /// A repeated count-down came for such a latch, and its earlier request may have been executed.
     LatchUncertain,
-    /// A call came for a generation that is over.
+    /// A count-down came for a generation that is over.
     LatchOver,
-    /// Who waits for a generation was told that nothing is known of it, when another was set.
+    /// A waiter asked about a generation that was replaced by another.
     LatchLost,
-    /// Who knows who leads waits for news of it.
+    /// An observer that knows the present leader began to watch.
     LeaderWatched,
-    /// A leader proclaimed something.
+    /// A leader proclaimed a value.
     Proclaimed,
-    /// What a leader proclaimed came behind something later, or again.
+    /// A proclaimed value came after a later one, or a second time.
     ProclaimedBefore,
-    /// Somebody who does not lead proclaimed something.
+    /// A claim that does not lead tried to proclaim a value.
     ProclaimRefused,
 }

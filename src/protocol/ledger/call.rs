@@ -1,23 +1,24 @@
-//! Questions about a job or a semaphore, and how a store answers them.
+//! Calls about a job or a semaphore, and how a store answers them.
 //!
-//! Whoever asks makes no claim: the answer may be old when it comes, and whatever is done about it is done by a claim,
-//! which the store judges.
+//! A call makes no claim, and its answer may be outdated when it arrives. What the caller then does needs a claim,
+//! which the store checks again.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::Saved;
+use crate::protocol::ledger::record::CheckpointRecord;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Call, JobReport, Payload, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    pub(crate) fn answer(&mut self, call: Call, data: Option<&Payload>) -> Reply {
-        let lost = self.mend(call);
-        // As every verb does. Whoever asks is never whom it is handed to.
+    /// Answers a call about a job or a semaphore.
+    pub(crate) fn answer_call(&mut self, call: Call, data: Option<&Payload>) -> Reply {
+        let lost = self.mend_lost_mark(call);
+        // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
         let owned = call.of().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {
-            // Whoever has it as no claim of ours has all of it.
+            // A foreign owner of the key holds all permits.
             let is_ours = self.state.record.is_none();
             return Reply::InUse(is_ours.then(|| self.in_use()));
         };
@@ -36,7 +37,7 @@ impl<P: Plant> Transaction<'_, P> {
                 within_ms,
                 fingerprint,
                 ..
-            } => self.open(&mut report, within_ms, fingerprint),
+            } => self.report_open_tick(&mut report, within_ms, fingerprint),
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
@@ -53,14 +54,15 @@ impl<P: Plant> Transaction<'_, P> {
             | Call::Proclaim { .. } => {}
             Call::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
             Call::Verify { .. } => {}
-            Call::Recall { .. } => self.recall(&mut report),
-            Call::Save { seq, .. } => self.save(&report, seq, data),
+            Call::Recall { .. } => self.report_checkpoint(&mut report),
+            Call::Save { seq, .. } => self.save_checkpoint(&report, seq, data),
         }
         Reply::Report(Box::new(report))
     }
 
-    /// A tick whose winner and standbys are all gone is known here alone.
-    fn open(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
+    /// Reports a tick whose winner and waiters are all gone: only the store knows of it. Also compares the
+    /// fingerprints.
+    fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
         let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
             return;
@@ -80,8 +82,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// What the runs of the tick have left, for its owner.
-    fn recall(&mut self, report: &mut JobReport) {
+    /// Reports the checkpoint of the tick, to its owner only.
+    fn report_checkpoint(&mut self, report: &mut JobReport) {
         if !report.owns {
             return self.branches.push(Branch::NotOwner);
         }
@@ -92,8 +94,9 @@ impl<P: Plant> Transaction<'_, P> {
         self.branches.extend(saved.map(|_| Branch::Resumed));
     }
 
-    /// In one step with the look at who owns it: a run that was lost leaves nothing.
-    fn save(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
+    /// Saves a checkpoint if the run still owns the tick. Both happen in one step, so a run that lost the job leaves
+    /// nothing.
+    fn save_checkpoint(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
         let by_anyone = self.planted(Flaw::CheckpointOfLoser);
         let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
             return;
@@ -101,13 +104,14 @@ impl<P: Plant> Transaction<'_, P> {
         if !report.owns && !by_anyone {
             return self.branches.push(Branch::NotOwner);
         }
-        let is_later = |saved: &Saved| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
+        let is_later =
+            |saved: &CheckpointRecord| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
         if job.saved.as_ref().is_some_and(is_later) {
-            // A request that was slow: its successor was kept.
+            // The request was slow, and a later checkpoint was saved before it.
             return self.branches.push(Branch::SavedBefore);
         }
         let (attempt, data) = (job.attempt, data.clone());
-        job.saved = Some(Saved {
+        job.saved = Some(CheckpointRecord {
             tick,
             attempt,
             seq,
@@ -116,15 +120,17 @@ impl<P: Plant> Transaction<'_, P> {
         self.branches.push(Branch::Saved);
     }
 
-    /// Whoever was told that a tick is over was told so for ever. A store that knows the job, and would grant that tick, came
-    /// back with an older copy of what it had acknowledged. It believes the asker before anybody is granted such a tick, and
-    /// says whether that was so. One that knows nothing of the job may have been told to forget it.
-    fn mend(&mut self, call: Call) -> bool {
+    /// Repairs a job record that went back to an older copy, and returns whether that was so.
+    ///
+    /// A caller that learned that a tick is over relies on it for ever. If the store knows the job and would still
+    /// grant that tick, it has lost state that it had acknowledged. It then marks the tick as over before any claim
+    /// can be granted such a tick. A store that knows nothing of the job may have been told to forget it.
+    fn mend_lost_mark(&mut self, call: Call) -> bool {
         let Call::Open { over, .. } = call else {
             return false;
         };
         let now = self.date_ms;
-        // One that lies ahead was told by a clock that was wrong, and may have been brought back since.
+        // A tick in the future was reported by a wrong clock, and may have been reset since.
         let over = over.filter(|over| over.0 <= now && !self.planted(Flaw::LossBelieved));
         let Some(job) = self.job.as_deref_mut() else {
             return false;

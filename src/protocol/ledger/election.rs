@@ -1,4 +1,5 @@
-//! Elections in the store: an election is a lock of its own kind, and whoever has it leads. This is what others are told of it.
+//! Elections in the store. An election is a lock of its own kind; the owner leads. This file answers what observers
+//! ask about the leader.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -9,16 +10,16 @@ use crate::protocol::message::{
 };
 
 impl<P: Plant> Transaction<'_, P> {
-    /// Who leads, if this is an election.
-    pub(crate) fn leads(&self) -> Option<(NodeId, GrantNumber)> {
+    /// Returns the node that leads and its grant, if this is an election.
+    pub(crate) fn current_leader(&self) -> Option<(NodeId, GrantNumber)> {
         let owner = self.state.owner().filter(|_| self.name.kind == Kind::Election);
         owner.map(|(claim_id, number)| (claim_id.node, number))
     }
 
-    /// Somebody else leads, or nobody: what the leader before proclaimed is over, and whoever watches is told. Who leads now may
-    /// have proclaimed something in the same step.
-    pub(crate) fn elected(&mut self) {
-        let leads = self.leads().map(|(_, number)| number);
+    /// Removes the value of the previous leader after the leader changed, and tells the watchers. A value that the
+    /// new leader proclaimed in the same step stays.
+    pub(crate) fn leader_changed(&mut self) {
+        let leads = self.current_leader().map(|(_, number)| number);
         if !self.planted(Flaw::ProclaimedOutlivesLeader) {
             let proclaimed = &mut self.state.proclaimed;
             proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
@@ -26,13 +27,14 @@ impl<P: Plant> Transaction<'_, P> {
         self.tell_watchers();
     }
 
+    /// Answers a call about an election.
     pub(crate) fn ask_election(&mut self, request: &Request, call: Call) -> Reply {
-        // As every verb does. Whoever asks is never whom it is handed to.
+        // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
         if let Call::Proclaim { of, seq } = call {
             return self.proclaim(of, seq, request.data.as_ref());
         }
-        let report = self.leader();
+        let report = self.leader_report();
         let version = report.as_ref().map_or(Version(0), |report| report.version);
         match call {
             Call::Leader { known: Some(known) } if known == version => {
@@ -44,8 +46,9 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    fn leader(&self) -> Option<LeaderReport> {
-        let (node, number) = self.leads()?;
+    /// Returns what observers learn of the present leader.
+    fn leader_report(&self) -> Option<LeaderReport> {
+        let (node, number) = self.current_leader()?;
         let outlives = self.planted(Flaw::ProclaimedOutlivesLeader);
         let proclaimed = self.state.proclaimed.as_deref();
         let proclaimed = proclaimed.filter(|proclaimed| proclaimed.number == number || outlives);
@@ -53,18 +56,20 @@ impl<P: Plant> Transaction<'_, P> {
             node,
             number,
             version: proclaimed.map_or(Version(number.0), |proclaimed| proclaimed.version),
-            said: proclaimed.map(|proclaimed| proclaimed.said.clone()),
+            value: proclaimed.map(|proclaimed| proclaimed.value.clone()),
         })
     }
 
-    fn proclaim(&mut self, of: ClaimId, seq: u64, said: Option<&Payload>) -> Reply {
-        let (Some(number), Some(said)) = (self.owned_by(of), said) else {
+    /// Stores the leader's value and tells the watchers. Refuses a claim that does not lead, and drops an outdated
+    /// value.
+    fn proclaim(&mut self, of: ClaimId, seq: u64, value: Option<&Payload>) -> Reply {
+        let (Some(number), Some(value)) = (self.owned_by(of), value) else {
             self.branches.push(Branch::ProclaimRefused);
             return Reply::Gone;
         };
         let is_later = |kept: &Proclaimed| kept.number == number && kept.seq >= seq;
         if self.state.proclaimed.as_deref().is_some_and(is_later) && !self.planted(Flaw::ProclaimedLate) {
-            // A request that was slow, or was asked for again.
+            // The request was slow, or is a retry.
             self.branches.push(Branch::ProclaimedBefore);
             return Reply::Done;
         }
@@ -73,7 +78,7 @@ impl<P: Plant> Transaction<'_, P> {
             number,
             version,
             seq,
-            said: said.clone(),
+            value: value.clone(),
         }));
         self.branches.push(Branch::Proclaimed);
         self.tell_watchers();

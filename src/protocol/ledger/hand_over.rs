@@ -1,23 +1,25 @@
-//! Who waits for a key in the store, and who gets it when it is free.
+//! The queue of a key in the store, and the choice of the next owner.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, LeftFree, Search};
+use crate::protocol::ledger::record::{LeftFree, QueueEntry, Search};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Grant, Mode, Push};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// A free key goes to the first live waiter, whoever asks, and a shared one to those who can share it.
+    /// Settles a key without an exclusive owner. Grants a free key to the first live waiter, and a shared key to
+    /// waiters that can share it. The `caller`'s own grant is not pushed.
     pub(crate) fn settle(&mut self, caller: Option<ClaimId>) -> Search {
         if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
-            self.move_on(caller, false)
+            self.hand_over_or_free(caller, false)
         } else {
             Search::NoWaiter
         }
     }
 
-    /// As [`hand_over`](Self::hand_over). With nobody to go to the key is free, and everybody had a chance.
-    pub(crate) fn move_on(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
+    /// Hands the key over. If it stays free without a waiter, forgets when it was last left free, because every
+    /// client had a chance.
+    pub(crate) fn hand_over_or_free(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let search = self.hand_over(caller, gives);
         if search == Search::NoWaiter && self.is_free() && self.poll_gap > 0 {
             self.state.left_free = None;
@@ -25,7 +27,8 @@ impl<P: Plant> Transaction<'_, P> {
         search
     }
 
-    /// Whether the key is left free now, instead of going to who waits. `gives`: its owner gives it away.
+    /// Returns whether the key is left free now instead of going to a waiter. `gives`: its owner gives it away in
+    /// this step.
     pub(crate) fn is_left_free(&mut self, gives: bool) -> bool {
         if self.poll_gap == 0 {
             return false;
@@ -37,7 +40,7 @@ impl<P: Plant> Transaction<'_, P> {
             now = now.min(left.until(self.poll_gap).saturating_sub(1));
         }
         let gives_up = gives && !self.planted(Flaw::NeverLeftFree);
-        let (is_free, known) = LeftFree::look(known, now, self.poll_gap, gives_up);
+        let (is_free, known) = LeftFree::check(known, now, self.poll_gap, gives_up);
         self.state.left_free = known;
         if is_free {
             self.branches.push(if gives {
@@ -49,9 +52,9 @@ impl<P: Plant> Transaction<'_, P> {
         is_free
     }
 
-    /// A heartbeat. Answers whether the caller waits: it revives nobody who is dead, and nobody waits for a tick that is
-    /// over.
-    pub(crate) fn touch(&mut self, claim_id: ClaimId) -> bool {
+    /// Records a heartbeat of a waiter, and returns whether the claim is queued. A heartbeat does not revive a dead
+    /// waiter, or one whose tick is over; such a waiter is removed.
+    pub(crate) fn note_heartbeat(&mut self, claim_id: ClaimId) -> bool {
         let now = self.now();
         let Some(at) = self
             .state
@@ -61,16 +64,16 @@ impl<P: Plant> Transaction<'_, P> {
         else {
             return false;
         };
-        if self.drop_dead_or_over(at) {
+        if self.remove_dead_or_over(at) {
             return false;
         }
         self.state.queue[at].hear(now);
         true
     }
 
-    /// Stands at the end, unless it stands there already. The dead make room, so a queue is never longer than all who
-    /// lived when somebody last joined it.
-    pub(crate) fn enqueue(&mut self, entry: Entry) {
+    /// Appends a waiter, unless its claim is already queued. Removes dead waiters first, so the queue is never longer
+    /// than the number of waiters alive when the last one joined.
+    pub(crate) fn enqueue(&mut self, entry: QueueEntry) {
         let now = self.now();
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| now <= entry.dies);
@@ -87,15 +90,16 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    pub(crate) fn withdraw(&mut self, claim_id: ClaimId) -> bool {
+    /// Removes the claim from the queue, and returns whether it was queued.
+    pub(crate) fn remove_waiter(&mut self, claim_id: ClaimId) -> bool {
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| entry.claim_id != claim_id);
         self.state.queue.len() < before
     }
 
-    /// Removes an entry that is dead, or waits for a tick that is over or was brought back: a finished one must not be handed
-    /// to its standby, nor one whose time comes again.
-    fn drop_dead_or_over(&mut self, at: usize) -> bool {
+    /// Removes a waiter that is dead, or whose tick is over or was moved into the future by a reset. A finished tick
+    /// must not be handed to a waiter for it, nor a tick before its time.
+    fn remove_dead_or_over(&mut self, at: usize) -> bool {
         let entry = &self.state.queue[at];
         let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
         let branch = if self.now() > entry.dies {
@@ -115,8 +119,8 @@ impl<P: Plant> Transaction<'_, P> {
         true
     }
 
-    /// Whether a free key goes to this living entry. If not, it keeps its place.
-    fn is_next(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
+    /// Returns whether a free key may go to this live waiter. A waiter that is passed over keeps its place.
+    fn can_be_granted(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
             self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
@@ -141,16 +145,18 @@ impl<P: Plant> Transaction<'_, P> {
         is_heard
     }
 
-    /// Gives a free key to the first live waiter, or to all who can share it up to the first who cannot. The caller learns of
-    /// it by the answer, everybody else by a push. The dead that it walks over go out. What PUBLISH would count decides
-    /// nothing: the choice is made before, and is final. `gives`: its owner gives it away.
+    /// Grants a free key to the first live waiter, or to all waiters that can share it, up to the first that cannot.
+    ///
+    /// Dead waiters on the way are removed. The caller learns of its grant by the reply, other nodes by a push. The
+    /// choice is final: the number of clients that `PUBLISH` reports does not change it. `gives`: the owner gives the
+    /// key away in this step.
     pub(crate) fn hand_over(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
         let mut at = 0;
         while at < self.state.queue.len() {
-            if self.drop_dead_or_over(at) {
+            if self.remove_dead_or_over(at) {
                 continue;
             }
-            if !self.is_next(at, caller) {
+            if !self.can_be_granted(at, caller) {
                 at += 1;
                 continue;
             }
@@ -164,7 +170,11 @@ impl<P: Plant> Transaction<'_, P> {
             if self.is_free() && self.is_left_free(gives) {
                 return Search::LeftFree;
             }
-            let entry = self.state.queue.remove(at).expect("it is within the queue");
+            let entry = self
+                .state
+                .queue
+                .remove(at)
+                .expect("the place is within the queue");
             self.grant_waiter(&entry, caller);
             if entry.mode == Mode::Exclusive {
                 return Search::Granted;
@@ -173,7 +183,8 @@ impl<P: Plant> Transaction<'_, P> {
         Search::NoWaiter
     }
 
-    fn grant_waiter(&mut self, entry: &Entry, caller: Option<ClaimId>) {
+    /// Grants the key to a waiter. Every waiter except the caller is told by a push.
+    fn grant_waiter(&mut self, entry: &QueueEntry, caller: Option<ClaimId>) {
         let number = self.grant(entry);
         self.branches.push(Branch::HandedOver);
         if caller == Some(entry.claim_id) {

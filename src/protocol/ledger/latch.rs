@@ -1,7 +1,8 @@
-//! Latches in the store: how one is set and counted down, and how whoever waits for zero hears of it.
+//! Latches in the store: how a latch is set and counted down, and how waiters learn that it is at zero.
 //!
-//! A latch is set once per name and life, and each life has a **generation**, a number of the store's clock. A count-down counts
-//! once in a generation, by the id of its call, and never in one that was set after its call: see [`Called`].
+//! A latch is set once per name and life. Each life has a **generation**, a number of the store's clock. A count-down
+//! counts once in a generation, by the id of its call. It never counts in a generation that was set after the call:
+//! see [`CallTime`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,23 +11,24 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::LatchRecord;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, Called, LatchReport, Reply, Request, Version};
+use crate::protocol::message::{Call, CallTime, LatchReport, Reply, Request, Version};
 
 /// The id of a call.
-type Id = Arc<[u8]>;
+type CallId = Arc<[u8]>;
 
 impl<P: Plant> Transaction<'_, P> {
+    /// Answers a call about a latch.
     pub(crate) fn ask_latch(&mut self, request: &Request, call: Call) -> Reply {
         let now = self.now();
         self.state.latch.take_if(|latch| now > latch.expires);
         let id = request
             .data
             .as_ref()
-            .map_or_else(|| Id::from([]), |id| id.0.clone());
+            .map_or_else(|| CallId::from([]), |id| id.0.clone());
         Reply::Latch(match call {
             Call::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
             Call::CountDown { called } => self.count_down(id, called),
-            Call::Zero { of } => match self.zero(of) {
+            Call::Zero { of } => match self.check_zero(of) {
                 Ok(report) => report,
                 Err(generation) => {
                     self.watch(request);
@@ -41,9 +43,9 @@ impl<P: Plant> Transaction<'_, P> {
         })
     }
 
-    /// Sets the latch if it is not set. One that is at zero stays at zero until its life is over: a worker that is started
-    /// again must not set it again.
-    fn set_count(&mut self, id: Id, count: u32, life_ms: u64) -> LatchReport {
+    /// Sets the latch if it is not set. A latch at zero stays at zero until its life ends, so a restarted worker does
+    /// not set it again.
+    fn set_count(&mut self, id: CallId, count: u32, life_ms: u64) -> LatchReport {
         let sets_again = self.planted(Flaw::LatchSetAgain);
         if let Some(latch) = self.state.latch.as_ref().filter(|l| l.left > 0 || !sets_again) {
             if latch.setter == id {
@@ -66,7 +68,8 @@ impl<P: Plant> Transaction<'_, P> {
         LatchReport::Set
     }
 
-    fn count_down(&mut self, id: Id, called: Called) -> LatchReport {
+    /// Counts the latch down, unless this call was counted before or is refused.
+    fn count_down(&mut self, id: CallId, called: CallTime) -> LatchReport {
         let counts_again = self.planted(Flaw::CountedAgain);
         let Some(latch) = &self.state.latch else {
             return LatchReport::Unset;
@@ -78,7 +81,7 @@ impl<P: Plant> Transaction<'_, P> {
         let (generation, Some(left)) = (latch.generation, latch.left.checked_sub(1)) else {
             return LatchReport::Left(0);
         };
-        if let Some(refused) = self.refuses(generation, called) {
+        if let Some(refused) = self.refuse_count_down(generation, called) {
             return refused;
         }
         if let Some(latch) = &mut self.state.latch {
@@ -91,14 +94,14 @@ impl<P: Plant> Transaction<'_, P> {
         LatchReport::Left(left)
     }
 
-    /// Why a call does nothing in the present generation.
-    fn refuses(&mut self, generation: Version, called: Called) -> Option<LatchReport> {
+    /// Returns why a count-down does nothing in the present generation, or `None` if it counts.
+    fn refuse_count_down(&mut self, generation: Version, called: CallTime) -> Option<LatchReport> {
         let (report, branch) = match called.of {
             _ if self.planted(Flaw::CountedLate) => return None,
             Some(of) if of == generation => return None,
             None if generation.0 <= called.since => return None,
             None if !called.repeats => (LatchReport::SetMeanwhile(generation), Branch::LatchSetMeanwhile),
-            // One that is ahead of the clock was set before that was set back: then the two do not compare.
+            // A generation ahead of the clock was set before the clock was set back, so the two do not compare.
             None if generation.0 <= called.until || generation.0 > self.now_us => {
                 (LatchReport::Uncertain, Branch::LatchUncertain)
             }
@@ -108,8 +111,9 @@ impl<P: Plant> Transaction<'_, P> {
         Some(report)
     }
 
-    /// Whether that generation came to zero, or else the present one.
-    fn zero(&mut self, of: Option<Version>) -> Result<LatchReport, Version> {
+    /// Returns the report if the latch is at zero or unset, or else the generation to watch. `of` names a generation;
+    /// `None` means the present one.
+    fn check_zero(&mut self, of: Option<Version>) -> Result<LatchReport, Version> {
         let Some(latch) = &self.state.latch else {
             return Ok(LatchReport::Unset);
         };

@@ -1,8 +1,8 @@
 //! The rules of a store in pure Rust: requests in, replies and grants out, time as an argument.
 //!
-//! Behind a mutex it is the [memory store](crate::store::memory); in the simulator it is the server; in the
-//! differential test it is what the Lua scripts are compared with, reply by reply. A rule of the protocol is first a
-//! rule here.
+//! With a mutex around it, the ledger is the [memory store](crate::store::memory). In the simulator it is the server.
+//! The differential test compares the Lua scripts with it, reply by reply. Each rule of the protocol is written here
+//! first.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -13,9 +13,9 @@ use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
-    Job, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, Saved, Share,
+    CheckpointRecord, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, SharedLease,
 };
-use crate::protocol::ledger::record::{State, is_past};
+use crate::protocol::ledger::record::{KeyRecord, is_past};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, Reply, Request, Rule,
@@ -27,21 +27,21 @@ pub(crate) mod call;
 pub(crate) mod election;
 pub(crate) mod hand_over;
 pub(crate) mod latch;
-pub(crate) mod passing;
 pub mod record;
 pub(crate) mod shares;
 pub(crate) mod ticks;
 pub mod transaction;
+pub(crate) mod transfer;
 pub(crate) mod watchers;
 
-/// All keys of one server.
+/// The state of all keys of one server.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger<P: Plant = Sound> {
-    states: HashMap<Name, State, RandomState>,
-    /// What is known of jobs. It outlives their leases: jobs are few and named by the program.
-    jobs: HashMap<Name, Job, RandomState>,
+    states: HashMap<Name, KeyRecord, RandomState>,
+    /// The records of jobs. They outlive the leases: jobs are few, and the program names them.
+    jobs: HashMap<Name, JobRecord, RandomState>,
     last: GrantNumber,
-    /// What time it is in the world, where the clock of the leases is another.
+    /// The time that ticks are compared with, if it differs from the clock of the leases.
     date_ms: Option<u64>,
     listening: Option<HashSet<NodeId>>,
     sweep_at: usize,
@@ -49,14 +49,14 @@ pub struct Ledger<P: Plant = Sound> {
 }
 
 impl Ledger {
-    /// An empty one.
+    /// Creates an empty ledger.
     pub fn new() -> Self {
         Ledger::default()
     }
 }
 
 impl<P: Plant> Ledger<P> {
-    /// An empty one with a mistake planted.
+    /// Creates an empty ledger with a planted mistake.
     #[doc(hidden)]
     pub fn with_plant(plant: P) -> Self {
         Ledger {
@@ -65,12 +65,12 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Applies a batch at server time `now_us` (microseconds). What others are to be told is appended to `pushes`.
+    /// Applies a batch at server time `now_us` (in microseconds). Appends the pushes for other nodes to `pushes`.
     pub fn apply(&mut self, now_us: u64, batch: &Batch, pushes: &mut Vec<Push>) -> BatchReply {
         self.apply_traced(now_us, batch, pushes, &mut Vec::new())
     }
 
-    /// The same, telling which rare branches were taken.
+    /// Applies a batch, and appends the rare branches that it took to `branches`.
     #[doc(hidden)]
     pub fn apply_traced(
         &mut self,
@@ -83,7 +83,7 @@ impl<P: Plant> Ledger<P> {
         self.apply_into(now_us, batch, replies, (pushes, branches))
     }
 
-    /// The same into replies that are empty and have room.
+    /// Applies a batch, and writes the replies into `replies`, which must be empty.
     #[inline]
     pub(crate) fn apply_into(
         &mut self,
@@ -93,21 +93,21 @@ impl<P: Plant> Ledger<P> {
         (pushes, branches): (&mut Vec<Push>, &mut Vec<Branch>),
     ) -> BatchReply {
         self.sweep(now_us / 1000);
-        // Of claims that go together none is granted before all were looked at.
-        let mut is_apart = false;
+        // A group is granted only after each of its claims was checked.
+        let mut is_group_refused = false;
         if batch.rule == Rule::AllOrNone {
             for request in &batch.requests {
                 let look =
                     |transaction: &mut Transaction<'_, P>| transaction.can_grant(request, batch.not_after);
-                is_apart |= !self.transact(now_us, batch, request, (pushes, branches), look);
+                is_group_refused |= !self.transact(now_us, batch, request, (pushes, branches), look);
             }
         }
         for request in &batch.requests {
-            let treat = |transaction: &mut Transaction<'_, P>| {
-                transaction.is_apart = is_apart && !transaction.planted(Flaw::HalfGranted);
-                transaction.treat(request, batch.not_after)
+            let execute = |transaction: &mut Transaction<'_, P>| {
+                transaction.is_group_refused = is_group_refused && !transaction.planted(Flaw::HalfGranted);
+                transaction.execute(request, batch.not_after)
             };
-            replies.push(self.transact(now_us, batch, request, (pushes, branches), treat));
+            replies.push(self.transact(now_us, batch, request, (pushes, branches), execute));
         }
         BatchReply {
             time: now_us,
@@ -115,7 +115,7 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Does something with one key, of which nothing is kept where nothing is left.
+    /// Runs `act` on the state of one key. Removes the state if it is empty afterwards.
     fn transact<T>(
         &mut self,
         now_us: u64,
@@ -124,10 +124,10 @@ impl<P: Plant> Ledger<P> {
         (pushes, branches): (&mut Vec<Push>, &mut Vec<Branch>),
         act: impl FnOnce(&mut Transaction<'_, P>) -> T,
     ) -> T {
-        // Looked up once: what there is of a key stays in its place, or goes.
+        // One lookup per request: the entry is changed in place or removed.
         let mut place = match self.states.entry(request.name.clone()) {
             Entry::Occupied(place) => place,
-            Entry::Vacant(place) => place.insert_entry(State::default()),
+            Entry::Vacant(place) => place.insert_entry(KeyRecord::default()),
         };
         let is_job = request.name.kind == Kind::Job;
         let mut transaction = Transaction {
@@ -143,7 +143,7 @@ impl<P: Plant> Ledger<P> {
             } else {
                 0
             },
-            is_apart: false,
+            is_group_refused: false,
             plant: self.plant,
             now_us,
             date_ms: self.date_ms.unwrap_or(now_us / 1000),
@@ -154,20 +154,20 @@ impl<P: Plant> Ledger<P> {
         if place.get().is_empty(now_us / 1000) {
             place.remove();
         }
-        if is_job && self.jobs.get(&request.name) == Some(&Job::default()) {
+        if is_job && self.jobs.get(&request.name) == Some(&JobRecord::default()) {
             self.jobs.remove(&request.name);
         }
         done
     }
 
-    /// Ticks are judged by this time, in milliseconds since the Unix epoch, and no more by the one that leases go by.
+    /// Sets the time that ticks are compared with, in milliseconds since the Unix epoch. Leases keep their own clock.
     pub fn set_date(&mut self, date_ms: u64) {
         self.date_ms = Some(date_ms);
     }
 
-    /// Says which nodes have an open inbox. A waiter without one may be passed over in a hand-off; it keeps its
-    /// place. Until this is called, nobody is passed over for it.
-    pub fn listens(&mut self, node: NodeId, open: bool) {
+    /// Records whether a node has an open inbox. A hand-over may pass over a waiter without one, which keeps its
+    /// place. Before the first call of this function no waiter is passed over for it.
+    pub fn set_listening(&mut self, node: NodeId, open: bool) {
         let listening = self.listening.get_or_insert_default();
         if open {
             listening.insert(node);
@@ -176,25 +176,26 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Whether that node has an open inbox, as far as this is known.
+    /// Returns whether the node has an open inbox. Before the first [`set_listening`](Self::set_listening) every node
+    /// counts as listening.
     #[doc(hidden)]
-    pub fn hears(&self, node: NodeId) -> bool {
+    pub fn is_listening(&self, node: NodeId) -> bool {
         self.listening
             .as_ref()
             .is_none_or(|listening| listening.contains(&node))
     }
 
-    /// How many keys have any state.
+    /// Returns how many keys have state.
     pub fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// No key has any state.
+    /// Returns whether no key has state.
     pub fn is_empty(&self) -> bool {
         self.states.is_empty()
     }
 
-    /// The record of a key at `now_us`, if it is there.
+    /// Returns the record of a key at `now_us`, if it is there.
     pub fn record(&self, name: &Name, now_us: u64) -> Option<&Record> {
         self.states
             .get(name)?
@@ -203,9 +204,9 @@ impl<P: Plant> Ledger<P> {
             .filter(|record| !is_past(record.expires, now_us / 1000))
     }
 
-    /// Whether a lease is current at `now_us`: the record of its claim is there, under that grant.
+    /// Returns whether a lease is current at `now_us`: its claim owns or shares the key under the same grant.
     fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
-        let is_shared = |share: &Share| {
+        let is_shared = |share: &SharedLease| {
             (share.claim_id, share.mode, share.number) == (lease.claim_id, lease.mode, lease.number)
         };
         self.record(&lease.name, now_us)
@@ -214,7 +215,8 @@ impl<P: Plant> Ledger<P> {
             || self.plant.planted(Flaw::WriteUnchecked)
     }
 
-    /// Which of these leases are not current at `now_us`, by their places. What is written under them is done only if all are.
+    /// Returns the indices of the leases that are not current at `now_us`. A write is executed only if all of its
+    /// leases are current.
     pub fn not_current(&self, now_us: u64, leases: &[Precondition]) -> Vec<usize> {
         let only_first = self.plant.planted(Flaw::FirstLeaseChecked);
         let places = leases
@@ -225,19 +227,19 @@ impl<P: Plant> Ledger<P> {
         stale.map(|(place, _)| place).collect()
     }
 
-    /// Who shares a key at `now_us`.
-    pub fn shares(&self, name: &Name, now_us: u64) -> impl Iterator<Item = &Share> {
+    /// Returns the leases that share a key at `now_us`.
+    pub fn shares(&self, name: &Name, now_us: u64) -> impl Iterator<Item = &SharedLease> {
         let shares = self.states.get(name).map_or(&[][..], |state| &state.shares);
         shares.iter().filter(move |share| now_us / 1000 <= share.expires)
     }
 
-    /// Who waits for a key, in order, the dead included.
+    /// Returns the waiters of a key in queue order, dead ones included.
     pub fn waiters(&self, name: &Name) -> Vec<ClaimId> {
         let queue = self.states.get(name).into_iter().flat_map(|state| &state.queue);
         queue.map(|entry| entry.claim_id).collect()
     }
 
-    /// The last millisecond of life of each waiter of each key.
+    /// Returns the last millisecond of life of each waiter of each key.
     #[doc(hidden)]
     pub fn entries(&self) -> impl Iterator<Item = (&Name, ClaimId, u64)> {
         self.states
@@ -245,7 +247,7 @@ impl<P: Plant> Ledger<P> {
             .flat_map(|(name, state)| state.queue.iter().map(move |e| (name, e.claim_id, e.dies)))
     }
 
-    /// What a foreign client does to a record: overwrites it.
+    /// Replaces or deletes a record, as a foreign client can do.
     pub fn overwrite(&mut self, name: &Name, record: Option<Record>) {
         let state = self.states.entry(name.clone()).or_default();
         state.record = record;
@@ -257,19 +259,19 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// When a key was last left free, if that is known at `now_us`.
+    /// Returns when a key was last left free, if that is still known at `now_us`.
     #[doc(hidden)]
     pub fn left_free(&self, name: &Name, now_us: u64) -> Option<LeftFree> {
         let left = self.states.get(name)?.left_free?;
         (now_us / 1000 <= left.known_until).then_some(left)
     }
 
-    /// What is known of a job.
-    pub fn job(&self, name: &Name) -> Option<&Job> {
+    /// Returns the record of a job.
+    pub fn job(&self, name: &Name) -> Option<&JobRecord> {
         self.jobs.get(name)
     }
 
-    /// Does an action about `name`. Data of users is not kept here.
+    /// Executes an action about `name`. The ledger keeps no data of users, so it refuses writes.
     pub fn act(&mut self, name: &Name, action: &Action, now_us: u64) -> Reply {
         match action {
             Action::Write(_) => Reply::Refused(StoreRefusal::Unsupported),
@@ -277,9 +279,10 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
+    /// Deletes the record of a job, unless a claim owns the job or waits for it.
     fn forget_job(&mut self, name: &Name, now_us: u64) -> Reply {
         let now = now_us / 1000;
-        let waits = |state: &State| state.queue.iter().any(|entry| now <= entry.dies);
+        let waits = |state: &KeyRecord| state.queue.iter().any(|entry| now <= entry.dies);
         if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
             return Reply::Busy(None);
         }
@@ -291,19 +294,19 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// What somebody who writes to a job's memory does.
+    /// Replaces the record of a job, as a client with write access can do.
     #[doc(hidden)]
-    pub fn set_job(&mut self, name: &Name, job: Job) {
+    pub fn set_job(&mut self, name: &Name, job: JobRecord) {
         self.jobs.insert(name.clone(), job);
     }
 
-    /// What is known of a latch at `now_us`, if it is set.
+    /// Returns the record of a latch at `now_us`, if it is set.
     pub fn latch(&self, name: &Name, now_us: u64) -> Option<&LatchRecord> {
         let latch = self.states.get(name)?.latch.as_deref()?;
         (now_us / 1000 <= latch.expires).then_some(latch)
     }
 
-    /// Who is told when what they watch changes, and until when, at `now_us`.
+    /// Returns the nodes that watch a key at `now_us`, each with the end of its watch.
     pub fn watchers(&self, name: &Name, now_us: u64) -> impl Iterator<Item = (NodeId, u64)> {
         let watchers = self.states.get(name).map_or(&[][..], |state| &state.watchers);
         let live = watchers
@@ -312,7 +315,8 @@ impl<P: Plant> Ledger<P> {
         live.map(|watcher| (watcher.node, watcher.expires))
     }
 
-    /// Lets `ms` pass for what a key has that belongs to no claim: its latch, its watchers, and the time when it was last left free.
+    /// Ages the state of a key that belongs to no claim by `ms`: its latch, its watchers, and when it was last left
+    /// free.
     #[doc(hidden)]
     pub fn age_rest(&mut self, name: &Name, ms: u64) {
         let Some(state) = self.states.get_mut(name) else {
@@ -326,14 +330,14 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// What the leader of an election proclaimed, at `now_us`.
+    /// Returns the value that the present leader of an election proclaimed, at `now_us`.
     pub fn proclaimed(&self, name: &Name, now_us: u64) -> Option<&Proclaimed> {
         let (_, number) = self.record(name, now_us)?.claim()?;
         let proclaimed = self.states.get(name)?.proclaimed.as_deref();
         proclaimed.filter(|proclaimed| proclaimed.number == number)
     }
 
-    /// What somebody does who removes what was proclaimed and who watches.
+    /// Deletes the proclaimed value and the watchers of a key, as a client with write access can do.
     #[doc(hidden)]
     pub fn forget_watchers(&mut self, name: &Name) {
         if let Some(state) = self.states.get_mut(name) {
@@ -342,7 +346,7 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// Lets `ms` pass for what a claim has of a key: its share, or its place in the queue.
+    /// Ages the state of one claim by `ms`: its share of a key, or its place in the queue.
     pub fn age(&mut self, name: &Name, claim_id: ClaimId, ms: u64) {
         let Some(state) = self.states.get_mut(name) else {
             return;
@@ -355,15 +359,15 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
-    /// What a restart without persistence does: every lease, queue and number is forgotten.
+    /// Forgets every lease, queue and number, as a server that restarts without persistence does.
     pub fn forget(&mut self) {
         self.states.clear();
         self.jobs.clear();
         self.last = GrantNumber::default();
     }
 
-    /// Leases that expired with nobody looking would stay for ever: now and then all keys are looked through, so
-    /// seldom that it costs each request a constant.
+    /// Removes expired state of all keys, which would otherwise stay if no request came for it. The sweep runs so
+    /// seldom that its cost per request is constant.
     fn sweep(&mut self, now: u64) {
         if self.states.len() < self.sweep_at.max(1024) {
             return;

@@ -1,39 +1,41 @@
-//! What a store keeps of a key: the record or who shares it, the queue, what is known of a job or a latch, and who watches.
+//! The state that a store keeps of a key: the record or the shares, the queue, the record of a job or a latch, and
+//! the watchers.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Mode, NodeId, Payload, TickTime, Version};
 
-/// One key: the record, the queue, and when it was last left free. None there: no state.
+/// The state of one key. The store keeps none for a key whose state is empty.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct State {
-    /// Who owns it alone.
+pub(crate) struct KeyRecord {
+    /// The exclusive owner's record.
     pub(crate) record: Option<Record>,
-    /// Who shares it, in order of their grants. Nobody while there is a record.
-    pub(crate) shares: Vec<Share>,
-    pub(crate) queue: VecDeque<Entry>,
+    /// The leases that share the key, in order of their grants. Empty while there is a record.
+    pub(crate) shares: Vec<SharedLease>,
+    pub(crate) queue: VecDeque<QueueEntry>,
     pub(crate) left_free: Option<LeftFree>,
-    /// Of a latch, what stands in for a record.
+    /// The record of a latch, which has no owner.
     pub(crate) latch: Option<Box<LatchRecord>>,
-    /// What the leader of an election proclaimed, or one before it.
+    /// The last value that a leader of the election proclaimed. It may be a previous leader's.
     pub(crate) proclaimed: Option<Box<Proclaimed>>,
-    /// The nodes that are told when what they watch changes.
+    /// The nodes to tell when the watched value changes.
     pub(crate) watchers: Vec<Watcher>,
 }
 
-impl State {
+impl KeyRecord {
     /// Returns the claim that owns the key alone, and the number of the grant.
     pub(crate) fn owner(&self) -> Option<(ClaimId, GrantNumber)> {
         self.record.as_ref()?.claim()
     }
 
-    /// Ends what this claim has of the key, alone or beside others.
+    /// Removes the claim's lease on the key, exclusive or shared.
     pub(crate) fn end(&mut self, claim_id: ClaimId) {
         self.record = None;
         self.shares.retain(|share| share.claim_id != claim_id);
     }
 
+    /// Returns whether nothing of the state still counts at `now`.
     pub(crate) fn is_empty(&self, now: u64) -> bool {
         let record = self.record.as_ref();
         record.is_none_or(|record| is_past(record.expires, now))
@@ -45,56 +47,61 @@ impl State {
     }
 }
 
-/// A key that is handed from one claim to the next is never free, and who only looks now and then never gets it. So it
-/// is left free now and then: for one gap after it was handed on for eight, so once a second at 100 ms.
+/// When a lock was last left free for clients that poll.
+///
+/// A lock that is handed from one claim to the next is never free, so a client that polls never gets it. The lock is
+/// therefore left free for one gap after it was handed over for eight gaps: at 100 ms about once a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftFree {
-    /// When it was left free, or else first handed on, and 600 gaps of who wrote that. Forgotten after that, in
-    /// milliseconds.
+    /// The end of the last time that the lock was left free, or else the first hand-over, plus 600 gaps of the node
+    /// that wrote it. After this time (in milliseconds) it is forgotten.
     pub known_until: u64,
 }
 
 impl LeftFree {
-    /// So many gaps are between two.
-    const EVERY: u64 = 8;
-    /// For so many gaps it is known: longer than most locks are held.
-    const KNOWN: u64 = 600;
+    /// Shortest time between two such gaps, in gaps.
+    const MIN_GAPS_BETWEEN: u64 = 8;
+    /// How long the state is kept, in gaps: longer than most locks are held.
+    const MAX_GAPS_KNOWN: u64 = 600;
 
-    /// Until then nobody who waits is granted it. In the past: since then it was never free.
+    /// Returns the end of the time in which no waiter is granted the lock. A value in the past means that the lock
+    /// was never free since then.
     pub(crate) fn until(self, gap: u64) -> u64 {
-        self.known_until.saturating_sub(Self::KNOWN * gap)
+        self.known_until.saturating_sub(Self::MAX_GAPS_KNOWN * gap)
     }
 
-    /// Whether the key is left free at `now`, and what is known after that. `gives`: its owner gives it away.
-    pub(crate) fn look(known: Option<Self>, now: u64, gap: u64, gives: bool) -> (bool, Option<Self>) {
+    /// Returns whether the lock is left free at `now`, and the state to keep. `gives`: its owner gives it away in
+    /// this step.
+    pub(crate) fn check(known: Option<Self>, now: u64, gap: u64, gives: bool) -> (bool, Option<Self>) {
         let new = |until| {
-            let known_until = until + Self::KNOWN * gap;
+            let known_until = until + Self::MAX_GAPS_KNOWN * gap;
             Some(LeftFree { known_until })
         };
         let valid = known
             .filter(|left| now <= left.known_until)
             .map(|left| left.until(gap));
-        // One that is too far ahead is of before a step of the clock.
+        // A value too far ahead was written before the clock was set back.
         match valid.filter(|until| *until <= now + gap) {
             Some(until) if now < until => (true, known),
-            Some(until) if gives && now - until >= Self::EVERY * gap => (true, new(now + gap)),
+            Some(until) if gives && now - until >= Self::MIN_GAPS_BETWEEN * gap => (true, new(now + gap)),
             None if gives => (false, new(now)),
             _ => (false, known),
         }
     }
 }
 
-/// Who owns a key, until when on the server's clock (in ms). `None`: until somebody deletes it.
+/// The record of a key: its owner, and when it ends on the server's clock (in ms). Without an end it stays until a
+/// client deletes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The owner.
     pub owner: RecordOwner,
-    /// The last millisecond in which the record is there.
+    /// The last millisecond in which the record exists. `None`: it does not expire.
     pub expires: Option<u64>,
 }
 
 impl Record {
-    /// Returns the claim that owns it, and the number of the grant.
+    /// Returns the claim that owns the record, and the number of the grant.
     pub(crate) fn claim(&self) -> Option<(ClaimId, GrantNumber)> {
         match self.owner {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
@@ -103,21 +110,21 @@ impl Record {
     }
 }
 
-/// A lease on a key that others may have leases on at the same time.
+/// A lease on a key that other claims may hold at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// Whose it is.
+pub struct SharedLease {
+    /// The claim that holds it.
     pub claim_id: ClaimId,
-    /// To read, or for permits.
+    /// The mode: reading, or permits.
     pub mode: Mode,
-    /// The grant's number.
+    /// The number of the grant.
     pub number: GrantNumber,
-    /// The last millisecond in which it is there, on the server's clock.
+    /// The last millisecond in which it exists, on the server's clock.
     pub expires: u64,
 }
 
-impl Share {
-    /// So many permits are held by it.
+impl SharedLease {
+    /// Returns how many permits it holds.
     pub(crate) fn weight(&self) -> u64 {
         match self.mode {
             Mode::Permits(permits) => permits.weight.into(),
@@ -126,150 +133,151 @@ impl Share {
     }
 }
 
-/// Who can own a record.
+/// The owner of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordOwner {
-    /// A claim of ours, under a grant number.
+    /// A claim, under a grant number.
     Claim(ClaimId, GrantNumber),
-    /// Somebody who uses the same record but not our protocol.
+    /// A client that uses the same record with another protocol.
     Foreign,
-    /// A value that is no lock at all.
+    /// A value that is no lock.
     WrongType,
 }
 
-/// The memory of a job. The mark only grows, so a tick that was run is never run again, however late, skewed or
-/// restarted the node that asks for it.
+/// The record of a job. The mark only grows, except by a reset. A tick that was run therefore never runs again,
+/// however late, skewed or restarted the node is that claims it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Job {
+pub struct JobRecord {
     /// The tick that was granted last.
     pub mark: Option<TickTime>,
-    /// It was run to its end.
+    /// Set when that tick was run to its end.
     pub done: bool,
-    /// How often it was granted.
+    /// How often that tick was granted.
     pub attempt: u32,
-    /// To whom it was granted last.
+    /// The claim that was granted that tick last.
     pub winner: Option<ClaimId>,
-    /// The latest tick that came while an earlier one was running, and is never run.
+    /// The latest tick that came while an earlier one was running. It never runs.
     pub skipped: Option<TickTime>,
-    /// A tick that was granted, and the one granted next: none between them ever was. The first that is granted comes after
-    /// tick 0.
+    /// Two ticks that were granted one after the other, with no granted tick between them. Before the first grant
+    /// stands tick 0.
     pub passed: Option<(TickTime, TickTime)>,
-    /// Of the service and the expression of whoever asked about it last; 0 when nobody said.
+    /// The fingerprint of the service and the expression in the latest call; 0 if no call had one.
     pub fingerprint: u64,
-    /// The latest tick that was run to its end and went well.
+    /// The latest tick that was run to its end and succeeded.
     pub well: Option<TickTime>,
-    /// What the latest run of a tick has left for the next.
-    pub saved: Option<Saved>,
+    /// The latest checkpoint of a run, for the next run of its tick.
+    pub saved: Option<CheckpointRecord>,
 }
 
-/// What a run left for whoever runs its tick again.
+/// A checkpoint that a run saved for the next run of its tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saved {
+pub struct CheckpointRecord {
     /// The tick.
     pub tick: TickTime,
-    /// The attempt at it that left this.
+    /// The attempt at the tick that saved it.
     pub attempt: u32,
-    /// Which of those that this attempt left.
+    /// The sequence number within that attempt.
     pub seq: u64,
-    /// What it left.
+    /// The data.
     pub data: Payload,
 }
 
-impl Job {
-    /// The tick may still be run.
+impl JobRecord {
+    /// Returns whether the tick may still be run.
     pub(crate) fn is_open(&self, mark: Option<TickTime>) -> bool {
         mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
     }
 
-    /// The tick that the next comes after, where none is passed over: what was skipped is never run, so nobody waits for it.
+    /// Returns the tick after which the next one may run, for a job that runs every tick in order. A skipped tick
+    /// never runs, so it counts as ended once the granted one has ended.
     pub(crate) fn latest(&self) -> Option<TickTime> {
         let skipped = self.skipped.filter(|_| self.done);
         self.mark.and(self.mark.max(skipped))
     }
 
-    /// The tick that was granted before the latest one, if that is known. Nothing is known of what came before.
+    /// Returns the tick that was granted before the latest one, if that is known.
     pub(crate) fn after(&self) -> Option<TickTime> {
         let passed = self.passed.filter(|(_, latest)| Some(*latest) == self.mark);
         passed.map(|(before, _)| before)
     }
 
-    /// It came while an earlier one was running, and was never granted, nor will be. As far as is known: of what came before
-    /// the latest two grants nothing is.
+    /// Returns whether the tick was skipped: it came while an earlier one was running, and was never granted. Nothing
+    /// is known of ticks before the latest two grants.
     pub(crate) fn is_skipped(&self, mark: Option<TickTime>) -> bool {
         let is_between = self.after().is_some_and(|before| mark > Some(before)) && mark < self.mark;
         mark <= self.skipped && (mark > self.mark || is_between)
     }
 
-    /// A reset brought it back: nobody stands by for it until its time comes.
+    /// Returns whether a reset moved the tick into the future. No claim waits for it until its time comes.
     pub(crate) fn is_brought_back(&self, mark: Option<TickTime>, now_ms: u64) -> bool {
         mark != self.mark && mark.is_some_and(|mark| mark.0 > now_ms)
     }
 
-    /// The tick that is never run again when this one is granted.
+    /// Returns the unfinished tick that never runs again if the given tick is granted.
     pub(crate) fn overtaken_by(&self, mark: Option<TickTime>) -> Option<TickTime> {
         let is_open = self.mark != mark && self.attempt > 0 && !self.done;
         self.mark.filter(|_| is_open)
     }
 
-    /// So far the mark lies ahead of this moment: no tick that comes before it is run.
+    /// Returns how far the mark lies ahead of `now_ms`, in milliseconds. No tick before the mark is run.
     pub fn ahead_ms(&self, now_ms: u64) -> u64 {
         let latest = self.mark.max(self.skipped).map_or(0, |mark| mark.0);
         latest.saturating_sub(now_ms)
     }
 
-    /// Everything up to this moment is over, and nothing that comes after it.
+    /// Sets the mark to `now_ms`: every tick up to this moment is over, and no later one is.
     pub(crate) fn reset(&mut self, now_ms: u64) {
         let now = TickTime(now_ms);
         (self.mark, self.done) = (Some(now), true);
         self.skipped = self.skipped.map(|skipped| skipped.min(now));
     }
 
-    /// The tick that was begun and has not ended well, if its time has come.
+    /// Returns the tick that was granted and is unfinished, if its time has come.
     pub(crate) fn unfinished(&self, now_ms: u64) -> Option<TickTime> {
         self.mark
             .filter(|mark| self.attempt > 0 && !self.done && mark.0 <= now_ms)
     }
 }
 
-/// A latch that is set. It stays until its life is over, at zero too, and is not set again before.
+/// The record of a latch that is set. It stays until its life ends, also at zero, and is not set again before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LatchRecord {
-    /// The number of this life, which grows from life to life.
+    /// The number of this life; it grows from life to life.
     pub generation: Version,
     /// The id of the call that set it.
     pub setter: Arc<[u8]>,
-    /// So many count-downs are left.
+    /// How many count-downs are left.
     pub left: u32,
-    /// The ids of the calls that counted in this generation, and what each of them left.
+    /// The ids of the calls that counted in this generation, each with the count that it left.
     pub counted: HashMap<Arc<[u8]>, u32>,
     /// The last millisecond of its life.
     pub expires: u64,
 }
 
-/// What a leader proclaimed.
+/// A value that a leader proclaimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proclaimed {
-    /// The grant by which it led.
+    /// The grant by which the leader led.
     pub number: GrantNumber,
-    /// A number of its own, which grows.
+    /// The version of the value; it grows.
     pub version: Version,
-    /// Which of those of this leadership.
+    /// The sequence number within the leadership.
     pub seq: u64,
-    /// What it is.
-    pub said: Payload,
+    /// The value.
+    pub value: Payload,
 }
 
-/// A node that is told when what it watches changes.
+/// A node to tell when the watched value changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Watcher {
     pub(crate) node: NodeId,
-    /// The last millisecond for which that was asked.
+    /// The last millisecond of its watch.
     pub(crate) expires: u64,
 }
 
-/// A waiter: its claim, its lengths, and the last millisecond of its life.
+/// A waiter: its claim and its terms. It dies one lease after its last heartbeat.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct QueueEntry {
     pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) mode: Mode,
@@ -277,32 +285,32 @@ pub(crate) struct Entry {
     pub(crate) dies: u64,
 }
 
-impl Entry {
-    /// It was heard of at `now`.
+impl QueueEntry {
+    /// Records a heartbeat at `now`.
     pub(crate) fn hear(&mut self, now: u64) {
         self.dies = now + self.term.lease_ms;
     }
 
-    /// Heard of within two thirds of its lease.
+    /// Returns whether the last heartbeat is at most two thirds of a lease old.
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
         now + self.term.lease_ms / 3 <= self.dies
     }
 }
 
-/// As Redis does: a key is there in the millisecond in which it expires, and gone after it.
+/// Returns whether a key has expired. As in Redis, it still exists in the millisecond in which it expires.
 pub(crate) fn is_past(expires: Option<u64>, now: u64) -> bool {
     expires.is_some_and(|at| now > at)
 }
 
-/// Who has a free key, or a share of it, after a search for its next owner.
+/// The result of a search for the next owner of a free key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// The first live waiter, alone.
+    /// The first live waiter got the key alone.
     Granted,
-    /// Nobody alone, and no live waiter is left.
+    /// No live waiter is left, and no claim got the key alone.
     NoWaiter,
-    /// Those who share it, if anybody; a live waiter is left, for whom it is not free.
+    /// A live waiter is left that cannot share the key with its present holders.
     Waits,
-    /// There is one, but the key is left free for others.
+    /// A live waiter is left, but the lock is left free for clients that poll.
     LeftFree,
 }

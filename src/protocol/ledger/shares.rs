@@ -1,24 +1,24 @@
-//! A key that several have at once: who may share it, how many permits are left, and how a writer becomes a reader.
+//! Keys with several holders at once: whether a claim may share a key, and how many permits are in use.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, Search, Share};
+use crate::protocol::ledger::record::{QueueEntry, Search, SharedLease};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, GrantNumber, Mode, Permits};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// Nobody has it.
+    /// Returns whether the key has no holder.
     pub(crate) fn is_free(&self) -> bool {
         self.is_free_for(Mode::Exclusive)
     }
 
-    /// Nobody has it who excludes a holder of this mode.
+    /// Returns whether no present holder excludes a claim of this mode.
     pub(crate) fn is_free_for(&self, mode: Mode) -> bool {
         self.state.record.is_none() && (self.state.shares.is_empty() || self.fits(mode))
     }
 
-    /// Whether one more share may stand beside those that are there. A reader weighs one, and no capacity bounds it. A claim
-    /// without a weight wants the key alone.
+    /// Returns whether a claim of this mode can share the key with the present holders. The number of readers has no
+    /// limit. An exclusive claim cannot share.
     fn fits(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => false,
@@ -29,24 +29,24 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// How many permits are held. What has ended may still stand there, and counts no more.
+    /// Returns how many permits are held. Expired shares may still be stored, and do not count.
     pub(crate) fn in_use(&self) -> u64 {
         let live = self
             .state
             .shares
             .iter()
             .filter(|share| self.now() <= share.expires);
-        live.map(Share::weight).sum()
+        live.map(SharedLease::weight).sum()
     }
 
-    /// Of how many permits somebody holds some who was told of another number. Of several the one whose lease ends first
-    /// is asked.
+    /// Returns the capacity recorded by a current holder if it differs from the claim's. With several holders, the
+    /// one whose lease ends first decides.
     pub(crate) fn recorded_capacity(&self, mode: Mode) -> Option<u32> {
         let Mode::Permits(Permits { capacity, .. }) = mode else {
             return None;
         };
-        // As a sorted set has them.
-        let text = |share: &Share| match share.mode {
+        // Equal expiry times are ordered by text, as a sorted set of Redis orders them.
+        let text = |share: &SharedLease| match share.mode {
             Mode::Permits(Permits { weight, capacity }) => format!("{}:{weight}/{capacity}", share.claim_id),
             Mode::Exclusive | Mode::Read => String::new(),
         };
@@ -60,9 +60,9 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// Whether a claim is granted at once, after a search for who comes before it: whoever waits comes first, or readers
-    /// would come and go for ever while a writer waits.
-    pub(crate) fn may_join(&mut self, claim: &Entry, search: Search) -> bool {
+    /// Returns whether the claim is granted without queueing. Live waiters come first: otherwise readers could come
+    /// and go for ever while a writer waits.
+    pub(crate) fn may_join(&mut self, claim: &QueueEntry, search: Search) -> bool {
         let comes_next = self.comes_next(claim.mode, search);
         if self.is_free_for(claim.mode) && search != Search::LeftFree && !self.is_free() {
             self.branches.push(if comes_next {
@@ -74,15 +74,15 @@ impl<P: Plant> Transaction<'_, P> {
         comes_next
     }
 
-    /// The same, and nobody is told.
+    /// Returns what [`may_join`](Self::may_join) returns, without recording a branch.
     pub(crate) fn comes_next(&self, mode: Mode, search: Search) -> bool {
         let is_behind = search == Search::Waits && !self.planted(Flaw::ReaderJoinsPastWriter);
         self.is_free_for(mode) && search != Search::LeftFree && !is_behind
     }
 
-    /// One more of those who share it.
-    pub(crate) fn share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
-        self.state.shares.push(Share {
+    /// Adds a lease that shares the key.
+    pub(crate) fn add_share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
+        self.state.shares.push(SharedLease {
             claim_id,
             mode,
             number,
@@ -90,22 +90,23 @@ impl<P: Plant> Transaction<'_, P> {
         });
     }
 
-    pub(crate) fn share_of(&mut self, claim_id: ClaimId) -> Option<&mut Share> {
+    /// Returns the claim's share of the key.
+    pub(crate) fn share_of(&mut self, claim_id: ClaimId) -> Option<&mut SharedLease> {
         self.state
             .shares
             .iter_mut()
             .find(|share| share.claim_id == claim_id)
     }
 
-    /// A node of before the read mode hands over to a reader as it does to a writer. The reader makes a share of it with its
-    /// next renewal, and lets others in.
-    pub(crate) fn share_alone(&mut self, claim: &Entry) {
+    /// Turns an exclusive record of a reader into a share, and lets other readers in. Nodes older than the read mode
+    /// hand over to a reader as to a writer; the reader's next renewal repairs that here.
+    pub(crate) fn share_alone(&mut self, claim: &QueueEntry) {
         if claim.mode == Mode::Read
             && let Some((owner, number)) = self.state.owner()
             && owner == claim.claim_id
         {
             self.state.record = None;
-            self.share(owner, Mode::Read, number);
+            self.add_share(owner, Mode::Read, number);
             self.extend(owner, claim.term);
             self.hand_over(None, false);
         }

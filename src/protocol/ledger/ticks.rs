@@ -1,4 +1,4 @@
-//! The ticks of a job in the store: which may be run, which are over, and how one comes to its end.
+//! The ticks of a job in the store: which tick may run, which ticks are over, and how a tick ends.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
@@ -6,15 +6,16 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// Whether the tick can be run at all, by the store's clock and the job's mark.
-    pub(crate) fn judge(&mut self) -> Option<Reply> {
+    /// Returns why the tick cannot run, by the job's mark and the store's clock, or `None` if it can: the tick is
+    /// over, was skipped, or is early.
+    pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
         if self.planted(Flaw::NoMark) {
             return None;
         }
         if !job.is_open(self.mark) {
-            Some(self.over(Branch::TickOver))
+            Some(self.refuse_over_tick(Branch::TickOver))
         } else if let Some(TickTime(due)) = self.mark
             && due > now
             && !self.planted(Flaw::EarlyTickGranted)
@@ -26,8 +27,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// What somebody is told whose tick is over.
-    pub(crate) fn over(&mut self, branch: Branch) -> Reply {
+    /// Returns the reply to a claim whose tick is over: [`Reply::Skipped`] or [`Reply::Over`].
+    pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> Reply {
         let is_past = || self.job.as_deref().is_some_and(|job| self.mark < job.mark);
         let is_mistaken = self.planted(Flaw::RunTickCalledSkipped) && is_past();
         if is_mistaken || self.job.as_deref().is_some_and(|job| job.is_skipped(self.mark)) {
@@ -38,9 +39,10 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Over
     }
 
-    /// Which tick is to be run before this one, where none is passed over.
-    pub(crate) fn behind(&mut self, turn: WhenBehind) -> Option<Reply> {
-        let WhenBehind::After(after) = turn else {
+    /// Returns [`Reply::EarlierTickDue`] if another tick must run first. Only for a claim that runs every tick in
+    /// order ([`WhenBehind::After`]).
+    pub(crate) fn refuse_behind_earlier(&mut self, when_behind: WhenBehind) -> Option<Reply> {
+        let WhenBehind::After(after) = when_behind else {
             return None;
         };
         let job = self.job.as_deref()?;
@@ -61,20 +63,23 @@ impl<P: Plant> Transaction<'_, P> {
         Some(Reply::EarlierTickDue { latest, is_open })
     }
 
-    /// What becomes of a tick that cannot run now because another claim has the job. `None`: it waits, if it may wait at all.
-    pub(crate) fn behind_run(&mut self, turn: WhenBehind, wait: bool) -> Option<Reply> {
-        let skips =
-            turn == WhenBehind::Skip || turn == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
-        let left = self.left();
+    /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
+    /// claim may queue. With [`WhenBehind::Skip`] the tick is recorded as skipped, with [`WhenBehind::Queue`] each
+    /// tick between.
+    pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<Reply> {
+        let skips = when_behind == WhenBehind::Skip
+            || when_behind == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
+        let left = self.owner_left_ms();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
-            // A slow job overlaps nothing, and what it made wait is not run late by another node either.
+            // Runs must not overlap. A tick that is skipped here must not be run later by another node either.
             job.skipped = self.mark;
             self.branches.push(Branch::TickSkipped);
             return Some(Reply::Busy(left));
         }
-        // What comes after a tick that has ended waits for no run: another record is in the way.
-        if turn != WhenBehind::Queue || !wait {
+        // A tick with `After` gets here only when its predecessor has ended. Another record blocks the job, so there
+        // is no run to wait for.
+        if when_behind != WhenBehind::Queue || !wait {
             return Some(Reply::Busy(left));
         }
         let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
@@ -83,6 +88,8 @@ impl<P: Plant> Transaction<'_, P> {
         None
     }
 
+    /// Ends the latest tick for its winner, so that it never runs again, and releases the job. `well`: the run
+    /// succeeded.
     pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> Reply {
         let is_owner = self.owned_by(claim_id).is_some();
         let by_node = self.planted(Flaw::JobByNode);

@@ -1,37 +1,39 @@
-//! One request to a store, and the rules by which it is answered.
+//! The execution of one request in a store.
 //!
-//! Every verb first **settles** the key: a free lock with a live waiter is granted to it, with a push; then the caller is
-//! treated. Without that, an expiry with everybody queued would grant nobody.
+//! Every verb first **settles** the key: a free key with a live waiter is granted to that waiter, with a push. Then
+//! the verb is executed. Otherwise an expired lease would grant the key to no waiter while all of them are queued.
 //!
-//! An entry is **dead** when its node was not heard of for a whole lease. Nobody grants to it and no heartbeat revives
-//! it. It goes out when a search for the next owner walks over it, when its own node asks, and when somebody joins the
-//! queue; until then it may stand there, behind a living one.
+//! A waiter is **dead** if its node sent no heartbeat for a whole lease. A dead waiter gets no grant, and a heartbeat
+//! does not revive it. It is removed when a search for the next owner passes it, when its own node asks, and when
+//! another waiter joins the queue. Until then it may stay in the queue behind a live one.
 
 use std::collections::HashSet;
 
 use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, Job, Record, RecordOwner, Search, State, is_past};
+use crate::protocol::ledger::record::{
+    JobRecord, KeyRecord, QueueEntry, Record, RecordOwner, Search, is_past,
+};
 use crate::protocol::message::{
     Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
     WhenBehind,
 };
 
-/// What one request sees and leaves behind.
+/// The state that one request reads and changes.
 pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) name: &'a Name,
-    pub(crate) state: &'a mut State,
-    pub(crate) job: Option<&'a mut Job>,
+    pub(crate) state: &'a mut KeyRecord,
+    pub(crate) job: Option<&'a mut JobRecord>,
     pub(crate) mark: Option<TickTime>,
     pub(crate) last: &'a mut GrantNumber,
-    /// The highest number that the sender ever saw. It counts when a number is given.
+    /// The highest grant number that the sender has seen. The next number is higher.
     pub(crate) seen: GrantNumber,
     pub(crate) listening: Option<&'a HashSet<NodeId>>,
-    /// How long a lock that was handed on and on is left free, in ms; 0 for never.
+    /// How long a lock that was handed over again and again is left free, in ms; 0: never.
     pub(crate) poll_gap: u64,
-    /// Another of the claims that go together cannot be granted.
-    pub(crate) is_apart: bool,
+    /// Set if another claim of the group cannot be granted.
+    pub(crate) is_group_refused: bool,
     pub(crate) plant: P,
     pub(crate) now_us: u64,
     pub(crate) date_ms: u64,
@@ -40,6 +42,7 @@ pub(crate) struct Transaction<'a, P: Plant> {
 }
 
 impl<P: Plant> Transaction<'_, P> {
+    /// The server's clock, in milliseconds.
     pub(crate) fn now(&self) -> u64 {
         self.now_us / 1000
     }
@@ -48,8 +51,9 @@ impl<P: Plant> Transaction<'_, P> {
         self.plant.planted(flaw)
     }
 
+    /// Executes a request and returns its reply. Refuses a late request, and a key whose record is no lock's.
     #[inline]
-    pub(crate) fn treat(&mut self, request: &Request, not_after: u64) -> Reply {
+    pub(crate) fn execute(&mut self, request: &Request, not_after: u64) -> Reply {
         if self.is_late(request, not_after) {
             self.branches.push(if self.job.is_some() {
                 Branch::TickLate
@@ -61,16 +65,16 @@ impl<P: Plant> Transaction<'_, P> {
         if self.is_of_wrong_type() {
             return Reply::Refused(StoreRefusal::WrongType);
         }
-        let led = self.leads();
-        let reply = self.act(request);
-        if self.leads() != led {
-            self.elected();
+        let led = self.current_leader();
+        let reply = self.dispatch(request);
+        if self.current_leader() != led {
+            self.leader_changed();
         }
         reply
     }
 
     #[inline]
-    fn act(&mut self, request: &Request) -> Reply {
+    fn dispatch(&mut self, request: &Request) -> Reply {
         let Request {
             claim_id,
             term,
@@ -79,7 +83,7 @@ impl<P: Plant> Transaction<'_, P> {
             ..
         } = *request;
         let (mark, dies) = (self.mark, self.now() + term.lease_ms);
-        let entry = Entry {
+        let entry = QueueEntry {
             claim_id,
             term,
             mode,
@@ -87,20 +91,20 @@ impl<P: Plant> Transaction<'_, P> {
             dies,
         };
         match verb {
-            Verb::Claim { wait } => self.claim(entry, wait, request.turn),
+            Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
             Verb::Renew => self.renew(entry),
             Verb::Leave => self.leave(claim_id),
             Verb::Finish { well } => self.finish(claim_id, well),
             Verb::Yield { to } => self.yield_(
                 claim_id,
-                Entry {
+                QueueEntry {
                     claim_id: to,
                     ..entry
                 },
             ),
             Verb::Pass { to } => self.pass(
                 claim_id,
-                Entry {
+                QueueEntry {
                     claim_id: to,
                     ..entry
                 },
@@ -109,12 +113,12 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term),
             Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call),
             Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call),
-            Verb::Call(call) => self.answer(call, request.data.as_ref()),
+            Verb::Call(call) => self.answer_call(call, request.data.as_ref()),
         }
     }
 
-    /// Whether a claim would be granted now, in its mode. Whoever waits for a free key gets it before, and so does whoever
-    /// reads with those who have it.
+    /// Settles the key, then returns whether the claim would be granted. Waiters for a free key come first. A late
+    /// claim also returns true: it is refused on its own.
     pub(crate) fn can_grant(&mut self, request: &Request, not_after: u64) -> bool {
         if self.is_late(request, not_after) {
             return true;
@@ -137,27 +141,29 @@ impl<P: Plant> Transaction<'_, P> {
         self.owned_by(request.claim_id).is_some() || self.comes_next(mode, search)
     }
 
+    /// Returns whether the request may create state and comes after its batch's not-after.
     fn is_late(&self, request: &Request, not_after: u64) -> bool {
         request.verb.creates() && self.now_us > not_after && !self.planted(Flaw::LateClaimExecuted)
     }
 
-    /// Whether the record is none of a lock's. One that has ended is removed, and so are shares.
+    /// Returns whether the record is no lock's. Removes an expired record and expired shares first.
     fn is_of_wrong_type(&mut self) -> bool {
         let now = self.now();
-        // What has ended must not come back: what it had was given to others.
+        // An expired share must not be renewed: its permits may have been granted to others.
         if !self.planted(Flaw::EndedPermitRenewed) {
             self.state.shares.retain(|share| now <= share.expires);
         }
         let record = &mut self.state.record;
         record.take_if(|record| is_past(record.expires, now));
-        // Of a latch there is none.
+        // A latch has no record of this kind.
         let is_latch = self.name.kind == Kind::Latch;
         record
             .as_ref()
             .is_some_and(|record| is_latch || record.owner == RecordOwner::WrongType)
     }
 
-    fn claim(&mut self, claim: Entry, wait: bool, turn: WhenBehind) -> Reply {
+    /// Grants the key, queues the claim, or refuses it.
+    fn claim(&mut self, claim: QueueEntry, wait: bool, when_behind: WhenBehind) -> Reply {
         let recorded_capacity = self.recorded_capacity(claim.mode);
         let owned = self.owned_by(claim.claim_id);
         let search = match owned {
@@ -169,12 +175,15 @@ impl<P: Plant> Transaction<'_, P> {
             let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
             return self.granted_beside(number, recorded_capacity);
         }
-        if let Some(refused) = self.judge().or_else(|| self.behind(turn)) {
+        if let Some(refused) = self
+            .refuse_tick()
+            .or_else(|| self.refuse_behind_earlier(when_behind))
+        {
             return refused;
         }
         if self.may_join(&claim, search) {
-            if self.is_apart {
-                self.branches.push(Branch::LeftApart);
+            if self.is_group_refused {
+                self.branches.push(Branch::GroupRefused);
                 return Reply::GroupRefused;
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
@@ -185,18 +194,18 @@ impl<P: Plant> Transaction<'_, P> {
             };
         }
         if self.job.is_some()
-            && let Some(busy) = self.behind_run(turn, wait)
+            && let Some(busy) = self.refuse_beside_run(when_behind, wait)
         {
             return busy;
         }
         if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
-            return Reply::Busy(self.left());
+            return Reply::Busy(self.owner_left_ms());
         }
         self.enqueue(claim);
         self.queued()
     }
 
-    /// The owner's answer.
+    /// Returns the reply to an owner.
     pub(crate) fn granted(&self, number: GrantNumber) -> Reply {
         match &self.job {
             Some(job) => Reply::Won(number, job.attempt),
@@ -204,16 +213,17 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// The same, beside somebody who has permits as of another number.
+    /// Returns the reply to an owner, after a check of the capacity that another holder recorded.
     fn granted_beside(&mut self, number: GrantNumber, recorded_capacity: Option<u32>) -> Reply {
         let Some(capacity) = recorded_capacity else {
             return self.granted(number);
         };
-        self.branches.push(Branch::UnlikeCapacity);
+        self.branches.push(Branch::CapacityDiffers);
         Reply::CapacityDiffers(number, capacity)
     }
 
-    fn renew(&mut self, claim: Entry) -> Reply {
+    /// Extends the owner's lease, or records a waiter's heartbeat.
+    fn renew(&mut self, claim: QueueEntry) -> Reply {
         let claim_id = claim.claim_id;
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
@@ -221,7 +231,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.extend(claim_id, claim.term);
             return self.granted(number);
         }
-        let waits = self.touch(claim_id);
+        let waits = self.note_heartbeat(claim_id);
         self.settle(Some(claim_id));
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
@@ -229,31 +239,33 @@ impl<P: Plant> Transaction<'_, P> {
         } else if waits {
             self.queued()
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
-            self.over(Branch::StandbyTold)
+            self.refuse_over_tick(Branch::StandbyTold)
         } else {
             Reply::Gone
         }
     }
 
+    /// Releases the claim's lease and hands the key over, or removes the claim from the queue.
     pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
         if self.owned_by(claim_id).is_some()
             || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
             self.state.end(claim_id);
-            self.move_on(None, true);
+            self.hand_over_or_free(None, true);
             return Reply::Done;
         }
         if self.planted(Flaw::PermitReleasedTwice) && !self.state.shares.is_empty() {
             self.state.shares.remove(0);
         }
-        // A waiter that came to leave must not be granted what it declines: it goes first, then the key is settled.
-        let waited = self.withdraw(claim_id);
+        // A waiter that leaves must not be granted the key, so it is removed before the key is settled.
+        let waited = self.remove_waiter(claim_id);
         self.settle(None);
         if waited { Reply::Done } else { Reply::NotThere }
     }
 
-    /// The owner's turn is over, and it goes on as `next` when it is its turn again.
-    fn yield_(&mut self, claim_id: ClaimId, next: Entry) -> Reply {
+    /// Ends the owner's turn: hands the key over, and queues the owner again as `next`. If no claim waits, `next` is
+    /// granted at once.
+    fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> Reply {
         if self.owned_by(claim_id).is_none() {
             self.settle(Some(claim_id));
         }
@@ -263,7 +275,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         self.state.end(claim_id);
         let search = self.hand_over(None, true);
-        // Who goes on waits, too.
+        // If the key is left free, the yielding claim queues, too.
         let is_kept = self.is_free() && search == Search::NoWaiter && self.is_left_free(true);
         if !is_kept && self.may_join(&next, search) {
             let number = self.grant(&next);
@@ -273,7 +285,8 @@ impl<P: Plant> Transaction<'_, P> {
         self.queued()
     }
 
-    pub(crate) fn grant(&mut self, claim: &Entry) -> GrantNumber {
+    /// Makes the claim the owner of the key, or one of its holders, and returns the new grant number.
+    pub(crate) fn grant(&mut self, claim: &QueueEntry) -> GrantNumber {
         let (claim_id, mark) = (claim.claim_id, claim.mark);
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
@@ -302,21 +315,21 @@ impl<P: Plant> Transaction<'_, P> {
                     expires: None,
                 });
             }
-            Mode::Read | Mode::Permits(_) => self.share(claim_id, claim.mode, *self.last),
+            Mode::Read | Mode::Permits(_) => self.add_share(claim_id, claim.mode, *self.last),
         }
         self.extend(claim_id, claim.term);
         *self.last
     }
 
-    /// A number that was never given, by the clock where that is later.
+    /// Returns a new grant number: higher than every earlier one, and at least the clock in µs.
     pub(crate) fn next_number(&mut self) -> GrantNumber {
         let next = (*self.last).max(self.seen).0 + 1;
         *self.last = GrantNumber(next.max(self.now_us));
         *self.last
     }
 
-    /// To the full lease, whatever is left of it: a claim has one length for life, and a server's clock that went back
-    /// would otherwise leave more than that.
+    /// Extends the claim's lease to its full length from now on, whatever is left of it. A claim has one length for
+    /// life. After a server's clock was set back, the stored end would be too late.
     pub(crate) fn extend(&mut self, claim_id: ClaimId, term: LeaseTimes) {
         let until = self.now() + term.hold_ms();
         if let Some(record) = &mut self.state.record {
@@ -327,6 +340,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
+    /// Returns the number under which the claim owns or shares the key.
     pub(crate) fn owned_by(&self, claim_id: ClaimId) -> Option<GrantNumber> {
         let by_node = self.planted(Flaw::JobByNode) && self.job.is_some();
         match self.state.owner() {
@@ -341,11 +355,12 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// The waiter's answer. It says when the owner will not tell it of its release, so that it looks for itself.
+    /// Returns the reply to a waiter. It tells the waiter if the owner will not announce its release, so that the
+    /// waiter polls.
     pub(crate) fn queued(&mut self) -> Reply {
-        let left = self.left();
+        let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
-        // Who leaves a key free tells nobody either.
+        // A lock that is left free for clients that poll is not announced either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner == RecordOwner::Foreign) {
             self.branches.push(Branch::QueuedBehindForeign);
             return Reply::QueuedBehindForeign(left);
@@ -356,7 +371,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    pub(crate) fn left(&self) -> Option<u64> {
+    /// Returns how many milliseconds remain until the key's record or its last share ends, if it ends.
+    pub(crate) fn owner_left_ms(&self) -> Option<u64> {
         let shared = self.state.shares.iter().map(|share| share.expires).max();
         let ends = match &self.state.record {
             Some(record) => record.expires,

@@ -1,4 +1,4 @@
-//! Who is told by a store that what it watches has changed.
+//! Nodes that watch a key: the store tells them once when the watched value changes.
 
 use crate::protocol::flaw::Plant;
 use crate::protocol::ledger::record::Watcher;
@@ -6,7 +6,7 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Push, Request};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// The asker's node is told of what changes, for as long as one of its leases.
+    /// Records that the sender's node watches the key, for one of its leases from now on.
     pub(crate) fn watch(&mut self, request: &Request) {
         let (node, now) = (request.claim_id.node, self.now());
         let expires = now + request.term.lease_ms;
@@ -18,7 +18,8 @@ impl<P: Plant> Transaction<'_, P> {
         }
     }
 
-    /// They have to look before they are told again.
+    /// Tells all live watchers that the value changed, and removes them. A node must ask again before it is told
+    /// again.
     pub(crate) fn tell_watchers(&mut self) {
         let (name, now) = (self.name, self.now());
         let watchers = self.state.watchers.drain(..);

@@ -1,111 +1,114 @@
-//! What is asked about a key without a wish for a lease of it, and what a store answers.
+//! Calls: questions and actions about a key that create no claim, and the answers of a store.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::message::names::{ClaimId, GrantNumber, NodeId, TickTime, Version};
 
-/// What is asked of a job, a semaphore, a latch, an election or another's lease without a wish for one. It makes no claim, and may be asked
-/// again at any time.
+/// A question or an action about a job, a semaphore, a latch, an election or another claim's lease. A call creates no
+/// claim. A call may be repeated at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Which tick was begun and has not ended well, if it is not older than that by the store's clock.
+    /// Asks which tick is unfinished: it was granted, has not ended, and is not older than `within_ms` by the store's
+    /// clock.
     Open {
-        /// So old at most, in milliseconds.
+        /// The greatest age of the tick, in milliseconds.
         within_ms: u64,
-        /// Of the service and the job's expression, as the asker knows them; 0 when it does not. Kept, so that the next
-        /// asker with another one is told.
+        /// The fingerprint of the service and the job's expression, as the caller knows them; 0 if it knows none. The
+        /// store keeps it, so that a later caller learns of a difference.
         fingerprint: u64,
-        /// The latest tick that the asker knows to be over. A store that knows the job and would grant that has lost what it
-        /// acknowledged, and takes it for over from now on.
+        /// The latest tick that the caller knows to be over. A store that knows the job but would grant that tick has
+        /// lost acknowledged state. It treats the tick as over from now on.
         over: Option<TickTime>,
     },
-    /// Bring a mark that lies ahead of the store's clock back to it, so that ticks are run again.
+    /// Sets a mark that lies ahead of the store's clock back to the clock, so that ticks run again.
     Reset,
-    /// Whether this claim owns the job, for the tick of the request.
+    /// Asks whether this claim owns the job for the tick of the request.
     Verify {
-        /// Whose run it is.
+        /// The claim of the run.
         of: ClaimId,
     },
-    /// The same, and what the runs of the tick have left, if it does.
+    /// Asks whether this claim owns the job for the tick, and for the checkpoint of the tick if it does.
     Recall {
-        /// Whose run it is.
+        /// The claim of the run.
         of: ClaimId,
     },
-    /// The same, and keep the request's data for whoever runs the tick next, if it does.
+    /// Saves the request's data as a checkpoint, if this claim owns the job for the tick.
     Save {
-        /// Whose run it is.
+        /// The claim of the run.
         of: ClaimId,
-        /// Grows within a run. One that comes behind a later one of the same run changes nothing.
+        /// Grows within a run. A checkpoint that arrives after a later one of its run changes nothing.
         seq: u64,
     },
-    /// How many permits of a semaphore are held.
+    /// Asks how many permits of a semaphore are held.
     InUse,
-    /// Make the lease of this owner last for that of the request, if it would end before.
+    /// Extends this owner's lease to that of the request, if it would end earlier.
     Extend {
-        /// Whose lease it is.
+        /// The claim that owns the lease.
         of: ClaimId,
     },
-    /// As [`Verb::Leave`](crate::protocol::message::Verb::Leave), for an owner that is no claim of the asker's.
+    /// Releases the lease of an owner that is another node's claim, as
+    /// [`Verb::Leave`](crate::protocol::message::Verb::Leave) does.
     Release {
-        /// Whose lease it is.
+        /// The claim that owns the lease.
         of: ClaimId,
-        /// An earlier request of it may have been executed.
+        /// Set if an earlier request of this call may have been executed.
         repeats: bool,
     },
-    /// Set a latch that is not set. The request's data is the id of the call.
+    /// Sets a latch that is not set. The request's data is the id of the call.
     SetCount {
-        /// To so many.
+        /// The count.
         count: u32,
-        /// For so long, in milliseconds; then nothing is known of it.
+        /// The life of the latch in milliseconds. The store forgets the latch afterwards.
         life_ms: u64,
     },
-    /// Count a latch down by one, unless it was done under the id of this call before.
+    /// Counts a latch down by one, unless a call with this id was counted before.
     CountDown {
-        /// When it was called for.
-        called: Called,
+        /// When it was called.
+        called: CallTime,
     },
-    /// How many count-downs of a latch are left.
+    /// Asks how many count-downs of a latch are left.
     Count,
-    /// Whether a latch has come to zero. If not, tell the asker's node when it does, for as long as one of its leases.
+    /// Asks whether a latch is at zero. If not, the caller's node watches the latch for one of its leases.
     Zero {
-        /// In this generation; `None`: in the present one.
+        /// The generation of the latch; `None`: the present one.
         of: Option<Version>,
     },
-    /// Who leads, and what that one proclaimed.
+    /// Asks which node leads, and for the value that its leader proclaimed.
     Leader {
-        /// The asker knows this version of it. While there is none later, tell its node when there is, for as long as one of
-        /// its leases.
+        /// The version that the caller knows. If there is no later one, the caller's node watches the election for
+        /// one of its leases.
         known: Option<Version>,
     },
-    /// Tell whoever asks who leads the data of the request, if this claim leads.
+    /// Stores the request's data as the leader's value, if this claim leads.
     Proclaim {
-        /// Whose leadership it is.
+        /// The claim that leads.
         of: ClaimId,
-        /// Grows within a leadership. One that comes behind a later one changes nothing.
+        /// Grows within a leadership. A value that arrives after a later one changes nothing.
         seq: u64,
     },
 }
 
-/// When a caller called for a count-down, which counts in one life of a latch. The request may be late or repeated. Neither may
-/// count in a later life, which has a generation that was set after the call.
+/// When a caller called a count-down. The request may be late or repeated, and must not count in a later life of the
+/// latch.
 ///
-/// A generation that was set before the call is meant by it. Of one that was set while the call was on its way nobody can say,
-/// as clocks are not compared that closely: then the store does nothing, and names it.
+/// A generation that was set before the call is meant by it. For a generation that was set while the call travelled,
+/// the order is unknown, because clocks are not compared that closely. The store then does nothing and names the
+/// generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Called {
-    /// No earlier than this, by the server's clock, in microseconds. The session knows.
+pub struct CallTime {
+    /// The earliest time of the call, by the server's clock, in microseconds. The session fills it in.
     pub since: u64,
-    /// And no later than this.
+    /// The latest time of the call, by the server's clock, in microseconds.
     pub until: u64,
-    /// An earlier request of it may have been executed.
+    /// Set if an earlier request of this call may have been executed.
     pub repeats: bool,
-    /// The generation that is meant, where the store has named it.
+    /// The generation that is meant, if the store has named it.
     pub of: Option<Version>,
 }
 
 impl Call {
-    /// Whose run or lease it is about.
+    /// Returns the claim whose run or lease the call is about.
     pub fn of(self) -> Option<ClaimId> {
         match self {
             Call::Verify { of }
@@ -125,12 +128,13 @@ impl Call {
         }
     }
 
-    /// Whoever asks it may be told of the answer by a push.
+    /// Returns whether the store may push news after the answer.
     pub fn is_watched(self) -> bool {
         matches!(self, Call::Zero { .. } | Call::Leader { known: Some(_) })
     }
 
-    /// The same, by somebody who knows this of what is watched: what is answered is what has changed since.
+    /// Returns the call for a caller that knows this version of the watched value. The answer reports what changed
+    /// since.
     pub(crate) fn knowing(self, version: Version) -> Self {
         match self {
             Call::Zero { .. } => Call::Zero { of: Some(version) },
@@ -139,7 +143,7 @@ impl Call {
         }
     }
 
-    /// The same, asked again when an earlier request of it may have been executed.
+    /// Returns the call for a repetition, when an earlier request may have been executed.
     pub(crate) fn repeated(mut self) -> Self {
         if let Call::Release { repeats, .. } = &mut self {
             *repeats = true;
@@ -149,8 +153,8 @@ impl Call {
         self
     }
 
-    /// When it was called for, if that matters.
-    pub(crate) fn called(&mut self) -> Option<&mut Called> {
+    /// Returns when it was called, for calls that need the time.
+    pub(crate) fn called(&mut self) -> Option<&mut CallTime> {
         match self {
             Call::CountDown { called } => Some(called),
             _ => None,
@@ -158,69 +162,69 @@ impl Call {
     }
 }
 
-/// What a run leaves behind for the next run of its tick, or the id of a call. Cheap to clone.
+/// The data of a call or an answer: a checkpoint, a leader's value, or the id of a call. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload(pub Arc<[u8]>);
 
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Checkpoint({} bytes)", self.0.len())
+        write!(f, "Payload({} bytes)", self.0.len())
     }
 }
 
-/// What a store knows of a latch.
+/// The answer of a store to a call about a latch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatchReport {
-    /// It is not set: it never was, or its life is over.
+    /// The latch is not set: it never was, or its life is over.
     Unset,
-    /// It was set by this call.
+    /// This call set the latch.
     Set,
-    /// So many count-downs are left; for one that counted, after it.
+    /// How many count-downs are left, after this call if it counted.
     Left(u32),
-    /// Nothing was done: it was set at about the time of the call, in this generation.
+    /// Nothing was done: the latch was set at about the time of the call, in this generation.
     SetMeanwhile(Version),
     /// Nothing was done: the generation that the call was for is over.
     Over,
-    /// Nothing was done now. It was set at about the time of the call, and an earlier request may have been executed before
-    /// that.
+    /// Nothing was done now: the latch was set at about the time of the call. An earlier request may have been
+    /// executed before that.
     Uncertain,
 }
 
-/// What a store knows of who leads.
+/// What a store knows of the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaderReport {
-    /// Whose claim leads.
+    /// The node that leads.
     pub node: NodeId,
-    /// By which grant.
+    /// The grant by which it leads.
     pub number: GrantNumber,
-    /// Another one is told of another leader, or of something else that it proclaimed.
+    /// The version of leader and value; it changes with the leader and with each proclaimed value.
     pub version: Version,
-    /// What it proclaimed, if anything.
-    pub said: Option<Payload>,
+    /// The value that it proclaimed, if any.
+    pub value: Option<Payload>,
 }
 
-/// What a store knows of a job, before it did what was asked.
+/// What a store knew of a job before it executed the call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobReport {
-    /// The tick that was begun and has not ended well.
+    /// The tick that was granted and is unfinished.
     pub open: Option<TickTime>,
-    /// So far the job's mark lies ahead of the store's clock, in milliseconds: until then no tick is run.
+    /// How far the job's mark lies ahead of the store's clock, in milliseconds. No tick runs until then.
     pub ahead_ms: u64,
-    /// The fingerprint of whoever asked before was another.
+    /// Set if the previous caller's fingerprint was another.
     pub differs: bool,
-    /// The store would have granted the tick that the asker knows to be over.
+    /// Set if the store would have granted the tick that the caller knows to be over.
     pub lost: bool,
     /// The store's clock, in milliseconds since the Unix epoch.
     pub now_ms: u64,
-    /// The claim that the question is about owns the job, for the tick of the request.
+    /// Set if the claim of the call owns the job for the tick of the request.
     pub owns: bool,
     /// The tick that was granted last.
     pub mark: Option<TickTime>,
-    /// The latest tick that was run to its end and went well.
+    /// The latest tick that was run to its end and succeeded.
     pub well: Option<TickTime>,
-    /// No tick between this one and `mark` was granted. `None` if that is unknown.
+    /// The tick that was granted before `mark`; tick 0 if `mark` was the first. `None` if that is unknown.
     pub after: Option<TickTime>,
-    /// What the runs of this tick have left; told to its owner alone.
+    /// The checkpoint of the tick; only for its owner.
     pub saved: Option<Payload>,
 }
 

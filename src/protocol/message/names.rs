@@ -1,4 +1,4 @@
-//! Who and what is named: a key and its kind, a node, a claim and its holder, a grant and its fence, a tick.
+//! Names and numbers: kind and key, node, claim, grant, fence, tick.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -9,31 +9,31 @@ use uuid::Uuid;
 
 use crate::key::Key;
 
-/// What sort of thing a key names. State in a store is per kind and key, so that a lock and a later
-/// primitive of the same name never meet.
+/// The kind of primitive that a key names. A store keeps state per kind and key, so a lock and another primitive with
+/// the same key never meet.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, VariantArray,
 )]
 #[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Kind {
-    /// An exclusive lock.
+    /// A mutex or a read-write lock.
     Lock,
-    /// A job whose ticks are run once each. Its claims carry a mark.
+    /// A job, each of whose ticks runs once. The claims of a job name a tick.
     Job,
-    /// A number of permits.
+    /// A semaphore.
     Semaphore,
-    /// A number that is counted down to zero.
+    /// A latch, which is counted down to zero.
     Latch,
-    /// Who leads.
+    /// An election of a leader.
     Election,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Kind] = Kind::VARIANTS;
 
-    /// The word that stands for the kind on the wire: its name in lower case, so a variant must not be renamed.
+    /// Returns the word for the kind on the wire: its name in lower case. A variant must therefore not be renamed.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -42,39 +42,39 @@ impl Kind {
 /// Kind and key: the full name of a state in the store. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// What sort of thing it is.
+    /// The kind of primitive.
     pub kind: Kind,
-    /// What the user called it.
+    /// The user's key.
     pub key: Key,
 }
 
 impl Name {
-    /// The name of the state of `kind` called `key`.
+    /// Creates the name of `key` for this kind.
     pub fn new(kind: Kind, key: Key) -> Self {
         Name { kind, key }
     }
 
-    /// The name of the job called `key`.
+    /// Creates the name of the job called `key`.
     pub fn job(key: Key) -> Self {
         Name::new(Kind::Job, key)
     }
 
-    /// The name of the exclusive lock on `key`.
+    /// Creates the name of the lock on `key`.
     pub fn lock(key: Key) -> Self {
         Name::new(Kind::Lock, key)
     }
 
-    /// The name of the semaphore called `key`.
+    /// Creates the name of the semaphore called `key`.
     pub fn semaphore(key: Key) -> Self {
         Name::new(Kind::Semaphore, key)
     }
 
-    /// The name of the latch called `key`.
+    /// Creates the name of the latch called `key`.
     pub fn latch(key: Key) -> Self {
         Name::new(Kind::Latch, key)
     }
 
-    /// The name of the election called `key`.
+    /// Creates the name of the election called `key`.
     pub fn election(key: Key) -> Self {
         Name::new(Kind::Election, key)
     }
@@ -86,22 +86,22 @@ impl fmt::Display for Name {
     }
 }
 
-/// One process's runtime. A new one for every [`Locks`](crate::locks::Locks) that is built.
+/// The id of one process's runtime. Every [`Locks`](crate::locks::Locks) has its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(Uuid);
 
 impl NodeId {
-    /// A fresh random node.
+    /// Creates a random id.
     pub fn random() -> Self {
         NodeId(Uuid::new_v4())
     }
 
-    /// A node with a chosen number, for simulators and tests.
+    /// Creates an id with a chosen number, for simulators and tests.
     pub fn numbered(n: u128) -> Self {
         NodeId(Uuid::from_u128(n))
     }
 
-    /// Below `period`, and not the same for all nodes, so that they do not all act in the same moments.
+    /// Returns a number below `period` that differs from node to node, so that not all nodes act in the same moment.
     pub(crate) fn phase(self, period: u64) -> u64 {
         self.0.as_u64_pair().1 % period
     }
@@ -119,7 +119,7 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// A text that is not a node's.
+/// The error for a text that is no node's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotANode;
 
@@ -131,7 +131,7 @@ impl FromStr for NodeId {
     }
 }
 
-/// Numbers that must not be taken for one another.
+/// Defines types for numbers that must not be mixed up.
 macro_rules! number {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -155,8 +155,8 @@ macro_rules! number {
 }
 
 number! {
-    /// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted,
-    /// gone, and never back.
+    /// The number of a claim: a node's pursuit of one lease. A number lives once: asked, queued, granted, gone, and
+    /// never back.
     ClaimNumber
 }
 
@@ -166,28 +166,30 @@ number! {
 }
 
 number! {
-    /// The version of what a watcher sees: the number with which a latch was set, or with which the leader was granted its
-    /// lease or last proclaimed a value. It grows with every change.
+    /// The version of a watched value: the number with which a latch was set, or with which the leader was granted
+    /// its lease or last proclaimed a value. It grows with every change.
     Version
 }
 
 number! {
-    /// The nominal time of a tick, in milliseconds since the Unix epoch. A store's mark of a job only grows.
+    /// The nominal time of a tick, in milliseconds since the Unix epoch. A job's mark is the latest granted tick; it only
+    /// grows, unless it is reset.
     TickTime
 }
 
-/// Who owns or waits: a node, the number of its claim, and a random nonce that nobody else can guess.
+/// The identity of an owner or a waiter: a node, the number of its claim, and a random nonce that other clients
+/// cannot guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId {
-    /// Whose claim it is.
+    /// The node of the claim.
     pub node: NodeId,
-    /// Which of the node's claims.
+    /// The number of the claim.
     pub claim: ClaimNumber,
     /// Makes a forged push as hard as guessing 64 random bits.
     pub nonce: u64,
 }
 
-/// Appends the digits of a number. Not by `write!`, which is slow: every request carries some.
+/// Appends the digits of a number. `write!` is slower, and every request carries numbers.
 #[cfg(feature = "redis")]
 pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
     text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
@@ -195,7 +197,8 @@ pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
 
 #[cfg(feature = "redis")]
 impl ClaimId {
-    /// Appends the text that [`Display`](fmt::Display) gives, by hand: every request carries it.
+    /// Appends the text that [`Display`](fmt::Display) writes, without the formatting machinery: every request
+    /// carries it.
     pub(crate) fn append_to(&self, text: &mut Vec<u8>) {
         let mut uuid = Uuid::encode_buffer();
         text.extend_from_slice(self.node.0.as_simple().encode_lower(&mut uuid).as_bytes());
@@ -213,7 +216,7 @@ impl fmt::Display for ClaimId {
     }
 }
 
-/// A text that is not `<node>:<claim>:<nonce>`.
+/// The error for a text that is not `<node>:<claim>:<nonce>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotAClaimId;
 
@@ -234,11 +237,11 @@ impl FromStr for ClaimId {
     }
 }
 
-/// The fencing token of one holder. Grows with every grant of a key; send it with each write and let the
+/// The fencing token of one holder. It grows with every grant of a key. Send the token with each write, and let the
 /// guarded resource refuse smaller ones.
 ///
-/// It is the store's grant number in the upper 54 bits and, below, the place of the holder among the local
-/// holders that shared the grant. A `u64` above 2^53: write it as a string in JSON.
+/// The token is the store's grant number in the upper 54 bits and, below, the place of the holder among the local
+/// holders that shared the grant. A token is a `u64` above 2^53: write it as a string in JSON.
 ///
 /// Source of the idea: Martin Kleppmann, "How to do distributed locking" (2016); Chubby calls it a sequencer
 /// (Burrows, OSDI 2006).
@@ -246,44 +249,45 @@ impl FromStr for ClaimId {
 pub struct Fence(u64);
 
 impl Fence {
-    /// How many local holders one grant can have.
+    /// Most local holders of one grant.
     pub const LOCAL: u64 = 1 << 10;
-    /// The largest number of a grant: no store gives more, and Redis counts up to here in ones.
+    /// Largest number of a grant. No store gives a larger one, and Redis counts up to it in steps of one.
     const LARGEST: u64 = (1 << 53) - 1;
 
-    /// The fence of the `index`-th local holder of grant `number`.
+    /// Creates the fence of the `index`-th local holder of grant `number`.
     pub fn new(number: GrantNumber, index: u64) -> Self {
         debug_assert!(index < Self::LOCAL);
         Fence(number.0.min(Self::LARGEST) << 10 | index)
     }
 
-    /// The token as a number.
+    /// Returns the token as a number.
     pub fn get(self) -> u64 {
         self.0
     }
 
-    /// The token as SQL has it: `bigint` of PostgreSQL and MySQL, `integer` of SQLite, which sqlx and rusqlite bind as an
-    /// `i64`. It always fits, and keeps its order: a store gives numbers below 2^53, which leaves the token below 2^63.
+    /// Returns the token for SQL: `bigint` of PostgreSQL and MySQL, `integer` of SQLite. sqlx and rusqlite bind it as an
+    /// `i64`. The token always fits and keeps its order: a store gives numbers below 2^53, so the token is below 2^63.
     ///
-    /// Keep the largest token beside what it guards, and let each write refuse smaller ones in the same statement:
+    /// Store the largest token beside the guarded data, and let each write refuse smaller tokens in the same statement:
     ///
     /// ```sql
     /// update accounts set balance = ?, fence = ? where id = ? and fence <= ?
     /// ```
     ///
-    /// No row changed: the lease was lost, and somebody wrote after it. `<=`, as one holding may write several times.
+    /// If no row changed, the lease was lost and a later holder has written. The condition is `<=` because one holder may
+    /// write several times.
     pub fn as_i64(self) -> i64 {
-        // The bits are the same: the highest is not set.
+        // The sign bit is never set, so the value stays the same.
         self.0.cast_signed()
     }
 
-    /// Nobody of this process held the grant before.
+    /// Returns whether this is the first local holder of the grant.
     #[doc(hidden)]
     pub fn is_first(self) -> bool {
         self.0.is_multiple_of(Self::LOCAL)
     }
 
-    /// The store's number of the grant behind it.
+    /// Returns the store's number of the grant.
     #[doc(hidden)]
     pub fn number(self) -> GrantNumber {
         GrantNumber(self.0 >> 10)
@@ -302,7 +306,7 @@ impl From<Fence> for u64 {
     }
 }
 
-/// For SQL; see [`Fence::as_i64`].
+/// Converts the token for SQL; see [`Fence::as_i64`].
 impl From<Fence> for i64 {
     fn from(fence: Fence) -> i64 {
         fence.as_i64()

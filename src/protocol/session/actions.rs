@@ -1,6 +1,6 @@
-//! How a session sends actions: each in a call of its own, once, and with a deadline.
+//! Sends actions: each in a call of its own, once, and with a deadline.
 //!
-//! Nothing is sent again: whether an action that has no answer was done only its caller can find out.
+//! An action is never sent again. If it has no answer, only its caller can find out whether it was executed.
 
 use std::collections::VecDeque;
 
@@ -10,31 +10,32 @@ use crate::protocol::message::Unanswered;
 use crate::protocol::session::connection::Connection;
 use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
 use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
-use crate::protocol::session::{LONG, Session, patience};
+use crate::protocol::session::{MIN_LEASE_TO_GIVE_UP, Session, answer_timeout};
 use crate::protocol::step::OutgoingAction;
 use crate::protocol::time::Instant;
 
-/// So many are in flight. They take no batch's place, so that many of them do not keep a lease from being renewed.
-const IN_FLIGHT: usize = 16;
+/// Most actions in flight. Actions are counted apart from batches, so that many actions do not delay the renewal of a
+/// lease.
+const MAX_ACTIONS_IN_FLIGHT: usize = 16;
 
 impl<P: Plant> Session<P> {
-    /// Leaves an action to be sent with the next [`step`](Self::step), behind the batches.
+    /// Queues an action, which the next [`step`](Self::step) sends after the batches.
     pub fn queue_action(&mut self, action: OutgoingAction) {
         self.actions.push_back(action);
     }
 
-    /// Sends what waits, after the batches: owners' renewals go first.
+    /// Sends queued actions. The batches are sent before, because owners' renewals go first.
     pub(super) fn send_actions(&mut self, cx: &mut SessionContext<'_>) {
         while let Connection::Open { attempt, .. } = self.connection
-            && self.in_flight.iter().filter(|sent| sent.is_action).count() < IN_FLIGHT
+            && self.in_flight.iter().filter(|sent| sent.is_action).count() < MAX_ACTIONS_IN_FLIGHT
             && let Some(queued) = self.actions.pop_front()
         {
             self.ids += 1;
             let id = BatchId(self.ids);
             let timeout = self.options.request_timeout;
-            // A short lease does not decide over the connection that all share.
-            let silence = if queued.lease >= LONG {
-                patience(queued.lease, timeout)
+            // All requests share the connection, so a short lease does not decide when it is given up.
+            let silence = if queued.lease >= MIN_LEASE_TO_GIVE_UP {
+                answer_timeout(queued.lease, timeout)
             } else {
                 timeout
             };
@@ -44,7 +45,7 @@ impl<P: Plant> Session<P> {
                 connection: attempt,
                 sent: cx.now,
                 late_after: cx.now + timeout,
-                gives_up: cx.now + silence,
+                gives_up_at: cx.now + silence,
                 deadline: Some(deadline),
                 requests: vec![Pending {
                     tag: queued.tag,
@@ -56,7 +57,7 @@ impl<P: Plant> Session<P> {
                 probes: Vec::new(),
                 is_action: true,
             });
-            self.used(cx.now);
+            self.note_use(cx.now);
             cx.effects.push(SessionEffect::Act {
                 connection: attempt,
                 id,
@@ -66,15 +67,16 @@ impl<P: Plant> Session<P> {
         }
     }
 
+    /// Returns when a queued action is given up.
     fn deadline_of(&self, queued: &OutgoingAction) -> Instant {
-        queued.called + patience(queued.lease, self.options.request_timeout)
+        queued.called + answer_timeout(queued.lease, self.options.request_timeout)
     }
 
     pub(super) fn next_action_due(&self) -> Option<Instant> {
         self.actions.iter().map(|queued| self.deadline_of(queued)).min()
     }
 
-    /// Those that were not sent in their time are not sent any more.
+    /// Removes queued actions whose deadline has passed, and reports them as not executed.
     pub(super) fn expire_actions(&mut self, cx: &mut SessionContext<'_>) {
         let queued = std::mem::take(&mut self.actions).into_iter();
         let late: VecDeque<_>;

@@ -1,4 +1,4 @@
-//! What a session makes of what its server answers, and of what it does not.
+//! Handles the server's replies, and batches that have no reply.
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
@@ -7,11 +7,12 @@ use crate::protocol::session::connection::{Connection, is_broken};
 use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
-use crate::protocol::session::{BATCHES, Session};
+use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
 use crate::protocol::step::Input;
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Session<P> {
+    /// Handles the reply to a batch or an action, or its failure.
     #[inline]
     pub(super) fn replied(
         &mut self,
@@ -20,7 +21,7 @@ impl<P: Plant> Session<P> {
         cx: &mut SessionContext<'_>,
     ) {
         let at = self.in_flight.iter().position(|batch| batch.id == id);
-        // Of a connection that was given up: it decides nothing.
+        // The batch belongs to a connection that was given up, so its reply has no effect.
         let Some(at) = at else { return };
         let at = if self.plant.planted(Flaw::ReplyToAnotherBatch) {
             0
@@ -35,7 +36,7 @@ impl<P: Plant> Session<P> {
             Ok(_) => {
                 let error = StoreError::new(
                     StoreErrorKind::Interrupted,
-                    format_args!("the reply of {} does not fit the batch", self.options.server),
+                    format_args!("the reply from {} does not match the batch", self.options.server),
                 );
                 let executed = Executed::Unknown;
                 self.batch_failed(batch, Failure { executed, error }, cx);
@@ -46,16 +47,16 @@ impl<P: Plant> Session<P> {
 
     #[inline]
     fn answered(&mut self, batch: InFlight, reply: BatchReply, cx: &mut SessionContext<'_>) {
-        self.hear(cx.now, batch.connection);
+        self.note_answer(cx.now, batch.connection);
         if reply.time > 0 {
-            self.hear_time(reply.time, batch.sent, cx.now);
+            self.note_server_time(reply.time, batch.sent, cx.now);
         }
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
         for (Pending { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
-                self.saw(number);
+                self.note_grant(number);
             }
             match &reply {
                 Reply::Refused(refusal) => {
@@ -78,7 +79,7 @@ impl<P: Plant> Session<P> {
         if !demoted {
             self.backoff.reset();
         }
-        if self.spare.len() < BATCHES {
+        if self.spare.len() < MAX_BATCHES_IN_FLIGHT {
             self.spare.push((requests, Vec::new()));
         }
         self.replies = replies;
@@ -94,29 +95,31 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// A whole batch has no reply: the server refused it, or the connection broke.
+    /// Handles a batch that has no reply: the server refused it, or the connection broke.
     pub(super) fn batch_failed(&mut self, batch: InFlight, failure: Failure, cx: &mut SessionContext<'_>) {
         let Failure { executed, error } = failure;
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
-        // A server that only refuses is there, and of no use: nobody rides that out as if it had answered.
+        // A server that only refuses is reachable but useless. Its refusals do not count as answers when a caller
+        // rides out an outage.
         if refused {
-            self.used(cx.now);
+            self.note_use(cx.now);
         }
-        self.miss(batch.sent);
-        // Nobody is excused by a connection that never answered: it may break for what they ask.
+        self.note_unanswered(batch.sent);
+        // A connection that never answered may break because of these very requests, so they are not `Bystander`s.
         let why = match executed {
             Executed::No => Unanswered::No,
             Executed::Unknown if !refused && self.is_proven(batch.connection) => Unanswered::Bystander,
             Executed::Unknown => Unanswered::Unknown,
         };
         let (connection, sent) = (batch.connection, batch.sent);
-        self.tell_unanswered(batch, why, &error, cx);
+        self.report_unanswered(batch, why, &error, cx);
         if is_broken(&error) {
             self.give_up(connection, sent, error, cx);
         }
     }
 
-    pub(super) fn tell_unanswered(
+    /// Reports the requests of a batch that still wait for an answer, and its probes.
+    pub(super) fn report_unanswered(
         &mut self,
         batch: InFlight,
         why: Unanswered,
@@ -144,7 +147,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Tells the key machine that a request has no answer.
+    /// Returns the effect that reports a request without an answer to the key machine.
     pub(super) fn unanswered(&self, request: Expired, why: Unanswered, error: StoreError) -> SessionEffect {
         let input = Input::Failed {
             tag: request.tag,
@@ -157,7 +160,8 @@ impl<P: Plant> Session<P> {
         SessionEffect::Tell(request.name, input)
     }
 
-    pub(super) fn hear(&mut self, now: Instant, connection: Attempt) {
+    /// Records that the server answered on this connection.
+    pub(super) fn note_answer(&mut self, now: Instant, connection: Attempt) {
         self.heard = Some(now);
         if let Connection::Open {
             attempt,
@@ -170,8 +174,9 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// A store at hand has answered before anybody gives up: what is asked of it needs no bound.
-    pub(super) fn hear_time(&mut self, time: u64, asked: Instant, heard: Instant) {
+    /// Records a reading of a remote server's clock. A local store answers before a caller gives up, so its requests
+    /// need no bound.
+    pub(super) fn note_server_time(&mut self, time: u64, asked: Instant, heard: Instant) {
         if !self.options.remote {
             return;
         }

@@ -1,15 +1,16 @@
-//! The connection as its session sees it.
+//! The state of a session's connection.
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::session::step::Attempt;
 use crate::protocol::time::Instant;
 
-/// One to a server, at the most. Its attempts are numbered, so that late news of an old one is told apart.
+/// The one connection of a session. Each attempt to open it has a number, so that late news of an old attempt is
+/// recognized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Connection {
     Closed {
         since: Instant,
-        /// Not to be opened again before.
+        /// The earliest time of the next attempt.
         until: Instant,
     },
     Opening {
@@ -18,18 +19,21 @@ pub(crate) enum Connection {
     },
     Open {
         attempt: Attempt,
-        /// Something was answered on it.
+        /// Set when the server has answered on this connection.
         proven: bool,
-        /// When it was last used or heard.
+        /// When the connection was last used or heard.
         used: Instant,
     },
 }
 
 impl Connection {
-    /// Returns when this attempt to open it began, if it is under way.
+    /// Returns when this attempt began, if it is the current one.
     pub(crate) fn opening_since(&self, attempt: Attempt) -> Option<Instant> {
         match self {
-            Connection::Opening { attempt: ours, began } if *ours == attempt => Some(*began),
+            Connection::Opening {
+                attempt: current,
+                began,
+            } if *current == attempt => Some(*began),
             _ => None,
         }
     }
@@ -40,7 +44,7 @@ pub(crate) fn next_attempt(ids: &mut u64) -> Attempt {
     Attempt(*ids)
 }
 
-/// After this a connection is of no more use.
+/// Returns whether the connection cannot be used after this error.
 pub(crate) fn is_broken(error: &StoreError) -> bool {
     match error.kind() {
         StoreErrorKind::Refused(refusal) => matches!(refusal, StoreRefusal::ReadOnly | StoreRefusal::NoAuth),

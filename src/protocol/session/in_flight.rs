@@ -5,54 +5,54 @@ use crate::protocol::session::step::{Attempt, BatchId, Probe};
 use crate::protocol::step::Tag;
 use crate::protocol::time::Instant;
 
-/// A batch in flight, or an action.
+/// A batch or an action in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) id: BatchId,
     pub(crate) connection: Attempt,
-    /// Read before the first byte was written.
+    /// When it was sent; read before the first byte is written.
     pub(crate) sent: Instant,
-    /// From when on the server refuses its claims as late, for sure.
+    /// From this instant the server surely refuses its claims as late.
     pub(crate) late_after: Instant,
-    /// When its connection is given up.
-    pub(crate) gives_up: Instant,
-    /// The earliest deadline of its requests that are still waited for.
+    /// When its connection is given up if no answer arrives.
+    pub(crate) gives_up_at: Instant,
+    /// The earliest deadline of the requests that still wait for an answer.
     pub(crate) deadline: Option<Instant>,
     pub(crate) requests: Vec<Pending>,
     pub(crate) probes: Vec<Probe>,
-    /// It is an action, in the place of one request.
+    /// Set for an action, which has one request.
     pub(crate) is_action: bool,
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) tag: Tag,
     pub(crate) name: Name,
-    /// When somebody called for it.
+    /// When the caller asked for it.
     pub(crate) called: Instant,
     pub(crate) deadline: Instant,
-    /// Its deadline passed: a late reply decides nothing.
+    /// Set when the deadline has passed: a late reply has no effect.
     pub(crate) over: bool,
 }
 
-/// A request that has no answer.
+/// A request without an answer.
 #[derive(Debug)]
 pub(crate) struct Expired {
     pub(crate) tag: Tag,
     pub(crate) name: Name,
-    /// From when on the server refuses it as late.
+    /// From this instant the server surely refuses it as late.
     pub(crate) late_after: Instant,
 }
 
 impl InFlight {
-    /// An answer about some job is still waited for.
+    /// Returns whether a request about a job still waits for its answer.
     pub(crate) fn is_of_jobs(&self) -> bool {
         let mut waited = self.requests.iter().filter(|request| !request.over);
         !self.is_action && waited.any(|request| request.name.kind == Kind::Job)
     }
 
-    /// Requests whose own time is over are waited for no more; the batch goes on.
+    /// Moves the requests whose deadline has passed into `expired`. The other requests of the batch keep waiting.
     pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Expired>) {
         let late_after = self.late_after.max(now);
         for request in &mut self.requests {

@@ -1,33 +1,35 @@
-//! The inbox as its session sees it: open or not, and whether it can be relied on.
+//! The session's connection to the inbox: whether it is open, and whether grants still arrive.
 //!
-//! Grants are pushed to it. Nothing depends on a push that arrives, but whoever relies on them waits by slow timers, so
-//! an inbox that may be deaf has to be noticed: it is asked for signs of life, and at once when its server's
-//! connection fell silent.
+//! The store pushes grants to the inbox. No rule depends on the arrival of a push, but waiters that expect pushes use
+//! slow timers. An inbox that may have stopped receiving must therefore be found: the session pings it at intervals,
+//! and at once when the connection to the server falls silent.
 
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::session::backoff::Backoff;
 use crate::protocol::session::step::{
-    Attempt, InboxEffect, PAUSE, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionOptions,
+    Attempt, InboxEffect, MAX_RECONNECT_PAUSE, MAX_SILENCE, MIN_RECONNECT_PAUSE, SessionContext,
+    SessionEffect, SessionEvent, SessionOptions,
 };
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
-/// After a refusal, which is nothing that passes by itself, it is opened again this seldom.
-const REFUSED: Duration = Duration::from_secs(10);
+/// The pause before an inbox is opened again after a refusal that will not pass by itself.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 
+/// The state of the inbox of one session.
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    state: State,
-    told: InboxState,
+pub(crate) struct InboxLink {
+    state: LinkState,
+    reported: InboxState,
     backoff: Backoff,
     timeout: Duration,
     remote: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum LinkState {
     Unwanted,
     Closed {
         since: Instant,
@@ -41,65 +43,68 @@ enum State {
         attempt: Attempt,
         since: Instant,
         heard: Instant,
-        /// Since when a sign of life is waited for.
+        /// When the ping without an answer was sent. `None` if no answer is due.
         asked: Option<Instant>,
     },
 }
 
-impl Inbox {
+impl InboxLink {
     pub(crate) fn new(options: &SessionOptions) -> Self {
-        Inbox {
-            state: State::Unwanted,
-            told: InboxState::Unconfirmed,
+        InboxLink {
+            state: LinkState::Unwanted,
+            reported: InboxState::Unconfirmed,
             backoff: Backoff::default(),
             timeout: options.request_timeout,
             remote: options.remote,
         }
     }
 
+    /// Lets the inbox open at the next step, if it was not wanted before.
     pub(crate) fn want(&mut self, now: Instant) {
-        if let State::Unwanted = self.state {
-            self.state = State::Closed {
+        if let LinkState::Unwanted = self.state {
+            self.state = LinkState::Closed {
                 since: now,
                 until: now,
             };
         }
     }
 
-    /// Opened, if it is this attempt that is waited for.
+    /// Marks the inbox as open. Returns whether the current attempt opened it; another attempt is closed.
     pub(crate) fn opened(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) -> bool {
-        if !matches!(self.state, State::Opening { attempt: ours, .. } if ours == attempt) {
+        if !matches!(self.state, LinkState::Opening { attempt: current, .. } if current == attempt) {
             cx.inbox(InboxEffect::Close(attempt));
             return false;
         }
-        self.state = State::Open {
+        self.state = LinkState::Open {
             attempt,
             since: cx.now,
             heard: cx.now,
             asked: None,
         };
         cx.event(SessionEvent::InboxOpen);
-        // News each time: grants may have been missed.
-        self.told = InboxState::Confirmed;
+        // The node is told each time, because grants may have been missed while the inbox was closed.
+        self.reported = InboxState::Confirmed;
         cx.effects.push(SessionEffect::InboxState(InboxState::Confirmed));
         true
     }
 
+    /// Records a sign of life.
     pub(crate) fn heard(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
-        if let State::Open {
-            attempt: ours,
+        if let LinkState::Open {
+            attempt: current,
             heard,
             asked,
             ..
         } = &mut self.state
-            && *ours == attempt
+            && *current == attempt
         {
             (*heard, *asked) = (cx.now, None);
-            self.tell(InboxState::Confirmed, cx);
+            self.report(InboxState::Confirmed, cx);
         }
     }
 
-    /// Broken, or not opened. True when it had been open: then the connection is under suspicion, too.
+    /// Closes an inbox that broke or did not open. Returns whether it had been open: then the connection needs a
+    /// ping, too.
     pub(crate) fn failed(
         &mut self,
         attempt: Attempt,
@@ -108,24 +113,26 @@ impl Inbox {
         cx: &mut SessionContext<'_>,
     ) -> bool {
         let was_open_since = match self.state {
-            State::Opening { attempt: ours, .. } if ours == attempt => None,
-            State::Open {
-                attempt: ours, since, ..
-            } if ours == attempt => Some(since),
+            LinkState::Opening { attempt: current, .. } if current == attempt => None,
+            LinkState::Open {
+                attempt: current,
+                since,
+                ..
+            } if current == attempt => Some(since),
             _ => return false,
         };
-        // One that breaks as soon as it is open is opened no sooner for it.
-        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= PAUSE.1);
+        // An inbox that breaks soon after it opened is not opened again at once.
+        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= MAX_RECONNECT_PAUSE);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
         let pause = if refused {
-            REFUSED
+            PAUSE_AFTER_REFUSAL
         } else if lasted {
             self.backoff.reset();
             Duration::ZERO
         } else {
             self.backoff.next(part)
         };
-        self.state = State::Closed {
+        self.state = LinkState::Closed {
             since: cx.now,
             until: cx.now + pause,
         };
@@ -135,65 +142,66 @@ impl Inbox {
         } else {
             InboxState::Unconfirmed
         };
-        self.tell(state, cx);
+        self.report(state, cx);
         was_open_since.is_some()
     }
 
-    /// The connection to its server fell silent: it has to give a sign of life within the same deadline.
+    /// Pings the inbox after its server's connection fell silent. The answer is due within the same timeout.
     pub(crate) fn suspect(&mut self, cx: &mut SessionContext<'_>) {
         if self.remote
-            && let State::Open { attempt, asked, .. } = &mut self.state
+            && let LinkState::Open { attempt, asked, .. } = &mut self.state
         {
             if asked.is_none() {
                 *asked = Some(cx.now);
                 cx.inbox(InboxEffect::Ping(*attempt));
             }
-            self.tell(InboxState::Unconfirmed, cx);
+            self.report(InboxState::Unconfirmed, cx);
         }
     }
 
-    /// A grant was found whose push did not come. An inbox that gave a sign of life just now is believed all the same: on a
-    /// server where nothing may be published that costs little.
+    /// Suspects the inbox after a grant whose push did not arrive. An inbox that was heard in the last second stays
+    /// confirmed, which limits the cost on a server that does not let this user publish.
     pub(crate) fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
-        if let State::Open { heard, .. } = self.state
-            && cx.now.since(heard) >= PAUSE.1
+        if let LinkState::Open { heard, .. } = self.state
+            && cx.now.since(heard) >= MAX_RECONNECT_PAUSE
         {
             self.suspect(cx);
         }
     }
 
-    /// The connection to its server was given up, on which something was sent at `sent` in vain. An inbox without a sign of
-    /// life since then is replaced together with the connection. One that is young is only suspected, as each of both may
-    /// open and break in turn.
+    /// Reacts to a connection that was given up because of the request sent at `sent`. An inbox without a sign of
+    /// life since then is replaced at once. An inbox younger than one second is only pinged, because connection and
+    /// inbox may open and break in turn.
     pub(crate) fn connection_lost(&mut self, sent: Instant, cx: &mut SessionContext<'_>) {
         match self.state {
-            State::Open {
+            LinkState::Open {
                 attempt,
                 since,
                 heard,
                 ..
-            } if self.remote && heard < sent && cx.now.since(since) >= PAUSE.1 => {
+            } if self.remote && heard < sent && cx.now.since(since) >= MAX_RECONNECT_PAUSE => {
                 cx.inbox(InboxEffect::Close(attempt));
-                self.state = State::Closed {
+                self.state = LinkState::Closed {
                     since: cx.now,
                     until: cx.now,
                 };
-                self.tell(InboxState::Unconfirmed, cx);
+                self.report(InboxState::Unconfirmed, cx);
             }
             _ => self.suspect(cx),
         }
     }
 
-    /// The connection opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    /// Lets a closed inbox open soon, because the connection just opened. The shortest pause still applies, because
+    /// connection and inbox may open and break in turn.
     pub(crate) fn retry_now(&mut self, now: Instant) {
-        if let State::Closed { since, until } = &mut self.state
-            && self.told != InboxState::Refused
+        if let LinkState::Closed { since, until } = &mut self.state
+            && self.reported != InboxState::Refused
         {
-            *until = (*until).min(now.max(*since + PAUSE.0));
+            *until = (*until).min(now.max(*since + MIN_RECONNECT_PAUSE));
         }
     }
 
-    /// Does what is due. True when it turned out to be dead.
+    /// Handles what is due. Returns whether an open inbox turned out to be dead.
     pub(crate) fn step(
         &mut self,
         next_attempt: impl FnOnce() -> Attempt,
@@ -202,16 +210,16 @@ impl Inbox {
     ) -> bool {
         let now = cx.now;
         match &mut self.state {
-            State::Closed { until, .. } if *until <= now => {
+            LinkState::Closed { until, .. } if *until <= now => {
                 let attempt = next_attempt();
-                self.state = State::Opening { attempt, began: now };
+                self.state = LinkState::Opening { attempt, began: now };
                 cx.inbox(InboxEffect::Open(attempt));
             }
-            State::Opening { attempt, began } if now.since(*began) >= self.timeout => {
+            LinkState::Opening { attempt, began } if now.since(*began) >= self.timeout => {
                 let attempt = *attempt;
                 return self.give_up(attempt, "the subscription did not open", part(), cx);
             }
-            State::Open {
+            LinkState::Open {
                 attempt,
                 asked: Some(asked),
                 ..
@@ -219,12 +227,12 @@ impl Inbox {
                 let attempt = *attempt;
                 return self.give_up(attempt, "the subscription is silent", part(), cx);
             }
-            State::Open {
+            LinkState::Open {
                 attempt,
                 heard,
                 asked: asked @ None,
                 ..
-            } if self.remote && now.since(*heard) >= SILENCE => {
+            } if self.remote && now.since(*heard) >= MAX_SILENCE => {
                 *asked = Some(now);
                 cx.inbox(InboxEffect::Ping(*attempt));
             }
@@ -233,6 +241,7 @@ impl Inbox {
         false
     }
 
+    /// Closes an inbox that did not open or answer in time.
     fn give_up(&mut self, attempt: Attempt, why: &str, part: f64, cx: &mut SessionContext<'_>) -> bool {
         cx.inbox(InboxEffect::Close(attempt));
         let timeout = self.timeout;
@@ -240,20 +249,22 @@ impl Inbox {
         self.failed(attempt, error, part, cx)
     }
 
+    /// Returns when [`step`](Self::step) is next due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         match self.state {
-            State::Unwanted => None,
-            State::Closed { until, .. } => Some(until),
-            State::Opening { began, .. } => Some(began + self.timeout),
-            State::Open {
+            LinkState::Unwanted => None,
+            LinkState::Closed { until, .. } => Some(until),
+            LinkState::Opening { began, .. } => Some(began + self.timeout),
+            LinkState::Open {
                 asked: Some(asked), ..
             } => Some(asked + self.timeout),
-            State::Open { heard, .. } => self.remote.then(|| heard + SILENCE),
+            LinkState::Open { heard, .. } => self.remote.then(|| heard + MAX_SILENCE),
         }
     }
 
-    fn tell(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
-        if std::mem::replace(&mut self.told, state) != state {
+    /// Reports the reliability of pushes if it changed.
+    fn report(&mut self, state: InboxState, cx: &mut SessionContext<'_>) {
+        if std::mem::replace(&mut self.reported, state) != state {
             cx.effects.push(SessionEffect::InboxState(state));
         }
     }

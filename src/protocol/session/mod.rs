@@ -1,15 +1,15 @@
-//! One server: what is queued for it, the batches under way to it, their deadlines, its connection and its inbox.
+//! The session with one server: queued requests, batches in flight, deadlines, the connection and the inbox.
 //!
-//! Sans-I/O, as the key machine is. Requests are left here with [`Session::queue`]; [`Session::step`] sends what can be
-//! sent and does what is due; [`Session::handle`] takes in what happened. All three append [`SessionEffect`]s for whoever does
-//! the input and output.
+//! The session does no I/O, like the key machine. [`Session::queue`] takes a request. [`Session::step`] sends what it
+//! can and handles what is due. [`Session::handle`] processes an input. All three append [`SessionEffect`]s for the
+//! driver, which does the I/O.
 //!
-//! Group commit: what is asked while the driver is at work travels in its next batch, as a database commits its log.
-//! There is no timer, so nothing waits when the server is idle. A fixed number of batches may be under way, of those about
-//! jobs one; and the next of these gathers for a fixed time.
+//! Group commit: requests that arrive while the driver works travel in its next batch, as a database commits its log.
+//! No timer delays a batch, so an idle server gets each request at once. The number of batches in flight is fixed.
+//! Only one of them may be about jobs, and the next batch about jobs waits for a fixed time.
 //!
-//! A request that has no reply is reported as [`Unanswered`]; only the key machine decides whether to ask again or to
-//! tell its caller.
+//! A request without a reply is reported as [`Unanswered`]. Only the key machine decides whether to retry it or to
+//! report an error to its caller.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, U
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, Pending};
-use crate::protocol::session::inbox::Inbox;
-use crate::protocol::session::queue::{Limits, Queue};
+use crate::protocol::session::inbox::InboxLink;
+use crate::protocol::session::queue::{BatchLimits, RequestQueue};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{
-    Attempt, BatchId, Probe, SILENCE, SessionContext, SessionEffect, SessionEvent, SessionInput,
+    Attempt, BatchId, MAX_SILENCE, Probe, SessionContext, SessionEffect, SessionEvent, SessionInput,
     SessionOptions,
 };
 use crate::protocol::step::{Class, Outgoing, OutgoingAction};
@@ -33,85 +33,88 @@ use crate::protocol::time::Instant;
 pub(crate) mod actions;
 pub(crate) mod backoff;
 pub(crate) mod batch_replies;
-pub(crate) mod connecting;
 pub(crate) mod connection;
 pub(crate) mod in_flight;
 pub(crate) mod inbox;
 pub(crate) mod queue;
+pub(crate) mod reconnect;
 pub mod server_clock;
 pub mod step;
 
-/// Requests per batch: about half a millisecond of a Redis server's time.
-const REQUESTS: usize = 128;
-/// Batches under way. Fixed: what a batch does must not depend on what was measured at run time.
-const BATCHES: usize = 16;
-/// So long after a batch about jobs the next one gathers at least. Short beside the half second at which a scheduler looks,
-/// and beside every lease.
-const GATHERS: Duration = Duration::from_millis(20);
-/// A request is given this long at least.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// After so long without an answer a server is silent.
-const NO_ANSWER: Duration = Duration::from_millis(200);
-/// A lease shorter than this does not decide over the connection that all share.
-const LONG: Duration = Duration::from_secs(2);
+/// Most requests in a batch: about half a millisecond of a Redis server's time.
+const MAX_BATCH_REQUESTS: usize = 128;
+/// Most batches in flight. The number is fixed, because the content of a batch must not depend on run-time
+/// measurements.
+const MAX_BATCHES_IN_FLIGHT: usize = 16;
+/// Shortest time from one batch about jobs to the next. The gap is short beside the half second between two looks of
+/// a scheduler, and beside every lease.
+const MIN_JOB_BATCH_GAP: Duration = Duration::from_millis(20);
+/// Shortest time that a request may wait for its answer.
+const MIN_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
+/// A server without an answer for this long counts as silent.
+const SILENT_AFTER: Duration = Duration::from_millis(200);
+/// Shortest lease whose missing answer gives up the connection early. All requests share the connection, so a shorter
+/// lease does not decide about it.
+const MIN_LEASE_TO_GIVE_UP: Duration = Duration::from_secs(2);
 
-/// How long the answer to a request is waited for, by its lease.
-fn patience(lease: Duration, timeout: Duration) -> Duration {
-    (lease / 4).clamp(SHORTEST, timeout.max(SHORTEST))
+/// Returns how long a request waits for its answer: a quarter of its lease, within bounds.
+fn answer_timeout(lease: Duration, timeout: Duration) -> Duration {
+    (lease / 4).clamp(MIN_ANSWER_TIMEOUT, timeout.max(MIN_ANSWER_TIMEOUT))
 }
 
-/// See the module.
+/// The state of the session with one server; see the module.
 #[derive(Debug)]
 pub struct Session<P: Plant = Sound> {
     options: SessionOptions,
-    queue: Queue,
+    queue: RequestQueue,
     probes: Vec<Probe>,
     actions: VecDeque<OutgoingAction>,
     connection: Connection,
     in_flight: VecDeque<InFlight>,
     clock: Option<ServerClock>,
     /// When the last batch about jobs was sent.
-    jobs_sent: Option<Instant>,
-    /// The highest grant number that the server was seen to give.
+    jobs_sent_at: Option<Instant>,
+    /// The highest grant number that this node has seen from the server.
     highest: GrantNumber,
-    /// When it last answered.
+    /// When the server last answered.
     heard: Option<Instant>,
-    /// When that was sent which first came to nothing since then. Earlier than `heard`: nothing did.
+    /// When the first unanswered request since `heard` was sent. A value before `heard` is stale: nothing is
+    /// unanswered.
     missed: Option<Instant>,
-    /// When a connection last opened after one was lost.
-    back: Option<Instant>,
-    /// Why the last connection was lost, or could not be opened, until the next one opens.
+    /// When a connection last opened after another one was lost.
+    reopened_at: Option<Instant>,
+    /// Why the last connection was lost or did not open. Cleared when a connection opens.
     lost: Option<StoreError>,
-    /// The last attempt to connect failed.
+    /// Set when the last attempt to connect failed.
     unreachable: bool,
     backoff: Backoff,
-    inbox: Inbox,
+    inbox: InboxLink,
     ids: u64,
     jitter: fastrand::Rng,
     plant: P,
-    /// Empty, with room, for the next batches.
+    /// Empty buffers with capacity, for the next batches.
     spare: Vec<(Vec<Pending>, Vec<Request>)>,
     replies: Vec<Reply>,
-    /// A caller is about to give up, and a sign of life is sent with the next step.
-    wants_sign: bool,
-    /// Only for planted mistakes: a connection that was to be given up.
+    /// Set when a caller is about to give up: the next step sends a ping.
+    wants_ping: bool,
+    /// Only for planted mistakes: a connection that must no longer be used.
     predecessor: Option<Attempt>,
 }
 
 impl Session {
-    /// One that has not connected yet.
+    /// Creates a session that has not connected yet.
     pub fn new(options: SessionOptions) -> Self {
         Session::with_plant(options, Sound)
     }
 }
 
 impl<P: Plant> Session<P> {
-    /// One with a mistake planted.
+    /// Creates a session with a planted mistake.
     pub fn with_plant(options: SessionOptions, plant: P) -> Self {
         let jitter = fastrand::Rng::with_seed(options.seed);
         Session {
-            inbox: Inbox::new(&options),
-            queue: Queue::with_plant(plant),
+            inbox: InboxLink::new(&options),
+            queue: RequestQueue::with_plant(plant),
             probes: Vec::new(),
             actions: VecDeque::new(),
             connection: Connection::Closed {
@@ -120,11 +123,11 @@ impl<P: Plant> Session<P> {
             },
             in_flight: VecDeque::new(),
             clock: None,
-            jobs_sent: None,
+            jobs_sent_at: None,
             highest: GrantNumber::default(),
             heard: None,
             missed: None,
-            back: None,
+            reopened_at: None,
             lost: None,
             unreachable: false,
             backoff: Backoff::default(),
@@ -133,13 +136,14 @@ impl<P: Plant> Session<P> {
             plant,
             spare: Vec::new(),
             replies: Vec::new(),
-            wants_sign: false,
+            wants_ping: false,
             predecessor: None,
             options,
         }
     }
 
-    /// Leaves a request to be sent with the next [`step`](Self::step). Whoever would wait wants to be told by a push.
+    /// Queues a request, which the next [`step`](Self::step) sends. A request that may wait also opens the inbox, so
+    /// that its answer can be pushed.
     #[inline]
     pub fn queue(&mut self, outgoing: &Outgoing) {
         let waits = match outgoing.request.verb {
@@ -153,19 +157,19 @@ impl<P: Plant> Session<P> {
         self.queue.push(outgoing);
     }
 
-    /// Leaves claims that go together, of one kind and a batch full at most: they are sent in a batch of their own, of which
-    /// all are granted or none is.
+    /// Queues claims of one kind that are granted together or not at all. They travel in a batch of their own, so
+    /// they must fit into one.
     pub fn queue_together(&mut self, claims: Vec<Outgoing>) {
-        debug_assert!(claims.len() <= REQUESTS, "they fit into a batch");
+        debug_assert!(claims.len() <= MAX_BATCH_REQUESTS, "a group fits into one batch");
         self.queue.push_together(claims);
     }
 
-    /// A grant of this number was seen, which may have come by a push.
-    pub fn saw(&mut self, number: GrantNumber) {
+    /// Records the number of a grant that this node has seen, for example in a push.
+    pub fn note_grant(&mut self, number: GrantNumber) {
         self.highest = self.highest.max(number);
     }
 
-    /// Nothing waits to be sent, and nothing is under way.
+    /// Returns whether nothing is queued and no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
             && self.probes.is_empty()
@@ -173,12 +177,12 @@ impl<P: Plant> Session<P> {
             && self.in_flight.iter().all(|batch| batch.requests.is_empty())
     }
 
-    /// Room for the replies to a batch.
-    pub fn room(&mut self) -> Vec<Reply> {
+    /// Takes the empty buffer for the replies to a batch.
+    pub fn take_reply_buffer(&mut self) -> Vec<Reply> {
         std::mem::take(&mut self.replies)
     }
 
-    /// Takes a batch back whose store is done with it, so that the next one need not allocate.
+    /// Takes back a batch that the store has finished, so that the next batch needs no allocation.
     pub fn recycle(&mut self, batch: Batch) {
         let Batch { mut requests, .. } = batch;
         requests.clear();
@@ -188,7 +192,7 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Takes in what happened.
+    /// Processes an input.
     pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
         let cx = &mut SessionContext { now, effects };
         match input {
@@ -203,39 +207,39 @@ impl<P: Plant> Session<P> {
                 }
             }
             SessionInput::SignWanted => {
-                let is_young = self.heard.is_some_and(|heard| now.since(heard) < NO_ANSWER);
-                // Callers ask for it on threads of their own, and only the driver sends.
-                self.wants_sign = self.in_flight.is_empty() && !is_young;
+                let is_young = self.heard.is_some_and(|heard| now.since(heard) < SILENT_AFTER);
+                // Callers send this input from their own threads, and only the driver sends requests.
+                self.wants_ping = self.in_flight.is_empty() && !is_young;
             }
             SessionInput::PushMissed => self.inbox.missed_push(cx),
             SessionInput::InboxHeard(attempt) => self.inbox.heard(attempt, cx),
             SessionInput::InboxFailed(attempt, error) => {
                 let part = part_of_pause(&mut self.jitter);
                 if self.inbox.failed(attempt, error, part, cx) {
-                    self.ask_for_a_sign(cx);
+                    self.ping(cx);
                 }
             }
         }
     }
 
-    /// Sends what can be sent, and does what is due.
+    /// Sends what can be sent, and handles what is due.
     pub fn step(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         let cx = &mut SessionContext { now, effects };
-        self.look_at_deadlines(cx);
+        self.check_deadlines(cx);
         let (ids, jitter) = (&mut self.ids, &mut self.jitter);
         let is_dead = self
             .inbox
             .step(|| next_attempt(ids), || part_of_pause(jitter), cx);
-        let wants_sign = std::mem::take(&mut self.wants_sign) && self.in_flight.is_empty();
-        if is_dead || wants_sign {
-            self.ask_for_a_sign(cx);
+        let wants_ping = std::mem::take(&mut self.wants_ping) && self.in_flight.is_empty();
+        if is_dead || wants_ping {
+            self.ping(cx);
         }
         match self.connection {
             Connection::Closed { until, .. } if self.is_wanted() => {
                 if until <= now {
                     self.connect(cx);
                 } else if self.is_down(now) {
-                    self.tell_down(cx);
+                    self.report_down(cx);
                 }
             }
             Connection::Open { used, .. } => {
@@ -243,15 +247,15 @@ impl<P: Plant> Session<P> {
                 if !self.actions.is_empty() {
                     self.send_actions(cx);
                 }
-                if self.options.remote && self.in_flight.is_empty() && now.since(used) >= SILENCE {
-                    self.ask_for_a_sign(cx);
+                if self.options.remote && self.in_flight.is_empty() && now.since(used) >= MAX_SILENCE {
+                    self.ping(cx);
                 }
             }
             _ => {}
         }
     }
 
-    /// When [`step`](Self::step) has something to do next, if nothing happens.
+    /// Returns when [`step`](Self::step) is next due if no input arrives.
     pub fn next_due(&self) -> Option<Instant> {
         let connection = match self.connection {
             Connection::Closed { until, .. } if self.is_wanted() => {
@@ -262,59 +266,67 @@ impl<P: Plant> Session<P> {
             Connection::Closed { .. } => None,
             Connection::Opening { began, .. } => Some(began + self.options.request_timeout),
             Connection::Open { used, .. } => {
-                (self.options.remote && self.in_flight.is_empty()).then(|| used + SILENCE)
+                (self.options.remote && self.in_flight.is_empty()).then(|| used + MAX_SILENCE)
             }
         };
         let batches = self.in_flight.iter();
-        let batches = batches.map(|batch| batch.deadline.map_or(batch.gives_up, |at| at.min(batch.gives_up)));
-        let gathered = self.jobs_sent.and_then(|sent| self.gathered_at(sent));
+        let batches = batches.map(|batch| {
+            batch
+                .deadline
+                .map_or(batch.gives_up_at, |at| at.min(batch.gives_up_at))
+        });
+        let job_gap = self.jobs_sent_at.and_then(|sent| self.job_gap_ends(sent));
         let actions = if self.actions.is_empty() {
             None
         } else {
             self.next_action_due()
         };
-        let timers = connection.into_iter().chain(gathered);
+        let timers = connection.into_iter().chain(job_gap);
         let timers = timers.chain(actions);
         batches.chain(timers).chain(self.inbox.next_due()).min()
     }
 
-    // What is sent.
+    // Sending.
 
-    /// How many are under way.
-    fn batches(&self) -> usize {
+    /// Returns how many batches are in flight.
+    fn batches_in_flight(&self) -> usize {
         self.in_flight.iter().filter(|batch| !batch.is_action).count()
     }
 
-    /// Many jobs are due in one moment, and each claims when its own timer fires: so what is asked about jobs while an answer
-    /// about jobs is under way travels together when that comes. It waits for nothing else, and no longer than for that
-    /// answer's time; owners' renewals do not wait. A server that is near answers before much has gathered, so the next batch
-    /// has a fixed time at least; for that, what runs ask about themselves does not wait, as one asks after the other. Answers
-    /// what is the least urgent that does not wait.
-    fn gathers(&self, now: Instant, sent: Instant) -> Option<Class> {
+    /// Returns the least urgent class of job requests that may be sent now, or `None` if all may be sent.
+    ///
+    /// Many jobs are due in the same moment, and each claims when its own timer fires. While a batch about jobs is in
+    /// flight, other requests about jobs therefore wait until its answer arrives or is overdue, and then travel
+    /// together. Only owners' renewals do not wait.
+    ///
+    /// A nearby server answers before many requests have gathered, so the next batch also waits for a minimum gap.
+    /// Calls of a running job do not wait for the gap, because such a run sends one call after the other.
+    fn job_cutoff(&self, now: Instant, sent: Instant) -> Option<Class> {
         if self.in_flight.iter().any(InFlight::is_of_jobs) {
             return Some(Class::OwnerRenewal);
         }
-        let is_young = self.options.remote && now.since(sent) < GATHERS;
+        let is_young = self.options.remote && now.since(sent) < MIN_JOB_BATCH_GAP;
         is_young.then_some(Class::Call)
     }
 
-    /// When that time is over for something that waits for nothing else.
-    fn gathered_at(&self, sent: Instant) -> Option<Instant> {
+    /// Returns when the gap between batches about jobs ends, if a request waits for nothing else.
+    fn job_gap_ends(&self, sent: Instant) -> Option<Instant> {
         let is_open = matches!(self.connection, Connection::Open { .. });
         let waits = self.queue.has_jobs() && !self.in_flight.iter().any(InFlight::is_of_jobs);
-        let is_next = self.options.remote && is_open && waits && self.batches() < BATCHES;
-        is_next.then(|| sent + GATHERS)
+        let is_next =
+            self.options.remote && is_open && waits && self.batches_in_flight() < MAX_BATCHES_IN_FLIGHT;
+        is_next.then(|| sent + MIN_JOB_BATCH_GAP)
     }
 
     fn send_all(&mut self, cx: &mut SessionContext<'_>) {
         while let Connection::Open { attempt, .. } = self.connection
-            && self.batches() < BATCHES
+            && self.batches_in_flight() < MAX_BATCHES_IN_FLIGHT
         {
-            // Without a batch about jobs before it, nothing gathers.
-            let gathers = self.jobs_sent.and_then(|sent| self.gathers(cx.now, sent));
-            let limits = Limits {
-                most: REQUESTS,
-                gathers,
+            // Without an earlier batch about jobs there is no gap.
+            let job_cutoff = self.jobs_sent_at.and_then(|sent| self.job_cutoff(cx.now, sent));
+            let limits = BatchLimits {
+                max_requests: MAX_BATCH_REQUESTS,
+                job_cutoff,
             };
             if self.probes.is_empty() && !self.queue.is_ready(limits) {
                 break;
@@ -327,17 +339,17 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Sends a batch of the next requests within these limits, and the probes. Without limits it sends an empty one.
-    fn send(&mut self, connection: Attempt, limits: Option<Limits>, cx: &mut SessionContext<'_>) {
+    /// Sends one batch: the next requests within the limits, and the probes. Without limits the batch is empty.
+    fn send(&mut self, connection: Attempt, limits: Option<BatchLimits>, cx: &mut SessionContext<'_>) {
         self.ids += 1;
         let (id, now, timeout) = (BatchId(self.ids), cx.now, self.options.request_timeout);
-        let mut gives_up = now + timeout;
-        let (mut latest, mut deadline) = (now + SHORTEST, None::<Instant>);
+        let mut gives_up_at = now + timeout;
+        let (mut latest, mut deadline) = (now + MIN_ANSWER_TIMEOUT, None::<Instant>);
         let (mut pending, mut requests) = self.spare.pop().unwrap_or_default();
         let note = |outgoing: &Outgoing| {
-            let at = now + patience(outgoing.lease, timeout);
-            if outgoing.lease >= LONG {
-                gives_up = gives_up.min(at);
+            let at = now + answer_timeout(outgoing.lease, timeout);
+            if outgoing.lease >= MIN_LEASE_TO_GIVE_UP {
+                gives_up_at = gives_up_at.min(at);
             }
             latest = latest.max(at);
             deadline = Some(deadline.map_or(at, |earliest| earliest.min(at)));
@@ -355,13 +367,14 @@ impl<P: Plant> Session<P> {
             probes = std::mem::take(&mut self.probes);
         }
         match requests.first().map(|first| first.name.kind) {
-            Some(Kind::Job) => self.jobs_sent = Some(now),
-            Some(Kind::Latch) => self.date(&mut requests, &pending),
+            Some(Kind::Job) => self.jobs_sent_at = Some(now),
+            Some(Kind::Latch) => self.set_call_times(&mut requests, &pending),
             _ => {}
         }
-        // A batch has one not-after: that of the request which is waited for longest, but no longer than its connection.
+        // A batch has one not-after: the latest deadline of its requests, but no later than its connection is given
+        // up.
         let (not_after, late_after) = match &self.clock {
-            Some(clock) => clock.bounds(latest.min(gives_up)),
+            Some(clock) => clock.bounds(latest.min(gives_up_at)),
             None => (u64::MAX, latest + timeout),
         };
         let is_too_early = self.plant.planted(Flaw::LateAfterTooEarly);
@@ -370,13 +383,13 @@ impl<P: Plant> Session<P> {
             connection,
             sent: now,
             late_after: if is_too_early { now } else { late_after },
-            gives_up,
+            gives_up_at,
             deadline,
             requests: pending,
             probes,
             is_action: false,
         });
-        self.used(now);
+        self.note_use(now);
         let batch = Batch {
             highest: self.highest,
             not_after,
@@ -391,9 +404,9 @@ impl<P: Plant> Session<P> {
         });
     }
 
-    /// Says when requests were called for, by the server's clock, where that matters. The margin pays for small steps of that
-    /// since then: they matter to what may have been executed before.
-    fn date(&self, requests: &mut [Request], pending: &[Pending]) {
+    /// Adds to count-downs when they were called, by the server's clock. For a repeated call the margin widens the
+    /// range, to allow for small steps of that clock: an earlier request may have been executed before such a step.
+    fn set_call_times(&self, requests: &mut [Request], pending: &[Pending]) {
         for (request, pending) in requests.iter_mut().zip(pending) {
             let Verb::Call(call) = &mut request.verb else {
                 continue;
@@ -402,7 +415,7 @@ impl<P: Plant> Session<P> {
             let (since, until) = match &self.clock {
                 Some(clock) => clock.at(pending.called),
                 None if self.options.remote => (0, u64::MAX),
-                // It answers at once: nothing is late.
+                // A local store answers at once, so nothing is late.
                 None => (u64::MAX, u64::MAX),
             };
             let slack = u64::from(called.repeats) * 1000 * request.term.margin_ms;
@@ -411,15 +424,15 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    fn used(&mut self, now: Instant) {
+    fn note_use(&mut self, now: Instant) {
         if let Connection::Open { used, .. } = &mut self.connection {
             *used = now;
         }
     }
 
-    // What time brings.
+    // Deadlines.
 
-    fn look_at_deadlines(&mut self, cx: &mut SessionContext<'_>) {
+    fn check_deadlines(&mut self, cx: &mut SessionContext<'_>) {
         let now = cx.now;
         if let Connection::Opening { attempt, began } = self.connection
             && now.since(began) >= self.options.request_timeout
@@ -435,10 +448,10 @@ impl<P: Plant> Session<P> {
         if self.in_flight.is_empty() {
             return;
         }
-        // One whose connection is overdue is told with all others of that connection.
-        let overdue = self.in_flight.iter().find(|batch| batch.gives_up <= now);
+        // Giving up a connection reports all of its requests, not only the overdue batch.
+        let overdue = self.in_flight.iter().find(|batch| batch.gives_up_at <= now);
         if let Some((connection, sent)) = overdue.map(|batch| (batch.connection, batch.sent)) {
-            let error = self.timed_out(StoreErrorKind::TimedOut, "no reply of", now.since(sent));
+            let error = self.timed_out(StoreErrorKind::TimedOut, "no reply from", now.since(sent));
             self.give_up(connection, sent, error, cx);
         }
         let (mut expired, mut missed) = (Vec::new(), None);
@@ -448,12 +461,12 @@ impl<P: Plant> Session<P> {
                 missed.get_or_insert(batch.sent);
             }
         }
-        missed.inspect(|sent| self.miss(*sent));
+        missed.inspect(|sent| self.note_unanswered(*sent));
         if !expired.is_empty() {
             cx.event(SessionEvent::TimedOut(expired.len()));
         }
         for request in expired {
-            let error = self.error(StoreErrorKind::TimedOut, "no reply in time of");
+            let error = self.error(StoreErrorKind::TimedOut, "no reply in time from");
             let unanswered = self.unanswered(request, Unanswered::Unknown, error);
             cx.effects.push(unanswered);
         }

@@ -1,4 +1,4 @@
-//! What waits to be sent to one server, in the order in which it goes.
+//! The requests that wait to be sent to one server, in sending order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -9,69 +9,72 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Kind, Name, Request, Rule};
 use crate::protocol::step::{Class, Outgoing};
 
-/// So many names are sooner compared with each other than hashed.
-const FEW: usize = 8;
+/// Most names that are compared one by one; a longer list is hashed.
+const MAX_COMPARED_NAMES: usize = 8;
 
-/// No line of any kind has requests.
-const NOTHING: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
+/// The value of `filled` when no class of any kind has requests.
+const NO_REQUESTS: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 
-/// Requests by class: owners' renewals first, then what runs ask about themselves, leaves and yields, waiters' renewals,
-/// claims. First in, first out per class and name; the names of a class take turns, so that a thousand requests for one key
-/// hold up no other key.
+/// Queued requests, sorted by kind, class and name.
 ///
-/// A batch names a key once, as a store may read all of its keys before it treats the first, and is of one kind.
+/// The order of classes is: owners' renewals, calls of running jobs, leaves and yields, waiters' renewals, claims.
+/// Requests of one class and name are first in, first out. The names of a class take turns, so a thousand requests
+/// for one key do not delay other keys.
 ///
-/// Claims that go together are a batch of their own. They take turns with other batches, and follow what gives their keys
-/// back.
+/// A batch has requests of one kind and at most one request per name, because a store may read all keys before it
+/// executes the first request.
+///
+/// Claims that are granted together travel in a batch of their own. Such groups take turns with other batches, and
+/// follow the leaves of their keys.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    kinds: [[Line; Class::COUNT]; Kind::ALL.len()],
-    /// For each kind a bit per class whose line has requests, the most urgent first. It is looked at before and after each
-    /// batch. `push`, `take`, `take_renewals` and `take_all` update it.
+pub(crate) struct RequestQueue {
+    kinds: [[ClassQueue; Class::COUNT]; Kind::ALL.len()],
+    /// For each kind, one bit per class that has requests; the lowest bit is the most urgent class. The bits make the
+    /// checks before and after each batch fast. `push`, `take`, `take_renewals` and `take_all` update them.
     filled: [u8; Kind::ALL.len()],
-    /// Claims that go together.
+    /// Groups of claims that are granted together.
     groups: VecDeque<Vec<Outgoing>>,
-    /// The last batch was a group.
+    /// Set when the last batch was a group.
     was_group: bool,
-    /// Planted: whatever came first goes first.
+    /// Planted mistake: requests are sent in the order of their arrival.
     unsorted: bool,
-    /// Planted: claims and leaves have changed places.
+    /// Planted mistake: claims and leaves have exchanged their classes.
     leaves_last: bool,
-    /// The kind of the last batch: where both kinds have something as urgent, they take turns.
+    /// The kind of the last batch. Kinds whose requests are equally urgent take turns.
     last: usize,
 }
 
 /// What a batch may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// So many requests at most.
-    pub(crate) most: usize,
-    /// What is of jobs and less urgent than this waits for more, unless it fills a batch.
-    pub(crate) gathers: Option<Class>,
+pub(crate) struct BatchLimits {
+    /// Most requests in the batch.
+    pub(crate) max_requests: usize,
+    /// Job requests less urgent than this class wait, unless they fill a batch. `None`: no request waits.
+    pub(crate) job_cutoff: Option<Class>,
 }
 
 /// The requests of one class.
 #[derive(Debug, Default)]
-struct Line {
-    /// The first of each name.
+struct ClassQueue {
+    /// The first request of each name.
     first: VecDeque<Outgoing>,
-    /// What waits behind the first of its name. While more than [`FEW`] names are in `first`, each of them is here, perhaps
-    /// with nothing behind it.
+    /// The later requests of each name. If `first` has more than [`MAX_COMPARED_NAMES`] names, every one of them has
+    /// an entry here, which may be empty.
     behind: HashMap<Name, VecDeque<Outgoing>, RandomState>,
 }
 
-impl Queue {
-    /// With a mistake planted.
+impl RequestQueue {
+    /// Creates an empty queue with a planted mistake.
     pub(crate) fn with_plant(plant: impl Plant) -> Self {
-        Queue {
+        RequestQueue {
             unsorted: plant.planted(Flaw::RenewalBehindQueue),
             leaves_last: plant.planted(Flaw::ClaimBeforeLeave),
-            ..Queue::default()
+            ..RequestQueue::default()
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.filled == NOTHING && self.groups.is_empty()
+        self.filled == NO_REQUESTS && self.groups.is_empty()
     }
 
     #[inline]
@@ -91,8 +94,8 @@ impl Queue {
         self.groups.push_back(claims);
     }
 
-    /// The next group, if it goes before everything else that there is.
-    fn next_group(&mut self, limits: Limits) -> Option<Vec<Outgoing>> {
+    /// Takes the next group if it goes before all other requests.
+    fn next_group(&mut self, limits: BatchLimits) -> Option<Vec<Outgoing>> {
         let group = self.groups.front()?;
         let leaves = |outgoing: &Outgoing| {
             let name = &outgoing.request.name;
@@ -102,27 +105,28 @@ impl Queue {
             .filled
             .iter()
             .any(|filled| filled & 1 << Class::OwnerRenewal as usize != 0);
-        // What waits for more is no reason to send nothing.
+        // Job requests that must wait do not hold back a group.
         let has_others = self.most_urgent(limits).is_some();
         self.was_group = !has_others || !self.was_group && !is_urgent && !group.iter().any(leaves);
         self.was_group.then(|| self.groups.pop_front())?
     }
 
-    /// Returns whether something may go.
-    pub(crate) fn is_ready(&self, limits: Limits) -> bool {
+    /// Returns whether a batch can be sent.
+    pub(crate) fn is_ready(&self, limits: BatchLimits) -> bool {
         !self.groups.is_empty() || self.most_urgent(limits).is_some()
     }
 
-    /// Something is of jobs.
+    /// Returns whether a request about a job is queued.
     pub(crate) fn has_jobs(&self) -> bool {
         self.filled[Kind::Job as usize] != 0
     }
 
-    /// The next batch into empty `requests`. Each is shown to `note` before. Answers how they stand to each other.
+    /// Moves the next batch into `requests`, which must be empty, and returns its rule. Calls `note` with each
+    /// request first.
     #[inline]
     pub(crate) fn take(
         &mut self,
-        limits: Limits,
+        limits: BatchLimits,
         requests: &mut Vec<Request>,
         mut note: impl FnMut(&Outgoing),
     ) -> Rule {
@@ -140,9 +144,9 @@ impl Queue {
         let mut filled = self.filled[kind];
         while filled != 0 {
             let class = filled.trailing_zeros();
-            let line = &mut self.kinds[kind][class as usize];
-            line.take(limits.most, requests, &mut note);
-            if line.first.is_empty() {
+            let class_queue = &mut self.kinds[kind][class as usize];
+            class_queue.take(limits.max_requests, requests, &mut note);
+            if class_queue.first.is_empty() {
                 self.filled[kind] &= !(1 << class);
             }
             filled &= filled - 1;
@@ -150,36 +154,44 @@ impl Queue {
         Rule::Each
     }
 
-    /// All renewals: whoever sent them tries again by itself.
+    /// Removes all renewals. The claims that sent them retry by themselves.
     pub(crate) fn take_renewals(&mut self) -> Vec<Outgoing> {
         let classes = [Class::OwnerRenewal, Class::WaiterRenewal];
         let mut taken = Vec::new();
-        for (lines, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
+        for (class_queues, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
             for class in classes {
-                taken.extend(std::mem::take(&mut lines[class as usize]).into_requests());
+                taken.extend(std::mem::take(&mut class_queues[class as usize]).into_requests());
                 *filled &= !(1 << class as usize);
             }
         }
         taken
     }
 
-    /// Everything, when there is no server to send it to.
+    /// Removes all requests, when the server is down.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         self.filled = Default::default();
-        let lines = self.kinds.iter_mut().flatten().map(std::mem::take);
+        let class_queues = self.kinds.iter_mut().flatten().map(std::mem::take);
         let groups = std::mem::take(&mut self.groups).into_iter().flatten();
-        lines.flat_map(Line::into_requests).chain(groups).collect()
+        class_queues
+            .flat_map(ClassQueue::into_requests)
+            .chain(groups)
+            .collect()
     }
 
-    fn most_urgent(&self, limits: Limits) -> Option<usize> {
-        // After each batch of a store that answers at once.
-        if self.filled == NOTHING {
+    fn most_urgent(&self, limits: BatchLimits) -> Option<usize> {
+        // A fast path: this is called after each batch of a store that answers at once.
+        if self.filled == NO_REQUESTS {
             return None;
         }
         let is_held = |kind: usize, class: usize| {
-            let waits = limits.gathers.is_some_and(|urgent| class > urgent as usize);
-            let ready = || self.kinds[kind].iter().map(|line| line.first.len()).sum();
-            waits && kind == Kind::Job as usize && limits.most > ready()
+            let waits = limits.job_cutoff.is_some_and(|urgent| class > urgent as usize);
+            let ready = || {
+                self.kinds[kind]
+                    .iter()
+                    .map(|class_queue| class_queue.first.len())
+                    .sum()
+            };
+            waits && kind == Kind::Job as usize && limits.max_requests > ready()
         };
         let mut best = None;
         for (kind, filled) in self.filled.iter().enumerate().filter(|(_, filled)| **filled != 0) {
@@ -193,8 +205,8 @@ impl Queue {
     }
 }
 
-impl Line {
-    /// All of it, in order per name.
+impl ClassQueue {
+    /// Returns all requests, in order per name.
     fn into_requests(mut self) -> Vec<Outgoing> {
         let mut all = Vec::with_capacity(self.first.len());
         for outgoing in self.first {
@@ -218,18 +230,18 @@ impl Line {
     }
 
     fn contains(&self, name: &Name) -> bool {
-        if self.first.len() > FEW {
+        if self.first.len() > MAX_COMPARED_NAMES {
             self.behind.contains_key(name)
         } else {
             self.first.iter().any(|other| other.request.name == *name)
         }
     }
 
-    /// The last of `first` is new there.
+    /// Indexes the name of the request that was just appended to `first`.
     fn index_last(&mut self) {
         let missing = match self.first.len() {
-            ..=FEW => 0,
-            length if length == FEW + 1 => length,
+            ..=MAX_COMPARED_NAMES => 0,
+            length if length == MAX_COMPARED_NAMES + 1 => length,
             _ => 1,
         };
         for outgoing in self.first.iter().rev().take(missing) {
@@ -237,7 +249,7 @@ impl Line {
         }
     }
 
-    /// The next of a name that was the first of all follows it.
+    /// Appends the next request of this name, whose first request was just taken.
     fn follow(&mut self, name: &Name) {
         match self.behind.get_mut(name).map(VecDeque::pop_front) {
             Some(Some(next)) => self.first.push_back(next),
@@ -247,18 +259,18 @@ impl Line {
     }
 
     #[inline]
-    fn take(&mut self, most: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
-        // Only names of other classes can be in the batch already, so this many are skipped at the most.
+    fn take(&mut self, max_requests: usize, requests: &mut Vec<Request>, note: &mut impl FnMut(&Outgoing)) {
+        // A name can only be in the batch already from another class, so at most this many requests are skipped.
         let others = requests.len();
         let names = requests.iter().map(|other| other.name.clone());
-        let hashed = (others > FEW).then(|| names.collect::<HashSet<_, RandomState>>());
+        let hashed = (others > MAX_COMPARED_NAMES).then(|| names.collect::<HashSet<_, RandomState>>());
         let is_named = |requests: &[Request], name: &Name| match &hashed {
             Some(names) => names.contains(name),
             None => requests[..others].iter().any(|other| other.name == *name),
         };
         let mut skipped = Vec::new();
         for _ in 0..self.first.len() {
-            if requests.len() == most {
+            if requests.len() == max_requests {
                 break;
             }
             let Some(first) = self.first.pop_front() else {
@@ -306,7 +318,7 @@ mod tests {
                     margin_ms: 250,
                 },
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: None,
                 verb: Verb::Renew,
@@ -321,13 +333,16 @@ mod tests {
         Name::lock(Key::from(key))
     }
 
-    fn limits(most: usize, gathers: Option<Class>) -> Limits {
-        Limits { most, gathers }
+    fn limits(max_requests: usize, job_cutoff: Option<Class>) -> BatchLimits {
+        BatchLimits {
+            max_requests,
+            job_cutoff,
+        }
     }
 
-    fn take(queue: &mut Queue, most: usize) -> Vec<u64> {
+    fn take(queue: &mut RequestQueue, max_requests: usize) -> Vec<u64> {
         let (mut requests, mut claims) = (Vec::new(), Vec::new());
-        queue.take(limits(most, None), &mut requests, |outgoing| {
+        queue.take(limits(max_requests, None), &mut requests, |outgoing| {
             claims.push(outgoing.tag.claim.0)
         });
         let sent = requests.iter().map(|request| request.claim_id.claim.0);
@@ -340,8 +355,8 @@ mod tests {
     }
 
     #[test]
-    fn owners_renewals_pass_everything() {
-        let mut queue = Queue::default();
+    fn owners_renewals_are_sent_first() {
+        let mut queue = RequestQueue::default();
         for claim in 0..1000 {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
@@ -354,8 +369,8 @@ mod tests {
     }
 
     #[test]
-    fn a_leave_goes_before_the_claim_that_follows_it_and_a_name_travels_once() {
-        let mut queue = Queue::default();
+    fn a_leave_is_sent_before_a_later_claim_and_a_batch_has_a_name_once() {
+        let mut queue = RequestQueue::default();
         for (n, key) in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
             .iter()
             .enumerate()
@@ -372,7 +387,7 @@ mod tests {
 
     #[test]
     fn names_take_turns_and_each_is_first_in_first_out() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for claim in [1, 2, 3] {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }
@@ -385,8 +400,8 @@ mod tests {
     }
 
     #[test]
-    fn kinds_travel_apart_and_take_turns() {
-        let mut queue = Queue::default();
+    fn kinds_have_batches_of_their_own_and_take_turns() {
+        let mut queue = RequestQueue::default();
         let job = |claim| outgoing(Name::job(Key::from("nightly")), claim, Class::Claim);
         queue.push(&outgoing(lock("a"), 1, Class::Claim));
         queue.push(&job(2));
@@ -399,8 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn a_group_travels_alone_takes_turns_and_follows_a_leave_of_its_names() {
-        let mut queue = Queue::default();
+    fn a_group_has_a_batch_of_its_own_takes_turns_and_follows_leaves() {
+        let mut queue = RequestQueue::default();
         let group = |claims: &[(u64, &str)]| {
             let claims = claims.iter();
             claims
@@ -413,7 +428,7 @@ mod tests {
         queue.push(&outgoing(lock("e"), 11, Class::Claim));
         assert_eq!(take(&mut queue, 1), [10], "the leave goes before the group");
         assert_eq!(take(&mut queue, 128), [1, 2]);
-        assert_eq!(take(&mut queue, 128), [11], "single ones have their turn");
+        assert_eq!(take(&mut queue, 128), [11], "single claims have their turn");
         assert_eq!(take(&mut queue, 128), [3, 4]);
         assert!(queue.is_empty());
         queue.push_together(group(&[(5, "a")]));
@@ -424,8 +439,8 @@ mod tests {
     }
 
     #[test]
-    fn jobs_gather_but_for_renewals_and_what_fills_a_batch() {
-        let mut queue = Queue::default();
+    fn job_requests_wait_except_renewals_and_full_batches() {
+        let mut queue = RequestQueue::default();
         let job = |n: u64, class| outgoing(Name::job(Key::from(format!("job {n}"))), n, class);
         queue.push(&job(1, Class::Claim));
         queue.push(&job(2, Class::Leave));
@@ -436,7 +451,7 @@ mod tests {
         queue.push(&outgoing(lock("a"), 9, Class::Claim));
         let mut requests = Vec::new();
         queue.take(limits(8, answer), &mut requests, |_| {});
-        assert_eq!(requests[0].claim_id.claim.0, 9, "locks wait for no job");
+        assert_eq!(requests[0].claim_id.claim.0, 9, "a claim of a lock does not wait");
         assert!(!queue.is_ready(limits(8, answer)) && queue.has_jobs());
         queue.push(&job(5, Class::Call));
         assert!(!queue.is_ready(limits(8, answer)) && queue.is_ready(limits(8, more)));
@@ -445,32 +460,32 @@ mod tests {
         assert_eq!(
             take(&mut queue, 8),
             [4, 5, 2, 1, 3],
-            "and what waits goes with it"
+            "waiting requests go with the renewal"
         );
         assert!(!queue.has_jobs());
     }
 
     #[test]
-    fn a_group_goes_after_another_when_only_what_gathers_is_left() {
-        let (mut queue, gathers) = (Queue::default(), Some(Class::OwnerRenewal));
+    fn a_group_follows_a_group_when_only_job_requests_wait() {
+        let (mut queue, job_cutoff) = (RequestQueue::default(), Some(Class::OwnerRenewal));
         for claim in [1, 2] {
             queue.push_together(vec![outgoing(lock("a"), claim, Class::Claim)]);
         }
         queue.push(&outgoing(Name::job(Key::from("nightly")), 3, Class::Claim));
         for claim in [1, 2] {
             let mut requests = Vec::new();
-            assert!(queue.is_ready(limits(8, gathers)));
-            queue.take(limits(8, gathers), &mut requests, |_| {});
+            assert!(queue.is_ready(limits(8, job_cutoff)));
+            queue.take(limits(8, job_cutoff), &mut requests, |_| {});
             assert_eq!(requests.len(), 1);
             assert_eq!(requests[0].claim_id.claim.0, claim);
         }
-        assert!(!queue.is_ready(limits(8, gathers)));
+        assert!(!queue.is_ready(limits(8, job_cutoff)));
         assert_eq!(take(&mut queue, 8), [3]);
     }
 
     #[test]
-    fn all_of_it_is_given_back_in_order_per_name() {
-        let mut queue = Queue::default();
+    fn take_all_keeps_the_order_per_name() {
+        let mut queue = RequestQueue::default();
         for claim in [1, 2, 3] {
             queue.push(&outgoing(lock("hot"), claim, Class::Claim));
         }

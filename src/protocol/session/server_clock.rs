@@ -1,14 +1,14 @@
-//! A server's clock as it is known here: until when a claim may be executed, and from when on it surely is not.
+//! An estimate of a server's clock: until when a claim may be executed, and when it surely is no longer executed.
 
 use std::time::Duration;
 
 use crate::protocol::time::Instant;
 
-/// One reading: the server said `time` somewhere between two instants of ours.
+/// One reading of the server's clock: it showed `time` at some moment between two local instants.
 ///
-/// A claim carries its *not-after*, in server time, so that bytes which a stalled server reads after their sender gave
-/// up do nothing. Whoever got no answer leaves the number once more when that instant has passed for sure. Both bounds
-/// allow for clocks whose rates differ by two hundredths.
+/// A claim carries a *not-after* in server time. A stalled server that reads the claim after its sender gave up
+/// therefore ignores it. A claim without an answer is left once more when that instant has surely passed. Both bounds
+/// allow for clock rates that differ by 2 %.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerClock {
     time: u64,
@@ -17,18 +17,19 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// The server's clock showed `time` (in µs) between the instants `asked` and `heard`.
+    /// Creates a reading: the server's clock showed `time` (in µs) between the local instants `asked` and `heard`.
     pub fn read(time: u64, asked: Instant, heard: Instant) -> Self {
         ServerClock { time, asked, heard }
     }
 
-    /// The younger of two readings.
+    /// Returns the later of two readings.
     pub fn younger(self, other: ServerClock) -> ServerClock {
         if other.asked >= self.asked { other } else { self }
     }
 
-    /// For a claim that is given up at `deadline`: its not-after, the latest that the server's clock (in µs) can show
-    /// by then; and from when on, by our clock, that has passed at the server for sure.
+    /// Returns two bounds for a claim that is given up at `deadline`. The first is its not-after: the latest time (in
+    /// µs) that the server's clock can show at `deadline`. The second is the local instant from which that time has
+    /// surely passed on the server.
     pub fn bounds(&self, deadline: Instant) -> (u64, Instant) {
         let ahead = deadline.since(self.asked);
         let until = ahead + ahead / 50;
@@ -36,17 +37,17 @@ impl ServerClock {
             .time
             .saturating_add(u64::try_from(until.as_micros()).unwrap_or(u64::MAX))
             .saturating_add(1);
-        // At the latest it was read when we heard of it, and it may run slower than ours.
+        // The clock was read at `heard` at the latest, and it may run slower than the local clock.
         let late_after = self.heard + (until + until / 40) + Duration::from_micros(2);
         (not_after, late_after)
     }
 
-    /// Between which times (in µs) the server's clock was at that instant of ours.
+    /// Returns the earliest and the latest time (in µs) that the server's clock can show at a local instant.
     pub fn at(&self, instant: Instant) -> (u64, u64) {
         let (since_asked, since_heard) = (instant.since(self.asked), instant.since(self.heard));
         let (before_asked, before_heard) = (self.asked.since(instant), self.heard.since(instant));
         let us = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        // At the latest it was read when we heard of it, and it may run slower than ours, or faster.
+        // The clock was read at `heard` at the latest, and it may run slower or faster than the local clock.
         let earliest = self.time.saturating_add(us(since_heard - since_heard / 50));
         let earliest = earliest.saturating_sub(us(before_heard + before_heard / 40) + 2);
         let latest = self.time.saturating_add(us(since_asked + since_asked / 40) + 2);
@@ -63,13 +64,14 @@ mod tests {
     const ASKED: u64 = 700 * SECOND;
     const HEARD: u64 = ASKED + 300_000_000;
 
-    /// The reading of a server whose clock runs at `rate` thousandths of ours, when ours shows `nanos`.
+    /// Returns what a server's clock shows when the local clock shows `nanos`. It runs at `rate` thousandths of the
+    /// local rate.
     fn server_us(nanos: u64, rate: u64) -> u64 {
         nanos / 1000 * rate / 1000
     }
 
-    /// When ours shows 700 s, servers are asked whose clocks run at several rates and are read sooner or later. Each with its
-    /// rate and when it was read. The answer comes 300 ms after the question.
+    /// Returns readings that were requested at 700 s and answered 300 ms later. The servers' clocks run at several
+    /// rates and are read after several delays. Each reading comes with its rate and the instant of reading.
     fn readings() -> impl Iterator<Item = (u64, u64, ServerClock)> {
         let rates = [980, 990, 1000, 1010, 1020].into_iter();
         let delays = rates.flat_map(|rate| [0, 5_000_000, 300_000_000].map(|delay| (rate, ASKED + delay)));
@@ -89,7 +91,7 @@ mod tests {
                 let apart = instant.abs_diff(read) / 1000 / 16 + 310_000;
                 assert!(until - since <= apart, "{rate} {read} {instant}");
             }
-            // What was set when that was answered is known to be older than whatever is called for then.
+            // A latch that was set before the answer is older than each call after it.
             let (since, _) = clock.at(Instant::from_nanos(HEARD));
             assert!(since + 2 >= server_us(read, rate));
         }

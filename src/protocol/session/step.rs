@@ -1,4 +1,4 @@
-//! What goes into a session and what comes out of it.
+//! The inputs and effects of a session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,145 +9,148 @@ use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
 
-/// The pauses before a connection or an inbox is opened again: the first, and the longest.
-pub(crate) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How long a connection or an inbox may be silent before it is asked for a sign of life.
-pub const SILENCE: Duration = Duration::from_secs(10);
+/// The first pause before a closed connection or inbox is opened again.
+pub(crate) const MIN_RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause before a closed connection or inbox is opened again.
+pub(crate) const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// Longest silence of a connection or an inbox before the session pings it.
+pub const MAX_SILENCE: Duration = Duration::from_secs(10);
 
-/// An attempt to open a connection or an inbox, and what came of it. Never used twice.
+/// The number of one attempt to open a connection or an inbox, and of what it opened. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt(pub u64);
 
-/// A batch under way. Never used twice.
+/// The number of a batch. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// Somebody who wants to know whether the server answers.
+/// The number of a caller's question whether the server answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Probe(pub u64);
 
-/// What does not change in the life of a session.
+/// The options of a session, fixed for its life.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// How long a request, a connection's opening or a sign of life may take at most.
+    /// Longest time for a request, for opening a connection, and for the answer to a ping.
     pub request_timeout: Duration,
-    /// The server, as errors name it.
+    /// The server's name in errors.
     pub server: Arc<str>,
-    /// It can vanish without a word, so it is asked for signs of life.
+    /// Set for a server behind a network, which can vanish silently. The session pings it.
     pub remote: bool,
-    /// It can fail, so that an answer is news. The memory store cannot.
+    /// Set if the store can fail, so that its answers are reported. The memory store cannot fail.
     pub can_fail: bool,
-    /// How long a lock that was handed on and on is left free for who only looks now and then; nothing for never.
+    /// How long a lock is left free for clients that poll, after it was handed over for eight such gaps without being
+    /// free. Zero: never.
     pub poll_gap: Duration,
-    /// Parts the pauses of many nodes.
+    /// Seeds the random factor of the pauses, which spreads out many nodes.
     pub seed: u64,
 }
 
-/// What happens to a session.
+/// An input to a session.
 #[derive(Debug)]
 pub enum SessionInput {
-    /// A connection is open. The server's clock showed `time` (in µs) since the attempt began.
+    /// A connection is open.
     Connected {
-        /// Which attempt.
+        /// The attempt that opened it.
         attempt: Attempt,
-        /// The server's clock.
+        /// The server's clock (in µs), read after the attempt began.
         time: u64,
     },
     /// A connection could not be opened.
     ConnectFailed {
-        /// Which attempt.
+        /// The attempt that failed.
         attempt: Attempt,
-        /// Why.
+        /// The reason.
         error: StoreError,
     },
-    /// A batch was answered, or never will be.
+    /// A batch has its reply, or will never have one.
     Replied {
-        /// Which batch.
+        /// The number of the batch.
         batch: BatchId,
-        /// What was answered.
+        /// The replies, or why there are none.
         reply: Result<BatchReply, Failure>,
     },
-    /// Somebody wants a sign of life.
+    /// A caller asks whether the server answers.
     Probed(Probe),
-    /// Grants will be waited for.
+    /// A caller will wait for a grant, so the inbox is needed.
     InboxWanted,
     /// The inbox is open: from now on grants are pushed.
     InboxOpened(Attempt),
-    /// A caller is about to give up: the server has to give a sign of life, unless it was just heard.
+    /// A caller is about to give up: the session pings the server, unless it answered lately.
     SignWanted,
-    /// A grant was found whose push did not come.
+    /// The node owns a lease whose push did not arrive.
     PushMissed,
-    /// The inbox gave a sign of life.
+    /// The inbox answered or delivered something.
     InboxHeard(Attempt),
-    /// The inbox could not be opened, or broke.
+    /// The inbox could not be opened, or it broke.
     InboxFailed(Attempt, StoreError),
 }
 
-/// What is to be done.
+/// An effect that the driver carries out for a session.
 #[derive(Debug)]
 pub enum SessionEffect {
     /// Open a connection.
     Connect(Attempt),
-    /// Close this connection, or give up opening it. Nothing that comes of it is wanted.
+    /// Close this connection, or stop opening it. Its later results are ignored.
     Close(Attempt),
     /// Send this batch.
     Send {
-        /// On which connection.
+        /// The connection to send it on.
         connection: Attempt,
-        /// Comes back with the reply.
+        /// The number that returns with the reply.
         id: BatchId,
-        /// What to send.
+        /// The batch.
         batch: Batch,
     },
     /// Send this action, once.
     Act {
-        /// On which connection.
+        /// The connection to send it on.
         connection: Attempt,
-        /// Comes back with the reply, which is one.
+        /// The number that returns with the reply. An action has one reply.
         id: BatchId,
-        /// What the action is about.
+        /// The name that the action is about.
         name: Name,
-        /// What to send.
+        /// The action.
         action: Action,
     },
-    /// Tell the key machine of this name.
+    /// Pass this input to the key machine of the name.
     Tell(Name, Input),
-    /// A connection opened: whatever waits to be told to the server can be told now.
+    /// A connection opened: requests that were held back can be sent now.
     Reachable,
-    /// Open an inbox, ask it for a sign of life, or close it.
+    /// Open, ping or close the inbox.
     Inbox(InboxEffect),
-    /// Whether grants are pushed has changed.
+    /// The reliability of pushes has changed.
     InboxState(InboxState),
     /// The answer to a probe.
     Probed(Probe, Result<(), StoreError>),
-    /// Something worth an event or a metric.
+    /// A fact for an event or a metric.
     Event(SessionEvent),
 }
 
-/// Something worth an event or a metric, or that the simulator counts.
+/// A fact for an event, a metric or the simulator's counters.
 #[derive(Debug, Clone)]
 pub enum SessionEvent {
-    /// A connection opened, after so long.
+    /// A connection opened after this time.
     Connected(Duration),
-    /// A connection broke or was given up, or could not be opened.
+    /// A connection broke, was given up, or could not be opened.
     ConnectionLost {
-        /// Why.
+        /// The reason.
         error: StoreError,
-        /// It was found closed when it was used again after a while: nothing was under way, and so far nothing says
-        /// that the server is away.
+        /// Set if the connection was found closed after an idle time: no request was in flight, so the server may
+        /// still be reachable.
         idle: bool,
     },
-    /// Requests were asked for in vain before their connection was given up, and told so.
+    /// This number of requests got no answer in time.
     TimedOut(usize),
-    /// Requests were under way on a connection that was given up for others.
+    /// This number of requests were in flight on a connection that was given up because of other requests.
     Bystanders(usize),
-    /// So many requests were not sent, as the server is down.
+    /// This number of requests were not sent, because the server is down.
     Down(usize),
-    /// A batch was answered. Those to a store at hand are not told.
+    /// A batch was answered. Not reported for a store that cannot fail.
     Answered {
-        /// Something in it was refused.
+        /// Set if a request of the batch was refused.
         refused: bool,
-        /// When it was sent.
+        /// When the batch was sent.
         sent: Instant,
     },
     /// The inbox is open.
@@ -156,18 +159,18 @@ pub enum SessionEvent {
     InboxLost(StoreError),
 }
 
-/// What is to be done with an inbox.
+/// An effect on an inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InboxEffect {
-    /// Open it.
+    /// Open the inbox.
     Open(Attempt),
-    /// Ask it for a sign of life.
+    /// Ping the inbox.
     Ping(Attempt),
-    /// Close it, or give up opening it.
+    /// Close the inbox, or stop opening it.
     Close(Attempt),
 }
 
-/// One step of a session: the time, and where its effects go.
+/// The context of one step of a session: the time, and where its effects go.
 pub(crate) struct SessionContext<'a> {
     pub(crate) now: Instant,
     pub(crate) effects: &'a mut Vec<SessionEffect>,

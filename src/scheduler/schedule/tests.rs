@@ -156,7 +156,7 @@ impl Node {
                     margin_ms: 3_000,
                 },
                 mode: Mode::Exclusive,
-                turn: Default::default(),
+                when_behind: Default::default(),
                 data: None,
                 mark: Some(tick),
                 verb,

@@ -130,7 +130,7 @@ impl CommandText {
 fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
     match request.verb {
         Verb::Claim { wait } => {
-            match request.turn {
+            match request.when_behind {
                 WhenBehind::Skip => {}
                 WhenBehind::Queue => to.push(b'q'),
                 WhenBehind::After(tick) => append_number(to, tick.0.min(MAX_EXACT_INTEGER)),
@@ -350,7 +350,7 @@ fn decode_leader(text: &[u8]) -> Option<LeaderReport> {
         number: next_part(&mut parts)?,
         version: next_part(&mut parts)?,
         node: next_part(&mut parts)?,
-        said: bytes(parts.next()),
+        value: bytes(parts.next()),
     })
 }
 
@@ -493,7 +493,7 @@ mod tests {
                 margin_ms: 250,
             },
             mode: Default::default(),
-            turn: Default::default(),
+            when_behind: Default::default(),
             data: None,
             mark: Some(TickTime(7)),
             verb,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::Value;
 use tenure::Key;
 use tenure::protocol::message::{
-    Call, Called, ClaimId, GrantNumber, LatchReport, Mode, Name, NodeId, Payload, Permits, Reply, Request,
+    Call, CallTime, ClaimId, GrantNumber, LatchReport, Mode, Name, NodeId, Payload, Permits, Reply, Request,
     Verb,
 };
 use tenure::store::Link;
@@ -207,9 +207,9 @@ async fn a_latch_is_counted_down_by_two_versions() {
     let Reply::Watching(generation) = both.new_question(zero(None), b"").await else {
         panic!("it is not at zero")
     };
-    let called = Called {
+    let called = CallTime {
         of: Some(generation),
-        ..Called::default()
+        ..CallTime::default()
     };
     let down = Call::CountDown { called };
     assert_eq!(both.new_question(down, b"old").await, left(1), "counted once");

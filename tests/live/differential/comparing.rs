@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{Job, RecordOwner, Saved};
+use tenure::protocol::ledger::{CheckpointRecord, JobRecord, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimId, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime, WriteAnswer,
 };
@@ -89,7 +89,7 @@ impl Run {
         };
         let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
         let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
-        let real = Job {
+        let real = JobRecord {
             mark: tick("mark"),
             done: number("done") == 1,
             attempt: number("attempt") as u32,
@@ -106,7 +106,7 @@ impl Run {
             well: tick("well"),
             saved: real.get("saved").map(|text| {
                 let numbers: Vec<u64> = text.split(':').map(|part| part.parse().unwrap()).collect();
-                Saved {
+                CheckpointRecord {
                     tick: TickTime(numbers[0]),
                     attempt: numbers[1] as u32,
                     seq: numbers[2],

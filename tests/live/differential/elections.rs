@@ -182,7 +182,7 @@ impl Run {
             claim_id,
             term,
             mode: Default::default(),
-            turn: Default::default(),
+            when_behind: Default::default(),
             data,
             mark: None,
             verb,
@@ -321,7 +321,7 @@ impl Run {
         let says = self.proclaimed(at).is_some();
         self.base.saw(match reply {
             Reply::Leader(None) => "nobody leads",
-            Reply::Leader(Some(LeaderReport { said: None, .. })) => "leads",
+            Reply::Leader(Some(LeaderReport { value: None, .. })) => "leads",
             Reply::Leader(Some(_)) => "leads and proclaimed",
             Reply::Watching(Version(0)) => "watches nobody",
             Reply::Watching(_) if says => "watches what is proclaimed",
@@ -394,7 +394,7 @@ impl Run {
             number: GrantNumber(number(&fields["number"])),
             version: Version(number(&fields["version"])),
             seq: number(&fields["seq"]),
-            said: Payload(fields["said"].as_slice().into()),
+            value: Payload(fields["said"].as_slice().into()),
         });
         let model = self.proclaimed(at);
         assert_eq!(real, model, "step {step}: what is proclaimed");

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Call, Called, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Payload, Reply, Request, Rule,
+    Batch, Call, CallTime, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Payload, Reply, Request, Rule,
     Verb, Version,
 };
 use tenure::store::Link;
@@ -98,7 +98,7 @@ impl Run {
     }
 
     /// Around the generation that there is, or one before it.
-    fn called(&mut self, generation: u64) -> Called {
+    fn called(&mut self, generation: u64) -> CallTime {
         let around = [
             0,
             generation.saturating_sub(100_000),
@@ -114,7 +114,7 @@ impl Run {
             2 => Some(generation + 1),
             _ => None,
         };
-        Called {
+        CallTime {
             since,
             until: since.max(around[self.rng.usize(..6)]),
             repeats: self.rng.bool(),
@@ -154,7 +154,7 @@ impl Run {
                 margin_ms: lease_ms / 10,
             },
             mode: Default::default(),
-            turn: Default::default(),
+            when_behind: Default::default(),
             data: has_id.then(|| Payload(id.into())),
             mark: None,
             verb: Verb::Call(call),

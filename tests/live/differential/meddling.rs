@@ -54,11 +54,11 @@ impl Run {
                 assert!(start.elapsed() < PATIENCE, "the subscription stays");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            self.ledger.listens(node, false);
+            self.ledger.set_listening(node, false);
         } else {
             self.inboxes
                 .insert(node, Inbox::open(&self.store, node).await.unwrap());
-            self.ledger.listens(node, true);
+            self.ledger.set_listening(node, true);
         }
     }
 

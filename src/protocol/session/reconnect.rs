@@ -1,5 +1,5 @@
-//! A session's connection: opened when something is wanted, given up when it is silent or broken, and never used beside its
-//! successor.
+//! The life of a session's connection: opened when a request needs it, and given up when it is silent or broken. A
+//! connection is never used beside its successor.
 
 use std::time::Duration;
 
@@ -9,47 +9,53 @@ use crate::protocol::message::Unanswered;
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{Expired, InFlight};
-use crate::protocol::session::step::{Attempt, PAUSE, SessionContext, SessionEffect, SessionEvent};
-use crate::protocol::session::{NO_ANSWER, Session};
+use crate::protocol::session::step::{
+    Attempt, MIN_RECONNECT_PAUSE, SessionContext, SessionEffect, SessionEvent,
+};
+use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::Outgoing;
 use crate::protocol::time::Instant;
 
-/// A connection that was not used for so long may have been closed for that by the server, or by what is on the way.
-const IDLE: Duration = Duration::from_millis(900);
+/// A connection unused for this long may have been closed as idle, by the server or by the network.
+const IDLE_AFTER: Duration = Duration::from_millis(900);
 
 impl<P: Plant> Session<P> {
+    /// Returns whether a request, a probe or an action needs a connection.
     pub(super) fn is_wanted(&self) -> bool {
         !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
     }
 
-    /// The last attempt failed, and nothing was heard for as long as a request may take. What the server itself says
-    /// for good, a wrong password, needs no second opinion.
+    /// Returns whether the server is down: the last attempt to connect failed, and the server has not answered for a
+    /// request timeout. A permanent refusal, for example a wrong password, counts at once.
     pub(super) fn is_down(&self, now: Instant) -> bool {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
         };
-        is_for_good(error)
+        is_permanent(error)
             || self
                 .heard
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
     }
 
-    /// What was sent at `sent` came to nothing: the first of these since the server was last heard begins an outage.
-    pub(super) fn miss(&mut self, sent: Instant) {
+    /// Records that a request sent at `sent` has no answer. The first such request since the last answer begins an
+    /// outage.
+    pub(super) fn note_unanswered(&mut self, sent: Instant) {
         if self.missed <= self.heard {
             self.missed = Some(sent);
         }
     }
 
-    /// Whether nothing is known of what the server would have said lately: there is no connection, or was none just now, or
-    /// what was sent on it has no answer.
+    /// Returns whether the server's present state is unknown: the connection is not open, opened less than 200 ms ago
+    /// after a loss, or has a request that is 200 ms old and unanswered.
     pub fn is_silent(&self, now: Instant) -> bool {
-        let is_old = |since: Instant| now.since(since) >= NO_ANSWER;
+        let is_old = |since: Instant| now.since(since) >= SILENT_AFTER;
         let is_unanswered = |batch: &InFlight| is_old(batch.sent.max(self.heard.unwrap_or_default()));
-        let is_open = matches!(self.connection, Connection::Open { .. }) && self.back.is_none_or(is_old);
+        let is_open =
+            matches!(self.connection, Connection::Open { .. }) && self.reopened_at.is_none_or(is_old);
         self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
     }
 
+    /// Begins to open a connection.
     pub(super) fn connect(&mut self, cx: &mut SessionContext<'_>) {
         let (attempt, began) = (next_attempt(&mut self.ids), cx.now);
         self.connection = Connection::Opening { attempt, began };
@@ -58,15 +64,15 @@ impl<P: Plant> Session<P> {
 
     pub(super) fn connected(&mut self, attempt: Attempt, time: u64, cx: &mut SessionContext<'_>) {
         let now = cx.now;
-        // Of an attempt that was given up nothing is wanted.
+        // This attempt was given up, so its connection is not used.
         let Some(began) = self.connection.opening_since(attempt) else {
             return cx.effects.push(SessionEffect::Close(attempt));
         };
-        self.hear_time(time, began, now);
+        self.note_server_time(time, began, now);
         self.heard = Some(now);
         self.unreachable = false;
         if self.lost.take().is_some() {
-            self.back = Some(now);
+            self.reopened_at = Some(now);
         }
         self.connection = Connection::Open {
             attempt,
@@ -84,23 +90,24 @@ impl<P: Plant> Session<P> {
         error: StoreError,
         cx: &mut SessionContext<'_>,
     ) {
-        // A late error of an old attempt says nothing of its successor.
+        // A late error of an old attempt does not concern its successor.
         let Some(began) = self.connection.opening_since(attempt) else {
             return;
         };
-        self.miss(began);
+        self.note_unanswered(began);
         self.unreachable = true;
         self.close(error, false, cx);
         if self.is_down(cx.now) {
-            return self.tell_down(cx);
+            return self.report_down(cx);
         }
-        // Holders and waiters know that a renewal did not arrive yet, and try again. Others wait until that is certain.
+        // Owners and waiters retry a renewal that was not sent. Other requests wait until the server is known to be
+        // down.
         let renewals = self.queue.take_renewals();
-        self.tell_unsent(renewals, Unanswered::No, cx);
+        self.report_unsent(renewals, Unanswered::No, cx);
     }
 
-    /// Tells that these requests are not sent, nor the actions and probes that wait.
-    fn tell_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
+    /// Reports that these requests are not sent. Also reports the queued actions and probes.
+    fn report_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
         let error = self.lost_error();
         let requests = unsent.into_iter().map(|queued| (queued.request.name, queued.tag));
         let actions = std::mem::take(&mut self.actions).into_iter();
@@ -117,7 +124,7 @@ impl<P: Plant> Session<P> {
         cx.effects.extend(self.probes.drain(..).map(failed));
     }
 
-    /// Closed, and not to be opened again before a pause that doubles.
+    /// Closes the connection. The pause before the next attempt doubles each time, up to a limit.
     fn close(&mut self, error: StoreError, idle: bool, cx: &mut SessionContext<'_>) {
         let part = part_of_pause(&mut self.jitter);
         let pause = self.backoff.next(part);
@@ -129,22 +136,24 @@ impl<P: Plant> Session<P> {
         cx.event(SessionEvent::ConnectionLost { error, idle });
     }
 
-    /// The inbox opened, so this can be tried, too: but not twice in a moment, as each may open and break in turn.
+    /// Lets a closed connection open soon, because the inbox just opened. The shortest pause still applies, because
+    /// connection and inbox may open and break in turn.
     pub(super) fn retry_now(&mut self, now: Instant) {
         if let Connection::Closed { since, until } = &mut self.connection {
-            *until = (*until).min(now.max(*since + PAUSE.0));
+            *until = (*until).min(now.max(*since + MIN_RECONNECT_PAUSE));
         }
     }
 
-    /// Nothing is sent to a server that is down.
-    pub(super) fn tell_down(&mut self, cx: &mut SessionContext<'_>) {
+    /// Reports all queued requests as not sent, because the server is down.
+    pub(super) fn report_down(&mut self, cx: &mut SessionContext<'_>) {
         let queued = self.queue.take_all();
         if !queued.is_empty() {
             cx.event(SessionEvent::Down(queued.len()));
         }
-        self.tell_unsent(queued, Unanswered::Down, cx);
+        self.report_unsent(queued, Unanswered::Down, cx);
     }
 
+    /// Returns why there is no connection.
     pub(super) fn lost_error(&self) -> StoreError {
         self.lost
             .clone()
@@ -161,8 +170,8 @@ impl<P: Plant> Session<P> {
         StoreError::new(kind, format_args!("{what} {server} within {waited:?}"))
     }
 
-    /// A sign of life: an empty batch. Whoever is silent is given up as after a request.
-    pub(super) fn ask_for_a_sign(&mut self, cx: &mut SessionContext<'_>) {
+    /// Sends an empty batch as a ping. A connection that does not answer it is given up, as after a request.
+    pub(super) fn ping(&mut self, cx: &mut SessionContext<'_>) {
         if let Connection::Open { attempt, .. } = self.connection
             && self.options.remote
         {
@@ -170,8 +179,8 @@ impl<P: Plant> Session<P> {
         }
     }
 
-    /// Never used beside its successor: whatever is under way on it is told so. `sent`: when that was which found it
-    /// broken.
+    /// Gives up a connection that proved broken for the request sent at `sent`. Reports every request in flight on
+    /// it, so that the connection is never used beside its successor.
     pub(super) fn give_up(
         &mut self,
         connection: Attempt,
@@ -183,7 +192,7 @@ impl<P: Plant> Session<P> {
         if !matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection) {
             return;
         }
-        self.miss(sent);
+        self.note_unanswered(sent);
         let excused = self.is_proven(connection);
         if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
             self.predecessor = Some(connection);
@@ -192,7 +201,8 @@ impl<P: Plant> Session<P> {
         }
         let idle = *error.kind() == StoreErrorKind::Interrupted && self.was_idle_before(sent);
         self.close(error.clone(), idle, cx);
-        // It did its work until now. One that refuses everything did not.
+        // The connection worked until now, so its successor may open at once. A server that refuses everything did
+        // not work.
         if excused
             && !matches!(error.kind(), StoreErrorKind::Refused(_))
             && let Connection::Closed { until, .. } = &mut self.connection
@@ -204,34 +214,36 @@ impl<P: Plant> Session<P> {
             return;
         }
         for batch in under_way {
-            let overdue = batch.gives_up <= now;
+            let overdue = batch.gives_up_at <= now;
             let why = match excused {
                 true if !overdue => Unanswered::Bystander,
                 _ => Unanswered::Unknown,
             };
-            self.tell_unanswered(batch, why, &error, cx);
+            self.report_unanswered(batch, why, &error, cx);
         }
-        // What broke or silenced one did so to the other, or soon will.
+        // The cause usually breaks or silences the inbox, too.
         self.inbox.connection_lost(sent, cx);
     }
 
-    /// Nothing was under way for a while before what was sent then and what is still under way.
+    /// Returns whether the connection was idle before `sent` and before the requests in flight: the server was last
+    /// heard at least 900 ms earlier.
     pub(super) fn was_idle_before(&self, sent: Instant) -> bool {
         let first = self
             .in_flight
             .iter()
             .map(|batch| batch.sent)
             .fold(sent, Instant::min);
-        self.heard.is_some_and(|heard| first.since(heard) >= IDLE)
+        self.heard.is_some_and(|heard| first.since(heard) >= IDLE_AFTER)
     }
 
+    /// Returns whether the server has answered on this connection, which is the current one.
     pub(super) fn is_proven(&self, connection: Attempt) -> bool {
         matches!(self.connection, Connection::Open { attempt, proven: true, .. } if attempt == connection)
     }
 }
 
-/// No other connection will fare better. What the server calls by no name that is known here may pass.
-fn is_for_good(error: &StoreError) -> bool {
+/// Returns whether another connection would get the same refusal. A refusal of an unknown kind may pass.
+fn is_permanent(error: &StoreError) -> bool {
     use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
     match error.kind() {
         StoreErrorKind::Refused(refusal) => {

@@ -1,21 +1,22 @@
-//! A lease that goes from one owner to the next in one step: from a writer to the reader that it becomes, and from process to
-//! process by what its owner writes down of it.
+//! Passes a lease from one owner to the next in one step: a writer becomes a reader, or another process adopts a
+//! transfer.
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{Entry, RecordOwner};
+use crate::protocol::ledger::record::{QueueEntry, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// `to` owns it in the place of `claim_id`. As nobody owns it by that number ever again, a repeat finds `to`, or nothing.
-    pub(crate) fn pass(&mut self, claim_id: ClaimId, to: Entry) -> Reply {
+    /// Makes `to` the owner in place of `claim_id`. The old number never owns the lease again, so a repeated pass
+    /// finds `to` as owner, or refuses.
+    pub(crate) fn pass(&mut self, claim_id: ClaimId, to: QueueEntry) -> Reply {
         if let Some(number) = self.owned_by(to.claim_id) {
             self.branches.push(Branch::PassRepeated);
             self.extend(to.claim_id, to.term);
             return Reply::Granted(number);
         }
-        if !self.has(claim_id, to.mode) {
+        if !self.owns_in_mode(claim_id, to.mode) {
             self.branches.push(Branch::PassRefused);
             return Reply::Gone;
         }
@@ -45,8 +46,8 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Granted(number)
     }
 
-    /// It is the owner's, in that mode or in a stronger one.
-    fn has(&self, claim_id: ClaimId, mode: Mode) -> bool {
+    /// Returns whether the claim owns the lease in this mode or in a stronger one.
+    fn owns_in_mode(&self, claim_id: ClaimId, mode: Mode) -> bool {
         let mut shares = self.state.shares.iter();
         let by_anyone = self.planted(Flaw::AdoptedTwice) && self.state.record.is_some();
         (self.owned_by(claim_id).is_some() || by_anyone)
@@ -59,9 +60,9 @@ impl<P: Plant> Transaction<'_, P> {
             }
     }
 
-    /// It lasts for this lease from now on, or for as long as it would have lasted.
+    /// Extends a lease to last for `term` from now on. Never shortens the lease.
     pub(crate) fn lengthen(&mut self, of: ClaimId, mode: Mode, term: LeaseTimes) -> Reply {
-        let is_there = self.has(of, mode);
+        let is_there = self.owns_in_mode(of, mode);
         self.settle(None);
         if !is_there {
             return Reply::Gone;
