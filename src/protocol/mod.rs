@@ -9,7 +9,7 @@
 //! then a folder each: [`key`], [`call`], [`session`], [`ledger`].
 
 pub mod call;
-mod failing;
+mod failed_request;
 pub mod flaw;
 pub mod key;
 pub mod ledger;

@@ -45,7 +45,7 @@ pub struct LockOptions {
     /// [`Rule::AllOrNone`](crate::protocol::message::Rule::AllOrNone).
     pub together: bool,
     /// A busy key is not the last answer: the caller goes on in another way, and no event says that it was denied.
-    pub goes_on: bool,
+    pub has_fallback: bool,
     /// The lease was just lost: nothing is claimed for about a third of a lease.
     pub rests: bool,
     /// The lease is renewed for so long, counted from the grant, and then ends by itself.
@@ -70,7 +70,7 @@ impl LockOptions {
             fixed: false,
             solo: false,
             together: false,
-            goes_on: false,
+            has_fallback: false,
             rests: false,
             max_hold: None,
             mark: None,
@@ -321,7 +321,7 @@ pub enum AcquireError {
     /// What was to be taken over from its owner is lost.
     Lost(LostCause),
     /// What was to be passed on was not, as the store did nothing: it is held as before, under this ticket.
-    Kept(Fence, StoreError),
+    StillHeld(Fence, StoreError),
 }
 
 /// The answer to a call.
@@ -386,7 +386,7 @@ pub enum Outcome {
     /// It did not.
     Lost(LostCause),
     /// It held to here, but the store could not be told; the lease ends by itself at the latest.
-    Failed(StoreError),
+    Unconfirmed(StoreError),
 }
 
 /// Something worth an event or a metric, or that the simulator counts.
@@ -439,7 +439,7 @@ pub enum KeyEvent {
         error: StoreError,
     },
     /// The answer to a claim or yield got lost; it is asked for.
-    Asking,
+    OutcomeQueried,
     /// A claim was refused because it arrived late.
     Late,
     /// A claim was never answered; it is left once more when it can no longer be executed.
@@ -449,7 +449,7 @@ pub enum KeyEvent {
     /// The burst was over and the lease was yielded.
     Yielded,
     /// A grant was shorter than whoever is first in the line wants, and was yielded.
-    TooShort,
+    GrantUnsuitable,
     /// The answer to a leave or yield got lost; it is repeated.
     LeaveRepeated,
     /// The store could not be told in time that a lease is over; it ends by itself.
@@ -458,11 +458,11 @@ pub enum KeyEvent {
         error: Option<StoreError>,
     },
     /// Permits were granted while somebody held some as of another number of permits.
-    UnlikeCapacity {
+    CapacityDiffers {
         /// Of so many here.
-        ours: u32,
+        local: u32,
         /// Of so many elsewhere.
-        theirs: u32,
+        recorded: u32,
     },
     /// A granted answer was too old to be used.
     AnswerStale,
@@ -503,6 +503,3 @@ impl Default for Rules {
 pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-
-/// Names a key and says what happened to it.
-pub type Event = (Name, Input);

@@ -3,9 +3,9 @@
 //! These calls are *repeated*: a request without an answer is sent again under the same id, by which the store recognizes what
 //! it has done. Guarded writes and `forget_job` are *sent once*.
 //!
-//! Reading order: `pending`, `calls`, `watch`, `once`.
+//! Reading order: `pending_call`, `calls`, `watch`, `actions`.
 
+pub(crate) mod actions;
 pub(crate) mod calls;
-pub(crate) mod once;
-pub(crate) mod pending;
+pub(crate) mod pending_call;
 pub(crate) mod watch;

@@ -6,7 +6,7 @@
 //! nothing depends on that.
 
 use crate::protocol::call::calls::{Calls, NEVER};
-use crate::protocol::call::pending::PendingCall;
+use crate::protocol::call::pending_call::PendingCall;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::Version;
@@ -28,7 +28,7 @@ impl<P: Plant> Calls<P> {
     }
 
     /// Returns the watch that asks the same, or a new call that is due then.
-    pub(crate) fn call_of(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
+    pub(crate) fn watch_or_new(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
         let mut pending = self.pending.iter();
         let at = pending.position(|call| call.is_watch() && call.options.call == options.call);
         let at = at.unwrap_or_else(|| {
@@ -40,7 +40,7 @@ impl<P: Plant> Calls<P> {
 
     /// There is no news. The callers that came before `sent` know from now on which version they wait to see changed, and ask
     /// with those that know the same.
-    pub(crate) fn nothing_new(
+    pub(crate) fn note_no_news(
         &mut self,
         cx: &mut StepContext<'_>,
         at: usize,
@@ -48,13 +48,13 @@ impl<P: Plant> Calls<P> {
         sent: Instant,
     ) {
         // The store said so: a caller that gives up waiting has not waited in vain.
-        self.watched = Some(cx.now);
+        self.no_news_at = Some(cx.now);
         let takes_all = self.plant.planted(Flaw::OldLookBelieved);
         let push_alone = self.plant.planted(Flaw::WatchedByPushAlone);
         let call = &mut self.pending[at];
-        let pause = cx.source.jittered(call.lease() / 3);
+        let pause = cx.shard.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };
-        let is_news = std::mem::take(&mut call.look_again);
+        let is_news = std::mem::take(&mut call.recheck_on_answer);
         let newer = call.options.call.knowing(version);
         if newer == call.options.call {
             call.due = (!is_news).then_some(next);
@@ -66,31 +66,31 @@ impl<P: Plant> Calls<P> {
             call: newer,
             ..call.options.clone()
         };
-        let known = self.call_of(options, Some(next));
+        let known = self.watch_or_new(options, Some(next));
         known.callers.extend(told);
         if is_news {
-            known.look_now();
+            known.send_when_idle();
         } else {
-            known.look_by(next);
+            known.send_by(next);
         }
     }
 
     /// There is news, or there may be.
     pub(crate) fn changed(&mut self) {
         let watches = self.pending.iter_mut().filter(|call| call.is_watch());
-        watches.for_each(PendingCall::look_now);
+        watches.for_each(PendingCall::send_when_idle);
     }
 
     /// Whether news is pushed has changed, or some of it may have been missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
-        if cx.source.inbox == InboxState::Confirmed {
+        if cx.shard.inbox == InboxState::Confirmed {
             self.changed();
         }
     }
 
     /// The store can be reached again.
     pub(crate) fn reachable(&mut self, _: &mut StepContext<'_>) {
-        let retries = self.pending.iter_mut().filter(|call| call.retries);
-        retries.for_each(PendingCall::look_now);
+        let is_retry = self.pending.iter_mut().filter(|call| call.is_retry);
+        is_retry.for_each(PendingCall::send_when_idle);
     }
 }

@@ -22,21 +22,21 @@ pub(crate) struct Claim {
     pub(crate) tick: Option<Box<TickClaim>>,
     pub(crate) phase: Phase,
     /// When its first request was handed out: never later than it was sent.
-    pub(crate) asked: Instant,
+    pub(crate) created_at: Instant,
     /// The request under way, if any. Its number is `seq`.
-    pub(crate) asking: Option<RequestKind>,
+    pub(crate) in_flight: Option<RequestKind>,
     /// Counts the requests.
     pub(crate) seq: u32,
     /// When the next request is due, while none is under way.
-    pub(crate) act: Option<Instant>,
+    pub(crate) next_request: Option<Instant>,
     /// `act` repeats what failed: it need not be waited for when the store is back.
-    pub(crate) retries: bool,
+    pub(crate) is_retry: bool,
     /// Failures in a row.
     pub(crate) failed_requests: u32,
     /// A grant may have been missed since the request under way was handed out.
-    pub(crate) look_again: bool,
+    pub(crate) recheck_on_answer: bool,
     /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
-    pub(crate) may_execute_until: Option<Instant>,
+    pub(crate) executable_until: Option<Instant>,
     /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
     /// repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
@@ -69,9 +69,9 @@ pub(crate) enum Origin {
 
 impl Origin {
     /// What the holder held as a writer, if it is to become a reader.
-    pub(crate) fn held_to_write(&self, mode: Mode) -> Option<&Held> {
+    pub(crate) fn held_as_writer(&self, mode: Mode) -> Option<&HeldLease> {
         let Origin::Pass(pass) = self else { return None };
-        pass.ours.as_ref().filter(|old| old.mode != mode)?.held()
+        pass.local.as_ref().filter(|old| old.mode != mode)?.held()
     }
 }
 
@@ -81,19 +81,19 @@ pub(crate) struct Pass {
     pub(crate) from: ClaimId,
     /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
     /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
-    pub(crate) ours: Option<Claim>,
+    pub(crate) local: Option<Claim>,
 }
 
 /// For whom a claim is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimant {
     /// For whoever is first in the line.
-    Cohort,
+    LineHead,
     /// For one caller: a fixed lease, a tick, or a place of its own in the queue.
     Solo(Caller),
     /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
     /// From then on it is the cohort's.
-    Ahead,
+    LineFollower,
     /// For nobody any more.
     Abandoned,
 }
@@ -124,13 +124,13 @@ pub(crate) enum Phase {
     /// Granted at `since`, but too little may be left: renewed before use. So many times in vain.
     Confirming { since: Instant, tries: u32 },
     /// Ours, for a holder.
-    Held(Held),
+    Held(HeldLease),
     /// Dead here; the store is being told.
     Leaving(Leaving),
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     pub(crate) number: GrantNumber,
     pub(crate) deadline: Instant,
     pub(crate) holders: Holders,
@@ -166,7 +166,7 @@ pub struct Holding {
 
 impl Holding {
     /// That of the caller at the place `index` among the local holders of a claim.
-    pub(crate) fn new(now: Instant, claim: &Claim, held: &Held, index: u64) -> Self {
+    pub(crate) fn new(now: Instant, claim: &Claim, held: &HeldLease, index: u64) -> Self {
         let tick = claim.tick.as_deref();
         Holding {
             claim: claim.claim_id,
@@ -188,35 +188,35 @@ impl Holding {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Holders {
     /// One caller, and after it the next of the line.
-    One(Local),
+    One(LocalHolder),
     /// So many readers of the line at once. Who they are is known by ticket, see `readers`.
     Readers(u32),
 }
 
 /// One caller that holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Local {
+pub(crate) struct LocalHolder {
     pub(crate) ticket: Ticket,
     /// What it may do, and has been told.
-    pub(crate) hold: Hold,
+    pub(crate) hold: HoldTime,
     /// When it is given back, if its caller has not taken it up by then.
     pub(crate) unfetched: Option<Instant>,
 }
 
-impl Local {
+impl LocalHolder {
     /// Granted now, by a claim with a lease of this length.
     pub(crate) fn new(now: Instant, ticket: Ticket, options: LockOptions, lease: Duration) -> Self {
-        Local {
+        LocalHolder {
             ticket,
-            hold: Hold::new(now, options),
+            hold: HoldTime::new(now, options),
             unfetched: Some(now + lease),
         }
     }
 }
 
-impl Held {
+impl HeldLease {
     /// The one caller that holds by it, if it is one.
-    pub(crate) fn local(&self) -> Option<&Local> {
+    pub(crate) fn local(&self) -> Option<&LocalHolder> {
         match &self.holders {
             Holders::One(local) => Some(local),
             Holders::Readers(_) => None,
@@ -226,28 +226,28 @@ impl Held {
 
 /// How long one holder holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hold {
+pub(crate) struct HoldTime {
     pub(crate) since: Instant,
-    pub(crate) most: Option<Duration>,
+    pub(crate) max: Option<Duration>,
     /// It has been told that this is over.
     pub(crate) is_overdue: bool,
     /// It has been told of that it holds for long.
-    pub(crate) is_told: bool,
+    pub(crate) is_reported: bool,
 }
 
-impl Hold {
+impl HoldTime {
     pub(crate) fn new(now: Instant, options: LockOptions) -> Self {
-        Hold {
+        HoldTime {
             since: now,
-            most: options.max_hold,
+            max: options.max_hold,
             is_overdue: false,
-            is_told: false,
+            is_reported: false,
         }
     }
 
     /// The same for another ticket, which has not been told that the time is over.
-    pub(crate) fn under_another_ticket(self) -> Hold {
-        Hold {
+    pub(crate) fn under_another_ticket(self) -> HoldTime {
+        HoldTime {
             is_overdue: false,
             ..self
         }
@@ -255,7 +255,7 @@ impl Hold {
 
     /// When it is renewed no more.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.most.map(|most| self.since + most)
+        self.max.map(|max| self.since + max)
     }
 }
 
@@ -286,14 +286,14 @@ impl Claim {
             fixed: options.fixed,
             tick: tick.map(Box::new),
             phase: Phase::Asked,
-            asked: now,
-            asking: None,
+            created_at: now,
+            in_flight: None,
             seq: 0,
-            act: None,
-            retries: false,
+            next_request: None,
+            is_retry: false,
             failed_requests: 0,
-            look_again: false,
-            may_execute_until: None,
+            recheck_on_answer: false,
+            executable_until: None,
             unanswered: None,
             origin: None,
         }
@@ -304,7 +304,7 @@ impl Claim {
     }
 
     /// How long its record lives in the store: the lease and the margin.
-    pub(crate) fn hold(&self) -> Duration {
+    pub(crate) fn record_lifetime(&self) -> Duration {
         ms(self.term.hold_ms())
     }
 
@@ -319,7 +319,7 @@ impl Claim {
     /// Ends a pass. Returns the claim of this process whose lease was passed on.
     pub(crate) fn take_passed(&mut self) -> Option<Claim> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
-            Some(Origin::Pass(pass)) => pass.ours,
+            Some(Origin::Pass(pass)) => pass.local,
             _ => None,
         }
     }
@@ -334,7 +334,7 @@ impl Claim {
 
     /// What a request of that kind asks for.
     #[inline]
-    pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
+    pub(crate) fn verb_and_class(&self, what: RequestKind) -> (Verb, Class) {
         let to = self.claim_id;
         match what {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
@@ -354,7 +354,7 @@ impl Claim {
 
     /// Whose number the request is about.
     #[inline]
-    pub(crate) fn asks_as(&self, what: RequestKind) -> ClaimId {
+    pub(crate) fn request_claim_id(&self, what: RequestKind) -> ClaimId {
         match &self.origin {
             Some(Origin::Yield(yielded)) if what == RequestKind::Yield => yielded.from,
             Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
@@ -362,15 +362,15 @@ impl Claim {
         }
     }
 
-    pub(crate) fn held(&self) -> Option<&Held> {
+    pub(crate) fn held(&self) -> Option<&HeldLease> {
         match &self.phase {
             Phase::Held(held) => Some(held),
             _ => None,
         }
     }
 
-    pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {
-        self.asking == Some(kind)
+    pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
+        self.in_flight == Some(kind)
     }
 
     /// When it has something to do.
@@ -380,18 +380,21 @@ impl Claim {
             let unfetched = held.local().and_then(|local| local.unfetched);
             (Some(held.deadline), unfetched)
         });
-        [self.act, deadline, unfetched].into_iter().flatten().min()
+        [self.next_request, deadline, unfetched]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
+    pub(crate) fn summary(&self) -> ClaimSummary {
+        ClaimSummary {
             due: self.due(),
             ticket: self.ticket(),
-            is_pursuit: self.is_pursuit(),
+            is_head_claim: self.is_head_claim(),
             is_taken: self.is_taken(),
             is_shared: self.is_shared(),
             waits_alone: self.waits_alone(),
-            is_ahead: self.is_ahead(),
+            is_for_follower: self.is_for_follower(),
         }
     }
 
@@ -411,13 +414,13 @@ impl Claim {
 
     /// Pursued for the line, or held and to be handed on to it. While others may hold beside it, readers or those who have
     /// permits, whoever is first in the line is claimed for meanwhile.
-    pub(crate) fn is_pursuit(&self) -> bool {
+    pub(crate) fn is_head_claim(&self) -> bool {
         let is_pursued = match &self.phase {
             Phase::Leaving(_) => false,
             Phase::Held(held) => held.local().is_some() && !matches!(self.mode, Mode::Permits(_)),
             _ => true,
         };
-        matches!(self.claimant, Claimant::Cohort) && is_pursued
+        matches!(self.claimant, Claimant::LineHead) && is_pursued
     }
 
     /// Somebody has the key for sure, or is before us.
@@ -431,8 +434,8 @@ impl Claim {
     }
 
     /// It asks for whoever is behind the first of the line.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.claimant == Claimant::Ahead && !self.is_leaving()
+    pub(crate) fn is_for_follower(&self) -> bool {
+        self.claimant == Claimant::LineFollower && !self.is_leaving()
     }
 
     /// For a caller that does not hold yet.
@@ -443,12 +446,12 @@ impl Claim {
 
 /// What claims are found by.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Facts {
+pub(crate) struct ClaimSummary {
     pub(crate) due: Option<Instant>,
     /// Who holds by it, or waits for it alone.
     pub(crate) ticket: Option<Ticket>,
     /// Pursued for the line, or held and to be handed on to it.
-    pub(crate) is_pursuit: bool,
+    pub(crate) is_head_claim: bool,
     /// Somebody has the key for sure, or is before us.
     pub(crate) is_taken: bool,
     /// It is held, and excludes no readers.
@@ -456,5 +459,5 @@ pub(crate) struct Facts {
     /// For a caller that does not hold yet.
     pub(crate) waits_alone: bool,
     /// It asks for whoever is behind the first of the line.
-    pub(crate) is_ahead: bool,
+    pub(crate) is_for_follower: bool,
 }

@@ -8,41 +8,41 @@ use std::ops::{Index, IndexMut};
 
 use foldhash::quality::RandomState;
 
-use crate::protocol::key::claim::{Claim, Facts};
+use crate::protocol::key::claim::{Claim, ClaimSummary};
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
 /// So many claims are sooner looked through than indexed.
-const FEW: usize = 8;
+const MAX_UNINDEXED_CLAIMS: usize = 8;
 
 /// Every claim of a key that is not over. At most one of them is pursued for the line.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     list: Vec<Claim>,
-    index: Option<Box<Finder>>,
+    index: Option<Box<ClaimIndex>>,
 }
 
 /// Where each claim is, by what it is found by.
 #[derive(Debug, Default)]
-struct Finder {
+struct ClaimIndex {
     places: HashMap<ClaimNumber, usize, RandomState>,
     /// What it was found by when it was indexed.
-    facts: HashMap<ClaimNumber, Facts, RandomState>,
+    summaries: HashMap<ClaimNumber, ClaimSummary, RandomState>,
     tickets: HashMap<Ticket, ClaimNumber, RandomState>,
     dues: BTreeSet<(Instant, ClaimNumber)>,
-    pursuit: Option<ClaimNumber>,
+    head_claim: Option<ClaimNumber>,
     taken: usize,
     shared: usize,
     alone: usize,
-    ahead: usize,
+    followers: usize,
     /// Changed since it was indexed.
     stale: Vec<ClaimNumber>,
     /// Changed since somebody saw to it that each is wanted.
     unsettled: Vec<ClaimNumber>,
 }
 
-impl Finder {
+impl ClaimIndex {
     fn touch(&mut self, number: ClaimNumber) {
         for list in [&mut self.stale, &mut self.unsettled] {
             if list.last() != Some(&number) {
@@ -51,41 +51,41 @@ impl Finder {
         }
     }
 
-    fn add(&mut self, number: ClaimNumber, facts: Facts) {
-        self.facts.insert(number, facts);
-        self.tickets.extend(facts.ticket.map(|ticket| (ticket, number)));
-        self.dues.extend(facts.due.map(|due| (due, number)));
-        if facts.is_pursuit {
-            self.pursuit = Some(number);
+    fn add(&mut self, number: ClaimNumber, summary: ClaimSummary) {
+        self.summaries.insert(number, summary);
+        self.tickets.extend(summary.ticket.map(|ticket| (ticket, number)));
+        self.dues.extend(summary.due.map(|due| (due, number)));
+        if summary.is_head_claim {
+            self.head_claim = Some(number);
         }
-        self.taken += usize::from(facts.is_taken);
-        self.shared += usize::from(facts.is_shared);
-        self.alone += usize::from(facts.waits_alone);
-        self.ahead += usize::from(facts.is_ahead);
+        self.taken += usize::from(summary.is_taken);
+        self.shared += usize::from(summary.is_shared);
+        self.alone += usize::from(summary.waits_alone);
+        self.followers += usize::from(summary.is_for_follower);
     }
 
     fn remove(&mut self, number: ClaimNumber) {
-        let facts = self.facts.remove(&number).unwrap_or_default();
-        if let Some(ticket) = facts.ticket.filter(|t| self.tickets.get(t) == Some(&number)) {
+        let summary = self.summaries.remove(&number).unwrap_or_default();
+        if let Some(ticket) = summary.ticket.filter(|t| self.tickets.get(t) == Some(&number)) {
             self.tickets.remove(&ticket);
         }
-        if let Some(due) = facts.due {
+        if let Some(due) = summary.due {
             self.dues.remove(&(due, number));
         }
-        if facts.is_pursuit && self.pursuit == Some(number) {
-            self.pursuit = None;
+        if summary.is_head_claim && self.head_claim == Some(number) {
+            self.head_claim = None;
         }
-        self.taken -= usize::from(facts.is_taken);
-        self.shared -= usize::from(facts.is_shared);
-        self.alone -= usize::from(facts.waits_alone);
-        self.ahead -= usize::from(facts.is_ahead);
+        self.taken -= usize::from(summary.is_taken);
+        self.shared -= usize::from(summary.is_shared);
+        self.alone -= usize::from(summary.waits_alone);
+        self.followers -= usize::from(summary.is_for_follower);
     }
 }
 
 impl Claims {
     /// Keeps room for a few.
     pub(crate) fn shrink(&mut self) {
-        self.list.shrink_to(FEW);
+        self.list.shrink_to(MAX_UNINDEXED_CLAIMS);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -106,8 +106,8 @@ impl Claims {
         if let Some(index) = &mut self.index {
             index.places.insert(number, self.list.len() - 1);
             index.touch(number);
-        } else if self.list.len() > FEW {
-            let mut index = Box::<Finder>::default();
+        } else if self.list.len() > MAX_UNINDEXED_CLAIMS {
+            let mut index = Box::<ClaimIndex>::default();
             for (at, claim) in self.list.iter().enumerate() {
                 index.places.insert(claim.claim_id.claim, at);
                 index.touch(claim.claim_id.claim);
@@ -181,14 +181,14 @@ impl Claims {
 
     /// The claim that is pursued for the line, or will be handed on to it.
     #[inline]
-    pub(crate) fn pursuit(&mut self) -> Option<ClaimNumber> {
+    pub(crate) fn head_claim(&mut self) -> Option<ClaimNumber> {
         self.refresh();
         match &self.index {
-            Some(index) => index.pursuit,
+            Some(index) => index.head_claim,
             None => {
                 let mut claims = self.list.iter();
-                let pursuit = claims.find(|claim| claim.is_pursuit())?;
-                Some(pursuit.claim_id.claim)
+                let head_claim = claims.find(|claim| claim.is_head_claim())?;
+                Some(head_claim.claim_id.claim)
             }
         }
     }
@@ -214,11 +214,11 @@ impl Claims {
     }
 
     /// How many ask for those behind the first of the line.
-    pub(crate) fn ahead(&mut self) -> usize {
+    pub(crate) fn follower_claims(&mut self) -> usize {
         self.refresh();
         match &self.index {
-            Some(index) => index.ahead,
-            None => self.list.iter().filter(|claim| claim.is_ahead()).count(),
+            Some(index) => index.followers,
+            None => self.list.iter().filter(|claim| claim.is_for_follower()).count(),
         }
     }
 
@@ -232,7 +232,7 @@ impl Claims {
     }
 
     /// Those that have something to do by `now`.
-    pub(crate) fn due(&mut self, now: Instant) -> Numbers {
+    pub(crate) fn due(&mut self, now: Instant) -> ClaimNumbers {
         self.refresh();
         match &self.index {
             Some(index) => {
@@ -251,21 +251,21 @@ impl Claims {
 
     /// Those that changed since this was asked last, or may be wanted no more since the line did.
     #[inline]
-    pub(crate) fn unsettled(&mut self) -> Numbers {
+    pub(crate) fn unsettled(&mut self) -> ClaimNumbers {
         if self.list.is_empty() {
-            return Numbers::default();
+            return ClaimNumbers::default();
         }
         self.refresh();
         match &mut self.index {
             Some(index) => {
                 let changed = index.unsettled.drain(..);
-                changed.chain(index.pursuit).collect()
+                changed.chain(index.head_claim).collect()
             }
             None => self.all(),
         }
     }
 
-    pub(crate) fn all(&self) -> Numbers {
+    pub(crate) fn all(&self) -> ClaimNumbers {
         self.list.iter().map(|claim| claim.claim_id.claim).collect()
     }
 
@@ -281,7 +281,7 @@ impl Claims {
         while let Some(number) = index.stale.pop() {
             if let Some(&at) = index.places.get(&number) {
                 index.remove(number);
-                index.add(number, self.list[at].facts());
+                index.add(number, self.list[at].summary());
             }
         }
     }
@@ -305,23 +305,23 @@ impl IndexMut<ClaimNumber> for Claims {
 
 /// Numbers of claims, to go through while the claims change. One needs no memory of its own.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub(crate) struct ClaimNumbers {
     first: Option<ClaimNumber>,
     more: Vec<ClaimNumber>,
 }
 
-impl FromIterator<ClaimNumber> for Numbers {
+impl FromIterator<ClaimNumber> for ClaimNumbers {
     #[inline]
     fn from_iter<I: IntoIterator<Item = ClaimNumber>>(numbers: I) -> Self {
         let mut numbers = numbers.into_iter();
-        Numbers {
+        ClaimNumbers {
             first: numbers.next(),
             more: numbers.collect(),
         }
     }
 }
 
-impl Iterator for Numbers {
+impl Iterator for ClaimNumbers {
     type Item = ClaimNumber;
 
     /// The youngest first.

@@ -30,7 +30,7 @@ impl Seed {
 
 /// What every key of a shard draws from.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct ShardContext {
     pub(crate) node: NodeId,
     pub(crate) rules: Rules,
     /// Whether grants are pushed.
@@ -38,23 +38,23 @@ pub(crate) struct Source {
     /// Nothing is taken on any more.
     pub(crate) is_closed: bool,
     /// When it was last told that numbers of permits differ.
-    pub(crate) unlike_told: Option<Instant>,
+    pub(crate) capacity_reported: Option<Instant>,
     next_claim: ClaimNumber,
     step: u64,
     nonces: SipHasher24,
     jitter: fastrand::Rng,
 }
 
-impl Source {
+impl ShardContext {
     /// What shard `index` of `of` shards of `node` draws on.
     pub(crate) fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
         let (key0, key1) = seed.nonce_key;
-        Source {
+        ShardContext {
             node,
             rules,
             inbox: InboxState::default(),
             is_closed: false,
-            unlike_told: None,
+            capacity_reported: None,
             next_claim: ClaimNumber(of + index),
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),
@@ -93,7 +93,7 @@ impl Source {
 pub(crate) struct StepContext<'a> {
     pub(crate) now: Instant,
     pub(crate) name: &'a Name,
-    pub(crate) source: &'a mut Source,
+    pub(crate) shard: &'a mut ShardContext,
     pub(crate) effects: &'a mut Vec<Effect>,
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::failing::Failing;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Holding, Origin, Phase, RequestKind};
+use crate::protocol::key::claim::{Claim, Claimant, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
@@ -23,9 +23,9 @@ pub(crate) struct KeyState<P> {
     /// Callers that hold as readers of the line.
     pub(crate) readers: Readers,
     /// The claim that lets readers in.
-    pub(crate) open: Option<ClaimNumber>,
+    pub(crate) open_claim: Option<ClaimNumber>,
     /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
-    pub(crate) asks_for_one: bool,
+    pub(crate) claims_head_only: bool,
     /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
@@ -36,7 +36,7 @@ pub(crate) struct KeyState<P> {
     /// Failures in a row of the line's claims.
     pub(crate) failed_claims: u32,
     /// When the store last said that somebody has the key, one of our callers included.
-    pub(crate) taken: Option<Instant>,
+    pub(crate) taken_at: Option<Instant>,
     /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
     pub(crate) owner_ends: Option<Instant>,
     /// The node of that owner, if it owns alone.
@@ -44,11 +44,11 @@ pub(crate) struct KeyState<P> {
     /// What kept requests from being answered since the last answer.
     pub(crate) error: Option<StoreError>,
     /// The claim that was held last.
-    pub(crate) held: ClaimNumber,
+    pub(crate) last_held: ClaimNumber,
     /// What its shard tells it apart by.
     pub(crate) number: u64,
     /// The timer that the shard keeps for this key.
-    pub(crate) due: Option<Instant>,
+    pub(crate) timer: Option<Instant>,
 }
 
 /// When to claim again.
@@ -96,8 +96,8 @@ impl<P: Plant> KeyState<P> {
                 away,
                 error,
             } => {
-                let failing = Failing::new(why, heard, away, error);
-                self.failed(cx, tag, late_after, failing);
+                let failure = FailedRequest::new(why, heard, away, error);
+                self.failed(cx, tag, late_after, failure);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
             // Those are of the calls.
@@ -154,7 +154,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// The claim by which a caller holds, with what it holds, and its place among the local holders.
-    pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held, u64)> {
+    pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &HeldLease, u64)> {
         if let Some(claim) = self.claims.of(ticket) {
             let held = claim.held()?;
             return Some((claim, held, held.index));
@@ -188,17 +188,20 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
-    pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
-        let held = self.claims.get(self.held).and_then(Claim::held);
+    pub(crate) fn is_known_taken(&self, now: Instant, since: Instant) -> bool {
+        let held = self.claims.get(self.last_held).and_then(Claim::held);
         // What the store said of a place in its queue holds until it is asked again.
         let is_queued = |claim: &Claim| {
-            matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
+            matches!(claim.phase, Phase::Queued { .. }) && claim.in_flight.is_none() && !claim.is_retry
         };
-        let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
+        let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
         // Nor does it hold through an outage.
         held.is_some_and(|held| now < held.deadline)
             || was_told && self.error.is_none()
-            || self.calls.as_ref().is_some_and(|calls| calls.is_watched(since))
+            || self
+                .calls
+                .as_ref()
+                .is_some_and(|calls| calls.has_no_news_since(since))
     }
 
     /// What kept requests from being answered since the last answer.
@@ -209,10 +212,10 @@ impl<P: Plant> KeyState<P> {
 
     /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
     /// lease on the number that had it.
-    pub(crate) fn pursues(&self, claim_id: ClaimId) -> bool {
+    pub(crate) fn knows_claim(&self, claim_id: ClaimId) -> bool {
         let goes_on_with = |origin: &Origin| match origin {
             Origin::Yield(yielded) => yielded.from == claim_id,
-            Origin::Pass(pass) => pass.ours.is_some() && pass.from == claim_id,
+            Origin::Pass(pass) => pass.local.is_some() && pass.from == claim_id,
         };
         self.claims
             .iter()
@@ -233,7 +236,7 @@ impl<P: Plant> KeyState<P> {
         };
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
             // A holder that loses its lease again and again, as its machine is short of something, leaves others time.
-            caller.entered = cx.now + cx.source.jittered(caller.lease() / 3);
+            caller.entered = cx.now + cx.shard.jittered(caller.lease() / 3);
         }
         if options.mark.is_some() {
             // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
@@ -281,7 +284,7 @@ impl<P: Plant> KeyState<P> {
             return;
         }
         let Some(claim) = self.claims.of(ticket) else {
-            return self.part(cx, ticket, None);
+            return self.leave_share(cx, ticket, None);
         };
         let number = claim.claim_id.claim;
         if claim.held().is_some() {
@@ -303,7 +306,7 @@ impl<P: Plant> KeyState<P> {
                 }
                 self.give_back(cx, number, Some(ticket));
             }
-            Holders::Readers(_) => self.part(cx, ticket, Some(ticket)),
+            Holders::Readers(_) => self.leave_share(cx, ticket, Some(ticket)),
         }
     }
 
@@ -321,7 +324,7 @@ impl<P: Plant> KeyState<P> {
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
-                    if claim.retries {
+                    if claim.is_retry {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::protocol::failing::Patience;
+use crate::protocol::failed_request::Patience;
 use crate::protocol::message::Mode;
 use crate::protocol::step::{LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 /// For so many callers an empty line keeps room.
-const FEW: usize = 8;
+const MAX_KEPT_CALLERS: usize = 8;
 
 /// Somebody who waits for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct Line {
 impl Line {
     /// Keeps room for a few.
     pub(crate) fn shrink(&mut self) {
-        self.callers.shrink_to(FEW);
+        self.callers.shrink_to(MAX_KEPT_CALLERS);
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::protocol::key::claim::Local;
+use crate::protocol::key::claim::LocalHolder;
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
@@ -14,7 +14,7 @@ pub(crate) struct Reader {
     pub(crate) claim: ClaimNumber,
     /// Its place among the local holders of the grant.
     pub(crate) index: u64,
-    pub(crate) local: Local,
+    pub(crate) local: LocalHolder,
 }
 
 impl Reader {
@@ -34,7 +34,7 @@ pub(crate) struct Readers {
 
 impl Readers {
     /// Lets a caller read by this claim, at this place among the local holders of the grant.
-    pub(crate) fn add(&mut self, local: Local, claim: ClaimNumber, index: u64) {
+    pub(crate) fn add(&mut self, local: LocalHolder, claim: ClaimNumber, index: u64) {
         self.unfetched
             .extend(local.unfetched.map(|at| (at, local.ticket)));
         self.by_ticket

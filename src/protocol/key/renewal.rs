@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::call::calls::Calls;
-use crate::protocol::failing::LONGEST_RETRY;
+use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Holders, Local, Phase, RequestKind};
+use crate::protocol::key::claim::{Holders, LocalHolder, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Kind};
@@ -14,17 +14,17 @@ use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
-const SHORTEST_RETRY: Duration = Duration::from_millis(10);
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// The pause before a grant that was too old is asked about again; it doubles.
-const CONFIRMATION: Duration = Duration::from_millis(20);
+const MIN_CONFIRMATION_PAUSE: Duration = Duration::from_millis(20);
 /// How often a waiter looks while nobody knows whether grants are pushed.
-const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
-/// How often a key is looked at while its owner does not know the queue, in the first [`SOON`] of a wait. Other
+const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
+/// How often a key is looked at while its owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait. Other
 /// libraries poll, too: redis-py every 100 ms.
-const FOREIGN_SOON: Duration = Duration::from_millis(30);
+const FOREIGN_EARLY_PERIOD: Duration = Duration::from_millis(30);
 /// How often after that: whoever waits so long waits for something long.
-const FOREIGN_LATER: Duration = Duration::from_millis(250);
-const SOON: Duration = Duration::from_secs(2);
+const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
+const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 
 impl<P: Plant> KeyState<P> {
     #[inline]
@@ -47,16 +47,16 @@ impl<P: Plant> KeyState<P> {
         self.step_calls(cx, Calls::wake);
         self.expire(cx);
         for number in self.claims.due(cx.now) {
-            if self.claims[number].act.is_some_and(|act| act <= cx.now) {
-                self.act(cx, number);
+            if self.claims[number].next_request.is_some_and(|act| act <= cx.now) {
+                self.send_due_request(cx, number);
             }
         }
         self.claim_for_line(cx);
     }
 
     /// Its pause is over.
-    fn act(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.is_overdue(cx, number) {
+    fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.check_overdue(cx, number) {
             return;
         }
         match self.claims[number].phase {
@@ -73,14 +73,14 @@ impl<P: Plant> KeyState<P> {
 
     /// The holder has held it for as long as it may: it is told so, and the lease is renewed no more. What is left of it
     /// is its time to come to an end.
-    pub(crate) fn is_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
+    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
         let renews_all = self.plant.planted(Flaw::OverdueRenewed);
         let claim = &mut self.claims[number];
         let Phase::Held(held) = &mut claim.phase else {
             return false;
         };
         let left = held.deadline.since(cx.now);
-        let Holders::One(Local { ticket, hold, .. }) = &mut held.holders else {
+        let Holders::One(LocalHolder { ticket, hold, .. }) = &mut held.holders else {
             self.note_long_readers(cx, number);
             return false;
         };
@@ -88,15 +88,15 @@ impl<P: Plant> KeyState<P> {
         if hold.until().is_none_or(|until| cx.now < until) || renews_all {
             // A job takes as long as it takes, and a leader leads for as long as it lives.
             let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);
-            let is_long = held_for >= cx.source.rules.long_hold && !hold.is_told && is_lock;
-            hold.is_told |= is_long;
+            let is_long = held_for >= cx.shard.rules.long_hold && !hold.is_reported && is_lock;
+            hold.is_reported |= is_long;
             if is_long {
                 cx.event(KeyEvent::HeldLong { held: held_for });
             }
             return false;
         }
-        claim.act = None;
-        claim.retries = false;
+        claim.next_request = None;
+        claim.is_retry = false;
         if !hold.is_overdue {
             hold.is_overdue = true;
             cx.effects.push(Effect::Overdue(*ticket));
@@ -110,7 +110,7 @@ impl<P: Plant> KeyState<P> {
     #[inline]
     pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
         // Its timer is that of whatever is due first. Without one nothing is.
-        if self.due.is_none_or(|due| due > cx.now) {
+        if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
         let late_renewal_revives = self.plant.planted(Flaw::LateRenewalRevives);
@@ -118,7 +118,7 @@ impl<P: Plant> KeyState<P> {
             let claim = &self.claims[number];
             let Phase::Held(held) = claim.phase else { continue };
             if cx.now >= held.deadline {
-                if claim.is_asking(RequestKind::Renew) && late_renewal_revives {
+                if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
                 let cause = if claim.fixed {
@@ -148,15 +148,15 @@ impl<P: Plant> KeyState<P> {
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
-            match cx.source.inbox {
-                InboxState::Confirmed if claim.asking.is_none() && is_queued => {
+            match cx.shard.inbox {
+                InboxState::Confirmed if claim.in_flight.is_none() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);
                 }
                 // The answer may say "queued" of a time before that.
-                InboxState::Confirmed => claim.look_again = claim.asking.is_some(),
+                InboxState::Confirmed => claim.recheck_on_answer = claim.in_flight.is_some(),
                 InboxState::Unconfirmed if is_queued => {
-                    let look = cx.now + cx.source.between(LOOK);
-                    claim.act = claim.act.map(|act| act.min(look));
+                    let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);
+                    claim.next_request = claim.next_request.map(|act| act.min(look));
                 }
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
@@ -169,8 +169,8 @@ impl<P: Plant> KeyState<P> {
         self.step_calls(cx, Calls::reachable);
         self.expire(cx);
         for number in self.claims.all() {
-            if self.claims[number].retries {
-                self.act(cx, number);
+            if self.claims[number].is_retry {
+                self.send_due_request(cx, number);
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
@@ -181,8 +181,8 @@ impl<P: Plant> KeyState<P> {
     ///
     /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
     /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
-    pub(crate) fn schedule(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.is_overdue(cx, number) {
+    pub(crate) fn schedule_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.check_overdue(cx, number) {
             return;
         }
         let claim = &mut self.claims[number];
@@ -196,8 +196,8 @@ impl<P: Plant> KeyState<P> {
             let next = held.due.min(latest);
             let until = held.local().and_then(|local| local.hold.until());
             let next = until.map_or(next, |until| next.min(until));
-            claim.act = (!claim.fixed).then_some(next);
-            claim.retries = false;
+            claim.next_request = (!claim.fixed).then_some(next);
+            claim.is_retry = false;
         }
     }
 
@@ -210,7 +210,7 @@ impl<P: Plant> KeyState<P> {
         left: Option<u64>,
         is_foreign: bool,
     ) {
-        if self.claims[number].look_again {
+        if self.claims[number].recheck_on_answer {
             return self.ask(cx, number, RequestKind::Renew);
         }
         let third = self.claims[number].lease() / 3;
@@ -218,15 +218,15 @@ impl<P: Plant> KeyState<P> {
         let mut pause = if owner < third {
             owner
         } else {
-            cx.source.jittered(third)
+            cx.shard.jittered(third)
         };
         if is_foreign {
-            pause = pause.min(self.look_at_foreign(cx, number));
+            pause = pause.min(self.foreign_pause(cx, number));
         }
-        if cx.source.inbox == InboxState::Unconfirmed {
-            pause = pause.min(cx.source.between(LOOK));
+        if cx.shard.inbox == InboxState::Unconfirmed {
+            pause = pause.min(cx.shard.between(UNCONFIRMED_PAUSES));
         }
-        self.pause(cx, number, pause);
+        self.schedule_request(cx, number, pause);
     }
 
     /// How long until a claim looks whether an owner that tells nobody has released.
@@ -234,13 +234,17 @@ impl<P: Plant> KeyState<P> {
     /// All keys of a node are looked at in the same moments, which are a node's own: so they travel in one batch, and it is
     /// the trip that costs. Whichever claim of a key looks moves its queue on, so they take turns: many fixed leases look
     /// no more often together than one claim does.
-    fn look_at_foreign(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
-        let is_new = cx.now.since(self.claims[number].asked) < SOON;
-        let look = if is_new { FOREIGN_SOON } else { FOREIGN_LATER };
+    fn foreign_pause(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
+        let is_new = cx.now.since(self.claims[number].created_at) < FOREIGN_EARLY_WAIT;
+        let look = if is_new {
+            FOREIGN_EARLY_PERIOD
+        } else {
+            FOREIGN_LATE_PERIOD
+        };
         let period = look.as_nanos() as u64;
-        let since_last = (cx.now.as_nanos() + cx.source.node.phase(period)) % period;
+        let since_last = (cx.now.as_nanos() + cx.shard.node.phase(period)) % period;
         let others = self.claims.len() as u32 - 1;
-        look * (1 + cx.source.below(2 * others + 1)) - Duration::from_nanos(since_last)
+        look * (1 + cx.shard.below(2 * others + 1)) - Duration::from_nanos(since_last)
     }
 
     /// When a grant that was too old to be used is asked about again.
@@ -253,28 +257,28 @@ impl<P: Plant> KeyState<P> {
         if let Phase::Confirming { tries: tried, .. } = &mut self.claims[number].phase {
             *tried = tries;
         }
-        let pause = CONFIRMATION * (1 << tries.clamp(1, 6).saturating_sub(1));
-        let pause = cx.source.jittered(pause.min(LONGEST_RETRY));
-        self.pause(cx, number, pause);
+        let pause = MIN_CONFIRMATION_PAUSE * (1 << tries.clamp(1, 6).saturating_sub(1));
+        let pause = cx.shard.jittered(pause.min(MAX_RETRY_PAUSE));
+        self.schedule_request(cx, number, pause);
     }
 
     /// When a failed request is repeated: soon at first, and always while something is left.
     pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = &mut self.claims[number];
         claim.failed_requests += 1;
-        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(LONGEST_RETRY);
+        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(MAX_RETRY_PAUSE);
         let pause = match &claim.phase {
             Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
             _ => step,
         };
-        let pause = cx.source.jittered(pause).max(SHORTEST_RETRY);
-        self.pause(cx, number, pause);
-        self.claims[number].retries = true;
+        let pause = cx.shard.jittered(pause).max(MIN_RETRY_PAUSE);
+        self.schedule_request(cx, number, pause);
+        self.claims[number].is_retry = true;
     }
 
-    fn pause(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
+    fn schedule_request(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
         let claim = &mut self.claims[number];
-        claim.act = Some(cx.now + pause);
-        claim.retries = false;
+        claim.next_request = Some(cx.now + pause);
+        claim.is_retry = false;
     }
 }

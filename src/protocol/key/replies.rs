@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
-use crate::protocol::failing::Failing;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
@@ -17,22 +17,22 @@ use crate::protocol::time::Instant;
 
 /// So many answers in a row that are too old to be used, then the lease is left to others: it would be extended without
 /// end, and never be used.
-const STALE_ANSWERS: u32 = 3;
+const MAX_STALE_ANSWERS: u32 = 3;
 
 /// A grant of this age, in µs, has been pushed. Far more than a push takes longer than an answer.
-const PUSH_MISSED_US: u64 = 100_000;
+const MIN_MISSED_PUSH_US: u64 = 100_000;
 
 /// A number that is not known here may have asked for anything. Nobody asks so often.
-const UNKNOWN_SEQ: u32 = 1 << 31;
+const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
 /// How often it is told that the number of permits differs, of all semaphores of a shard.
-const UNLIKE_TOLD_EACH: Duration = Duration::from_secs(60);
+const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 impl<P: Plant> KeyState<P> {
     /// What was asked, if the claim is not over and nothing was asked since.
-    pub(crate) fn take_asked(&mut self, tag: Tag) -> Option<RequestKind> {
+    pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
         let claim = self.claims.get_mut(tag.claim)?;
-        claim.asking.take_if(|_| claim.seq == tag.seq)
+        claim.in_flight.take_if(|_| claim.seq == tag.seq)
     }
 
     /// `sent`: when the request was, and `time`: the server's clock when it was executed.
@@ -44,7 +44,7 @@ impl<P: Plant> KeyState<P> {
         reply: Reply,
     ) {
         // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
-        let Some(asked) = self.take_asked(tag) else {
+        let Some(asked) = self.take_in_flight(tag) else {
             return;
         };
         let number = tag.claim;
@@ -55,10 +55,10 @@ impl<P: Plant> KeyState<P> {
             (_, Reply::Refused(refusal)) => {
                 self.refused(cx, number, asked, StoreError::refused(refusal));
             }
-            (RequestKind::Leave, reply) => self.left(cx, number, &reply),
+            (RequestKind::Leave, reply) => self.leave_answered(cx, number, &reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
-            (_, Reply::CapacityDiffers(grant, theirs)) => {
-                self.note_unlike(cx, number, theirs);
+            (_, Reply::CapacityDiffers(grant, recorded)) => {
+                self.report_capacity(cx, number, recorded);
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Won(grant, attempt)) => {
@@ -74,7 +74,7 @@ impl<P: Plant> KeyState<P> {
                 self.queued(cx, number, sent, (left, false, Some(node)));
             }
             (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true, None)),
-            (RequestKind::Yield, reply) => self.yield_undone(cx, number, &reply),
+            (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
@@ -84,7 +84,7 @@ impl<P: Plant> KeyState<P> {
                 self.refuse_tick(cx, number, TickRefusal::EarlierTickDue { latest, is_open });
             }
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
-            (RequestKind::Claim { .. }, Reply::GroupRefused) => self.apart(cx, number),
+            (RequestKind::Claim { .. }, Reply::GroupRefused) => self.group_refused(cx, number),
             (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
             (RequestKind::Renew, _) => self.gone(cx, number),
         }
@@ -93,13 +93,14 @@ impl<P: Plant> KeyState<P> {
     /// What was asked reached the store too late, and nothing was done.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.claims[number].pass().is_some() {
-            let failing = Failing::of_late_answer(self.taken, "what is asked reaches the store too late");
-            return self.ask_or_wait(cx, number, &failing);
+            let failure =
+                FailedRequest::of_late_answer(self.taken_at, "what is asked reaches the store too late");
+            return self.ask_or_wait(cx, number, &failure);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failing = Failing::of_late_answer(self.taken, "claims reach the store too late");
-        self.claim_again(cx, claimant, &failing);
+        let failure = FailedRequest::of_late_answer(self.taken_at, "claims reach the store too late");
+        self.claim_again(cx, claimant, &failure);
     }
 
     /// A release that was a yield is answered as soon as the yield is known to be done.
@@ -122,12 +123,12 @@ impl<P: Plant> KeyState<P> {
         self.yield_is_done(cx, number);
         let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
         let claim = &mut self.claims[number];
-        let (lease, hold) = (claim.lease(), claim.hold());
+        let (lease, hold) = (claim.lease(), claim.record_lifetime());
         let deadline = if from_reply { cx.now } else { sent } + lease;
         claim.unanswered = None;
         // A fixed lease does not start again when its writer becomes a reader.
         let origin = claim.origin.as_ref().filter(|_| claim.fixed);
-        let ends = origin.and_then(|origin| Some(origin.held_to_write(claim.mode)?.deadline));
+        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.mode)?.deadline));
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {
@@ -137,7 +138,7 @@ impl<P: Plant> KeyState<P> {
                 held.ends = cx.now + hold;
                 claim.failed_requests = 0;
                 cx.event(KeyEvent::Renewed { slack });
-                self.schedule(cx, number);
+                self.schedule_renewal(cx, number);
             }
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
             Phase::Leaving(_) => {}
@@ -148,7 +149,7 @@ impl<P: Plant> KeyState<P> {
                     self.note_missed_push(cx, time, grant);
                 }
                 let claim = &mut self.claims[number];
-                claim.may_execute_until = None;
+                claim.executable_until = None;
                 if let Some(ends) = ends
                     && cx.now >= ends
                 {
@@ -159,7 +160,7 @@ impl<P: Plant> KeyState<P> {
                     }
                     self.leave(cx, number, None);
                 } else if deadline.since(cx.now) < lease / 3 && ends.is_none() {
-                    self.stale(cx, number);
+                    self.grant_too_old(cx, number);
                 } else {
                     self.start(cx, number, grant, deadline);
                 }
@@ -171,25 +172,26 @@ impl<P: Plant> KeyState<P> {
     /// server's clock when it was given, so both times are of one clock. A grant that was given to the renewal itself is not
     /// pushed; it is as young as its answer.
     fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
-        if time.saturating_sub(grant.0) >= PUSH_MISSED_US && !self.plant.planted(Flaw::SilentInboxTrusted) {
+        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !self.plant.planted(Flaw::SilentInboxTrusted)
+        {
             cx.effects.push(Effect::PushMissed);
         }
     }
 
     /// Somebody believes in another number of permits. A deploy that changes it is told of, and not for each permit.
-    fn note_unlike(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, theirs: u32) {
-        let is_old = |told: Instant| cx.now.since(told) >= UNLIKE_TOLD_EACH;
+    fn report_capacity(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, recorded: u32) {
+        let is_old = |reported: Instant| cx.now.since(reported) >= CAPACITY_REPORT_PERIOD;
         if let Mode::Permits(permits) = self.claims[number].mode
-            && cx.source.unlike_told.is_none_or(is_old)
+            && cx.shard.capacity_reported.is_none_or(is_old)
         {
-            cx.source.unlike_told = Some(cx.now);
-            let ours = permits.capacity;
-            cx.event(KeyEvent::UnlikeCapacity { ours, theirs });
+            cx.shard.capacity_reported = Some(cx.now);
+            let local = permits.capacity;
+            cx.event(KeyEvent::CapacityDiffers { local, recorded });
         }
     }
 
     /// The lease is ours, and what is left of it is too little to begin with.
-    fn stale(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    fn grant_too_old(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         cx.event(KeyEvent::AnswerStale);
         let claim = &mut self.claims[number];
         let (since, tries) = match claim.phase {
@@ -198,9 +200,9 @@ impl<P: Plant> KeyState<P> {
         };
         claim.phase = Phase::Confirming { since, tries };
         // It was granted, whatever is said of its repeats.
-        let failing = Failing::of_late_answer(self.taken, "answers come too late to be used");
-        claim.unanswered = Some(Box::new(failing.told.clone()));
-        if tries < STALE_ANSWERS {
+        let failure = FailedRequest::of_late_answer(self.taken_at, "answers come too late to be used");
+        claim.unanswered = Some(Box::new(failure.reported.clone()));
+        if tries < MAX_STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
@@ -208,9 +210,9 @@ impl<P: Plant> KeyState<P> {
         match claimant {
             // What is taken over is not claimed: others may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
-                cx.deny(caller.ticket, AcquireError::Store(failing.told));
+                cx.deny(caller.ticket, AcquireError::Store(failure.reported));
             }
-            claimant => self.claim_again(cx, claimant, &failing),
+            claimant => self.claim_again(cx, claimant, &failure),
         }
     }
 
@@ -224,7 +226,7 @@ impl<P: Plant> KeyState<P> {
     ) {
         self.yield_is_done(cx, number);
         let claim = &mut self.claims[number];
-        claim.may_execute_until = None;
+        claim.executable_until = None;
         claim.unanswered = None;
         match claim.phase {
             // Executed before the grant that was pushed meanwhile: it says only that t₀ could be younger.
@@ -236,18 +238,18 @@ impl<P: Plant> KeyState<P> {
                 claim.phase = Phase::Queued { t0: sent };
                 claim.failed_requests = 0;
                 match &mut claim.claimant {
-                    Claimant::Cohort => self.failed_claims = 0,
+                    Claimant::LineHead => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
-                    Claimant::Ahead | Claimant::Abandoned => {}
+                    Claimant::LineFollower | Claimant::Abandoned => {}
                 }
-                self.asks_for_one = matches!(claim.mode, Mode::Permits(_));
-                self.taken = Some(cx.now);
+                self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
+                self.taken_at = Some(cx.now);
                 (self.owner_ends, self.owner) = (left.map(|left| sent + ms(left)), owner);
                 let mode = claim.mode;
                 self.schedule_wait(cx, number, left, is_foreign);
                 self.deny_behind(cx, mode);
             }
-            Phase::Held(_) => self.schedule(cx, number),
+            Phase::Held(_) => self.schedule_renewal(cx, number),
             Phase::Leaving(_) => {}
         }
     }
@@ -287,29 +289,29 @@ impl<P: Plant> KeyState<P> {
         let Some(claim) = self.claims.remove(number) else {
             return;
         };
-        self.asks_for_one = matches!(claim.mode, Mode::Permits(_));
-        self.taken = Some(cx.now);
+        self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
+        self.taken_at = Some(cx.now);
         match claim.claimant {
             // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
             // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
-            Claimant::Solo(caller) if !waited || claim.tick.is_some() && cx.source.rules.queues => {
+            Claimant::Solo(caller) if !waited || claim.tick.is_some() && cx.shard.rules.queues => {
                 return cx.deny(caller.ticket, caller.options.busy());
             }
             Claimant::Solo(mut caller) => {
                 caller.failed_claims = 0;
                 self.solos.insert(caller.ticket, caller);
             }
-            Claimant::Cohort => {
+            Claimant::LineHead => {
                 self.failed_claims = 0;
                 self.deny_behind(cx, claim.mode);
             }
-            Claimant::Ahead | Claimant::Abandoned => {}
+            Claimant::LineFollower | Claimant::Abandoned => {}
         }
         if waited {
             // Only a store that cannot queue says so to a claim that would wait.
             let third = claim.lease() / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
-            let at = cx.now + cx.source.jittered(pause);
+            let at = cx.now + cx.shard.jittered(pause);
             self.reclaim = Some(Reclaim {
                 at,
                 after_failure: false,
@@ -318,20 +320,20 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Its key is free, and another of those that go with it is not. Whoever came for this key alone is claimed for again.
-    fn apart(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    fn group_refused(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = self.claims.remove(number);
         match claim.map_or(Claimant::Abandoned, |claim| claim.claimant) {
             Claimant::Solo(caller) => cx.deny(caller.ticket, AcquireError::Busy),
-            Claimant::Cohort => self.line.retain(
+            Claimant::LineHead => self.line.retain(
                 |caller| !caller.options.together,
                 |caller| cx.deny(caller.ticket, AcquireError::Busy),
             ),
-            Claimant::Ahead | Claimant::Abandoned => {}
+            Claimant::LineFollower | Claimant::Abandoned => {}
         }
     }
 
     /// The answer to a leave.
-    fn left(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+    fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = &mut self.claims[number];
         let Phase::Leaving(Leaving { release, .. }) = &mut claim.phase else {
             // Only a number that outlives its leave, which is a planted mistake, comes here.
@@ -350,11 +352,11 @@ impl<P: Plant> KeyState<P> {
             };
             cx.released(ticket, outcome);
         }
-        match claim.may_execute_until.take() {
+        match claim.executable_until.take() {
             // The claim itself may still be executed. Left once more when it no longer can be.
             Some(until) if *reply == Reply::NotThere => {
                 cx.event(KeyEvent::GhostLeft);
-                claim.act = Some(until.max(cx.now));
+                claim.next_request = Some(until.max(cx.now));
             }
             _ => {
                 self.claims.end(number);
@@ -363,7 +365,12 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// A yield that was not done: the old number may still own, the new one never was.
-    pub(crate) fn yield_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+    pub(crate) fn yield_not_executed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        reply: &Reply,
+    ) {
         let Some(mut claim) = self.claims.remove(number) else {
             return;
         };
@@ -401,17 +408,17 @@ impl<P: Plant> KeyState<P> {
     fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let claim = &mut self.claims[number];
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
-        match claim.may_execute_until.take() {
+        match claim.executable_until.take() {
             Some(until) => {
                 cx.event(KeyEvent::GhostLeft);
                 let until = until.max(cx.now);
-                let ends = until + claim.hold();
+                let ends = until + claim.record_lifetime();
                 claim.phase = Phase::Leaving(Leaving {
                     release: None,
                     ends,
                     until: ends,
                 });
-                claim.act = Some(until);
+                claim.next_request = Some(until);
             }
             None => {
                 self.claims.end(number);
@@ -426,22 +433,22 @@ impl<P: Plant> KeyState<P> {
         let number = grant.claim_id.claim;
         let Some(claim) = self.claims.get_mut(number) else {
             // The number that a yield under way gives up is dead, but its yield sees to it.
-            return if self.pursues(grant.claim_id) {
+            return if self.knows_claim(grant.claim_id) {
                 cx.event(KeyEvent::PushStale);
             } else {
-                self.unknown(cx, grant);
+                self.leave_unknown(cx, grant);
             };
         };
         if claim.claim_id != grant.claim_id {
             return cx.event(KeyEvent::PushForged);
         }
         let t0 = match claim.phase {
-            Phase::Asked => claim.asked,
+            Phase::Asked => claim.created_at,
             Phase::Queued { t0 } => t0,
             Phase::Confirming { .. } | Phase::Held(_) => return,
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
-        claim.may_execute_until = None;
+        claim.executable_until = None;
         if let Some(tick) = &mut claim.tick {
             tick.attempt = grant.attempt;
         }
@@ -453,14 +460,14 @@ impl<P: Plant> KeyState<P> {
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // A fixed lease starts on an answer, so that its holder has it in full.
-        let confirm = claim.fixed || !cx.source.rules.final_push;
+        let confirm = claim.fixed || !cx.shard.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.event(KeyEvent::PushConfirming);
             claim.phase = Phase::Confirming {
                 since: cx.now,
                 tries: 0,
             };
-            if claim.asking.is_none() {
+            if claim.in_flight.is_none() {
                 self.ask(cx, number, RequestKind::Renew);
             }
         } else {
@@ -471,8 +478,8 @@ impl<P: Plant> KeyState<P> {
 
     /// A number that this node does not know was granted: it is left at once, or its lease would stand in everybody's
     /// way until it ends.
-    fn unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        if grant.claim_id.node != cx.source.node {
+    fn leave_unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
+        if grant.claim_id.node != cx.shard.node {
             return cx.event(KeyEvent::PushForged);
         }
         cx.event(KeyEvent::UnknownLeft);
@@ -485,10 +492,10 @@ impl<P: Plant> KeyState<P> {
             term,
             release: None,
         };
-        self.leave_old_number(cx, yielded, UNKNOWN_SEQ, None);
+        self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
         if self.plant.planted(Flaw::UnknownKept) {
             let number = grant.claim_id.claim;
-            self.claims[number].claimant = Claimant::Cohort;
+            self.claims[number].claimant = Claimant::LineHead;
             self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
         }
     }

@@ -9,7 +9,7 @@ use foldhash::quality::RandomState;
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
-use crate::protocol::key::context::{Seed, Source, StepContext};
+use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
@@ -27,9 +27,9 @@ pub struct Shard<P = Sound> {
     /// The state of a key that was forgotten, empty and with room, for the next.
     spare: Option<Box<KeyState<P>>>,
     timers: Timers,
-    numbers: u64,
-    source: Source,
-    tickets: u64,
+    last_key: u64,
+    context: ShardContext,
+    last_ticket: u64,
     /// Those of the step that is taken. Empty between steps: see [`Effects`].
     effects: Vec<Effect>,
 }
@@ -80,17 +80,17 @@ impl<P: Plant> Shard<P> {
             keys: HashMap::default(),
             spare: None,
             timers: Timers::default(),
-            numbers: 0,
-            source: Source::new(node, index, of, seed, rules),
-            tickets: 0,
+            last_key: 0,
+            context: ShardContext::new(node, index, of, seed, rules),
+            last_ticket: 0,
             effects: Vec::new(),
         }
     }
 
     /// A ticket for the next caller.
     pub fn issue(&mut self) -> Ticket {
-        self.tickets += 1;
-        Ticket(self.tickets)
+        self.last_ticket += 1;
+        Ticket(self.last_ticket)
     }
 
     /// Takes in what happened to `name` at `now`, and returns what is to be done.
@@ -101,7 +101,7 @@ impl<P: Plant> Shard<P> {
             | Input::Call(ticket, _)
             | Input::Act(ticket, ..)
             | Input::Adopt(ticket, ..)
-                if self.source.is_closed =>
+                if self.context.is_closed =>
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
@@ -117,8 +117,8 @@ impl<P: Plant> Shard<P> {
             Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) | Input::Call(..) | Input::Act(..) => {
                 self.keys.entry(name.clone()).or_insert_with(|| {
                     let mut key = self.spare.take().unwrap_or_default();
-                    self.numbers += 1;
-                    (key.plant, key.number) = (self.plant, self.numbers);
+                    self.last_key += 1;
+                    (key.plant, key.number) = (self.plant, self.last_key);
                     key
                 })
             }
@@ -138,7 +138,7 @@ impl<P: Plant> Shard<P> {
         let mut cx = StepContext {
             now,
             name,
-            source: &mut self.source,
+            shard: &mut self.context,
             effects,
         };
         key.handle(&mut cx, input);
@@ -189,7 +189,7 @@ impl<P: Plant> Shard<P> {
     /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed. While
     /// that is not known, every waiting claim looks often.
     pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
-        let before = std::mem::replace(&mut self.source.inbox, state);
+        let before = std::mem::replace(&mut self.context.inbox, state);
         if before != state || state == InboxState::Confirmed {
             self.each(now, KeyState::inbox, perform);
         }
@@ -203,12 +203,14 @@ impl<P: Plant> Shard<P> {
     /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
     /// sent, and nothing else.
     pub fn is_free(&self, name: &Name) -> bool {
-        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
+        !self.context.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
     }
 
     /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
-    pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
-        self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
+    pub fn is_known_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
+        self.keys
+            .get(name)
+            .is_some_and(|key| key.is_known_taken(now, since))
     }
 
     /// What kept this key's requests from being answered since the last answer.
@@ -218,7 +220,7 @@ impl<P: Plant> Shard<P> {
 
     /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
     pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
-        self.source.is_closed = true;
+        self.context.is_closed = true;
         self.each(now, KeyState::close, perform);
     }
 
@@ -240,7 +242,10 @@ impl<P: Plant> Shard<P> {
 
     /// Returns whether the lease of a write is still held here.
     pub fn holds(&mut self, now: Instant, lease: &Precondition) -> bool {
-        let held = self.keys.get_mut(&lease.name).and_then(|key| key.held_as(lease));
+        let held = self
+            .keys
+            .get_mut(&lease.name)
+            .and_then(|key| key.held_under(lease));
         held.is_some_and(|held| now < held.deadline)
     }
 
@@ -271,8 +276,8 @@ impl<P: Plant> Shard<P> {
 
     /// The claim is not over here, for checkers.
     #[doc(hidden)]
-    pub fn pursues(&self, name: &Name, claim_id: ClaimId) -> bool {
-        self.keys.get(name).is_some_and(|key| key.pursues(claim_id))
+    pub fn knows_claim(&self, name: &Name, claim_id: ClaimId) -> bool {
+        self.keys.get(name).is_some_and(|key| key.knows_claim(claim_id))
     }
 
     /// A line per key, for histories.
@@ -305,7 +310,7 @@ impl<P: Plant> Shard<P> {
         let mut cx = StepContext {
             now,
             name,
-            source: &mut self.source,
+            shard: &mut self.context,
             effects: &mut self.effects,
         };
         step(key, &mut cx);
@@ -334,7 +339,7 @@ impl<P: Plant> Shard<P> {
     #[inline]
     fn settle(key: &mut KeyState<P>, name: &Name, timers: &mut Timers) -> bool {
         let due = key.next_due();
-        timers.change(name, key.number, &mut key.due, due);
+        timers.change(name, key.number, &mut key.timer, due);
         debug_assert!(due.is_none() || !key.is_idle(), "an idle key has no timer");
         key.is_idle()
     }

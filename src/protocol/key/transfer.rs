@@ -5,10 +5,10 @@
 //! done once, so it may be asked for again: a repeat finds what the first has done.
 
 use crate::error::LostCause;
-use crate::protocol::failing::Failing;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
-    Claim, Claimant, Held, Holders, Local, Origin, Pass, Phase, RequestKind, Yielded,
+    Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind, Yielded,
 };
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
@@ -41,7 +41,7 @@ impl<P: Plant> KeyState<P> {
     ) {
         if self.readers.get(ticket).is_some() && self.reads_with_others(ticket) {
             // Whoever asked before is refused.
-            self.part(cx, ticket, Some(ticket));
+            self.leave_share(cx, ticket, Some(ticket));
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
@@ -74,24 +74,29 @@ impl<P: Plant> KeyState<P> {
         let options = LockOptions {
             mode: Mode::Read,
             fixed: old.fixed,
-            max_hold: held.local().and_then(|local| local.hold.most),
+            max_hold: held.local().and_then(|local| local.hold.max),
             ..LockOptions::new(term)
         };
         self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
     /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
-    fn end_holding(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) -> Option<(Claim, Held)> {
+    fn end_holding(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        ticket: Ticket,
+        to: Ticket,
+    ) -> Option<(Claim, HeldLease)> {
         let (claim, held, index) = self.held_by(ticket)?;
         let (number, held) = (claim.claim_id.claim, *held);
         let local = held.local().map(|local| local.hold);
         let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
-        let local = Local {
+        let local = LocalHolder {
             ticket: to,
             hold: local.or(reader)?.under_another_ticket(),
             unfetched: None,
         };
-        let held = Held {
+        let held = HeldLease {
             index,
             holders: Holders::One(local),
             ..held
@@ -101,8 +106,8 @@ impl<P: Plant> KeyState<P> {
         cx.released(ticket, Outcome::Kept);
         let old = Claim {
             phase: Phase::Held(held),
-            asking: None,
-            act: None,
+            in_flight: None,
+            next_request: None,
             ..old
         };
         Some((old, held))
@@ -134,11 +139,11 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         ticket: Ticket,
         options: LockOptions,
-        (from, ours): (ClaimId, Option<Claim>),
+        (from, local): (ClaimId, Option<Claim>),
     ) {
         // A holder that gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
-        let term = match &ours {
-            Some(ours) if ours.term.lease_ms < options.term.lease_ms => ours.term,
+        let term = match &local {
+            Some(local) if local.term.lease_ms < options.term.lease_ms => local.term,
             _ => options.term,
         };
         let caller = Caller {
@@ -148,9 +153,9 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
-        let claim_id = cx.source.next_claim_id();
+        let claim_id = cx.shard.next_claim_id();
         let mut claim = Claim::new(claim_id, Claimant::Solo(caller), &options, cx.now);
-        claim.origin = Some(Origin::Pass(Box::new(Pass { from, ours })));
+        claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
         self.claims.insert(claim);
         self.ask(cx, claim_id.claim, RequestKind::Pass);
     }
@@ -169,22 +174,22 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         late_after: Instant,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) {
         let gives_up = self.plant.planted(Flaw::DowngradeGivesUp);
         let claim = &mut self.claims[number];
-        if failing.may_be_executed() {
-            claim.may_execute_until = Some(late_after.max(cx.now));
+        if failure.may_be_executed() {
+            claim.executable_until = Some(late_after.max(cx.now));
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
-                && origin.held_to_write(claim.mode).is_some()
+                && origin.held_as_writer(claim.mode).is_some()
             {
                 claim.claimant = Claimant::Abandoned;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
             }
         }
-        self.ask_or_wait(cx, number, failing);
+        self.ask_or_wait(cx, number, failure);
     }
 
     /// The store is known to have done nothing of a pass that is given up: what was held goes on, if it would have lasted. A
@@ -193,7 +198,7 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) -> bool {
         let claim = &mut self.claims[number];
         let Claimant::Solo(caller) = claim.claimant else {
@@ -201,7 +206,7 @@ impl<P: Plant> KeyState<P> {
         };
         let failed_claims = caller.failed_claims + 1;
         let goes_on =
-            !failing.is_refused() && failing.keeps_waiting(caller.patience(), failed_claims, cx.now);
+            !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now);
         let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
         if goes_on || claim.unanswered.is_some() {
             return false;
@@ -209,7 +214,7 @@ impl<P: Plant> KeyState<P> {
         let Some(Origin::Pass(pass)) = &mut claim.origin else {
             return false;
         };
-        let Some(mut old) = pass.ours.take_if(lasts) else {
+        let Some(mut old) = pass.local.take_if(lasts) else {
             return false;
         };
         self.claims.end(number);
@@ -220,12 +225,12 @@ impl<P: Plant> KeyState<P> {
             && let Holders::One(local) = &mut held.holders
         {
             local.unfetched = Some(cx.now + lease);
-            let kept = AcquireError::Kept(Fence::new(held.number, held.index), failing.told.clone());
+            let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported.clone());
             cx.deny(caller.ticket, kept);
         }
         self.claims.insert(old);
-        self.held = number;
-        self.schedule(cx, number);
+        self.last_held = number;
+        self.schedule_renewal(cx, number);
         true
     }
 

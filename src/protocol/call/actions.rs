@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::call::pending::PendingAction;
-use crate::protocol::failing::Failing;
+use crate::protocol::call::pending_call::PendingAction;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
@@ -17,7 +17,7 @@ use crate::protocol::write::Action;
 
 impl<P: Plant> Calls<P> {
     pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
-        let claim = cx.source.next_claim_id().claim;
+        let claim = cx.shard.next_claim_id().claim;
         self.actions.push(PendingAction {
             number: claim,
             caller: Some(ticket),
@@ -60,12 +60,12 @@ impl PendingAction {
         self.tell(cx, told);
     }
 
-    pub(crate) fn failed(self, cx: &mut StepContext<'_>, failing: Failing) {
-        let denial = if failing.may_be_executed() {
-            AcquireError::Unanswered(failing.told)
+    pub(crate) fn failed(self, cx: &mut StepContext<'_>, failure: FailedRequest) {
+        let denial = if failure.may_be_executed() {
+            AcquireError::Unanswered(failure.reported)
         } else {
             self.end_write(cx, &[]);
-            AcquireError::Store(failing.told)
+            AcquireError::Store(failure.reported)
         };
         self.tell(cx, Err(denial));
     }

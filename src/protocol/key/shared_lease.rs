@@ -6,7 +6,7 @@
 
 use crate::error::LostCause;
 use crate::protocol::flaw::Plant;
-use crate::protocol::key::claim::{Held, Holders, Local, Phase};
+use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
@@ -16,7 +16,7 @@ impl<P: Plant> KeyState<P> {
     /// Lets readers in that are first in the line, by the claim that is open to them.
     pub(crate) fn let_readers_in(&mut self, cx: &mut StepContext<'_>) {
         while self.line.mode() == Some(Mode::Read)
-            && let Some(number) = self.open
+            && let Some(number) = self.open_claim
         {
             if self.let_reader_in(cx, number).is_none() {
                 return;
@@ -27,10 +27,10 @@ impl<P: Plant> KeyState<P> {
     /// The first of the line. `None` when it is not let in by this claim.
     fn let_reader_in(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Option<()> {
         let next = *self.line.front()?;
-        let rules = cx.source.rules;
+        let rules = cx.shard.rules;
         let claim = self.claims.get_mut(number)?;
         let lease = claim.lease();
-        let Phase::Held(Held {
+        let Phase::Held(HeldLease {
             number: grant,
             deadline,
             holders: Holders::Readers(count),
@@ -44,7 +44,7 @@ impl<P: Plant> KeyState<P> {
         let in_burst = *index < u64::from(rules.burst) && cx.now.since(*since) < rules.burst_time;
         // With less than a third left the renewals are failing, as for whoever is handed an exclusive one.
         if !in_burst || deadline.since(cx.now) < lease / 3 {
-            self.open = None;
+            self.open_claim = None;
             return None;
         }
         if next.lease() > lease {
@@ -54,9 +54,9 @@ impl<P: Plant> KeyState<P> {
         *count += 1;
         let (index, fence) = (*index, Fence::new(*grant, *index));
         self.line.pop();
-        let local = Local::new(cx.now, next.ticket, next.options, lease);
+        let local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
         self.readers.add(local, number, index);
-        self.taken = Some(cx.now);
+        self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         Some(())
@@ -65,7 +65,7 @@ impl<P: Plant> KeyState<P> {
     /// A claim that reads was granted, and the first of the line reads by it: so may others. Whoever would not wait and
     /// cannot read now hears of it.
     pub(crate) fn open_to_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        self.open = Some(number);
+        self.open_claim = Some(number);
         self.let_readers_in(cx);
         if self.line.has_impatient() {
             self.deny_impatient(cx, true);
@@ -104,11 +104,11 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// A reader is done. The last of a claim gives it back.
-    pub(crate) fn part(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, release: Option<Ticket>) {
+    pub(crate) fn leave_share(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, release: Option<Ticket>) {
         let Some(reader) = self.readers.remove(ticket) else {
             return;
         };
-        if let Phase::Held(Held {
+        if let Phase::Held(HeldLease {
             holders: Holders::Readers(count),
             writes,
             ..
@@ -131,7 +131,7 @@ impl<P: Plant> KeyState<P> {
 
     /// Nobody else is let in by this claim.
     pub(crate) fn close_to_readers(&mut self, number: ClaimNumber) {
-        self.open = self.open.filter(|open| *open != number);
+        self.open_claim = self.open_claim.filter(|open| *open != number);
     }
 
     /// All readers of a claim have lost it.
@@ -151,17 +151,17 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn give_back_unfetched(&mut self, cx: &mut StepContext<'_>) {
         while let Some(ticket) = self.readers.overdue(cx.now) {
             cx.effects.push(Effect::Lost(ticket, LostCause::Unfetched));
-            self.part(cx, ticket, None);
+            self.leave_share(cx, ticket, None);
         }
     }
 
     /// Readers that have held for longer than is usual are told of, once.
     pub(crate) fn note_long_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let long = cx.source.rules.long_hold;
+        let long = cx.shard.rules.long_hold;
         for reader in self.readers.of_mut(number) {
             let held = cx.now.since(reader.local.hold.since);
-            if held >= long && !reader.local.hold.is_told {
-                reader.local.hold.is_told = true;
+            if held >= long && !reader.local.hold.is_reported {
+                reader.local.hold.is_reported = true;
                 cx.effects.push(Effect::Event(KeyEvent::HeldLong { held }));
             }
         }

@@ -10,10 +10,10 @@ use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
-const FINISH_LEASES: u32 = 8;
+const MAX_FINISH_LEASES: u32 = 8;
 
 /// So many of a line are asked for at once, while there are permits.
-const MOST_AHEAD: usize = 16;
+const MAX_LINE_CLAIMS: usize = 16;
 
 impl<P: Plant> KeyState<P> {
     /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
@@ -28,7 +28,7 @@ impl<P: Plant> KeyState<P> {
 
     /// Sees to it that a line has a claim, and a claim somebody who wants it.
     pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
-        if self.open.is_some() {
+        if self.open_claim.is_some() {
             self.let_readers_in(cx);
         }
         for number in self.claims.unsettled() {
@@ -36,16 +36,16 @@ impl<P: Plant> KeyState<P> {
                 continue;
             };
             let wanted = match claim.claimant {
-                Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
-                Claimant::Solo(_) | Claimant::Ahead => true,
+                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.mode),
+                Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
             match claim.phase {
                 _ if wanted => {}
                 // An answer is under way: it decides.
-                Phase::Asked if claim.asking.is_some() => {}
+                Phase::Asked if claim.in_flight.is_some() => {}
                 Phase::Leaving(_) => {}
-                _ if claim.is_asking(RequestKind::Leave) => {}
+                _ if claim.is_in_flight(RequestKind::Leave) => {}
                 _ if self.plant.planted(Flaw::CancelledForgotten) => {
                     self.claims.end(number);
                 }
@@ -64,11 +64,11 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let options = head.options;
-        if self.claims.pursuit().is_none() {
-            self.claim(cx, Claimant::Cohort, &options, self.line.has_patient());
+        if self.claims.head_claim().is_none() {
+            self.claim(cx, Claimant::LineHead, &options, self.line.has_patient());
         }
         if matches!(options.mode, Mode::Permits(_)) {
-            self.ask_ahead(cx);
+            self.claim_for_followers(cx);
         }
     }
 
@@ -86,17 +86,20 @@ impl<P: Plant> KeyState<P> {
 
     /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
     /// most one claim waits in the store.
-    fn ask_ahead(&mut self, cx: &mut StepContext<'_>) {
-        let pursuit = self.claims.pursuit().and_then(|number| self.claims.get(number));
-        let is_new = pursuit.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
-        if self.asks_for_one || !is_new {
+    fn claim_for_followers(&mut self, cx: &mut StepContext<'_>) {
+        let head_claim = self
+            .claims
+            .head_claim()
+            .and_then(|number| self.claims.get(number));
+        let is_new = head_claim.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
+        if self.claims_head_only || !is_new {
             return;
         }
-        let behind = 1 + self.claims.ahead();
-        let next = self.line.iter().take(MOST_AHEAD).skip(behind);
+        let behind = 1 + self.claims.follower_claims();
+        let next = self.line.iter().take(MAX_LINE_CLAIMS).skip(behind);
         let options: Vec<_> = next.map(|caller| caller.options).collect();
         for options in options {
-            self.claim(cx, Claimant::Ahead, &options, false);
+            self.claim(cx, Claimant::LineFollower, &options, false);
         }
     }
 
@@ -107,7 +110,7 @@ impl<P: Plant> KeyState<P> {
         options: &LockOptions,
         wait: bool,
     ) {
-        let claim_id = cx.source.next_claim_id();
+        let claim_id = cx.shard.next_claim_id();
         self.claims
             .insert(Claim::new(claim_id, claimant, options, cx.now));
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
@@ -115,25 +118,25 @@ impl<P: Plant> KeyState<P> {
 
     /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
-        let is_closed = cx.source.is_closed;
+        let is_closed = cx.shard.is_closed;
         let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
-        let latest = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
             // Nothing under way, or given up, can have extended it since.
-            Phase::Held(held) if claim.asking.is_none() && claim.failed_requests == 0 => {
+            Phase::Held(held) if claim.in_flight.is_none() && claim.failed_requests == 0 => {
                 held.ends.min(latest)
             }
             _ => latest,
         };
         let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
         let until = if is_finished && !is_closed {
-            cx.now + FINISH_LEASES * claim.hold()
+            cx.now + MAX_FINISH_LEASES * claim.record_lifetime()
         } else {
             ends
         };
         if keeps_number && claim.held().is_none() {
-            claim.claimant = Claimant::Cohort;
+            claim.claimant = Claimant::LineHead;
         } else {
             claim.phase = Phase::Leaving(Leaving { release, ends, until });
         }
@@ -158,11 +161,11 @@ impl<P: Plant> KeyState<P> {
         let Some(old) = self.claims.remove(number) else {
             return;
         };
-        let mut claim_id = cx.source.next_claim_id();
+        let mut claim_id = cx.shard.next_claim_id();
         if self.plant.planted(Flaw::YieldKeepsNumber) {
             claim_id = old.claim_id;
         }
-        let mut claim = Claim::new(claim_id, Claimant::Cohort, &options, cx.now);
+        let mut claim = Claim::new(claim_id, Claimant::LineHead, &options, cx.now);
         claim.seq = old.seq;
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
@@ -209,12 +212,12 @@ impl<P: Plant> KeyState<P> {
             what => what,
         };
         claim.seq += 1;
-        claim.asking = Some(what);
-        claim.act = None;
-        claim.retries = false;
-        claim.look_again = false;
-        let (verb, class) = claim.asks_for(what);
-        let claim_id = claim.asks_as(what);
+        claim.in_flight = Some(what);
+        claim.next_request = None;
+        claim.is_retry = false;
+        claim.recheck_on_answer = false;
+        let (verb, class) = claim.verb_and_class(what);
+        let claim_id = claim.request_claim_id(what);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             turn: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),

@@ -12,11 +12,11 @@ use crate::protocol::time::Instant;
 
 /// The longest pause before a failed request is repeated. What waits for the store must not wait much longer than the store is
 /// away, whatever the lease.
-pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(1);
+pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request that came to nothing.
 #[derive(Debug)]
-pub(crate) struct Failing {
+pub(crate) struct FailedRequest {
     pub(crate) why: Unanswered,
     /// When its server was last heard.
     pub(crate) heard: Option<Instant>,
@@ -24,7 +24,7 @@ pub(crate) struct Failing {
     pub(crate) away: Option<Instant>,
     pub(crate) error: StoreError,
     /// What a caller is told: that the request was not executed only if neither it nor an earlier one of it can have been.
-    pub(crate) told: StoreError,
+    pub(crate) reported: StoreError,
 }
 
 /// How long one caller waits on through an outage.
@@ -40,7 +40,7 @@ pub(crate) struct Patience {
     pub(crate) behind: bool,
 }
 
-impl Failing {
+impl FailedRequest {
     /// Nothing was asked before, or nothing that counts.
     pub(crate) fn new(
         why: Unanswered,
@@ -48,36 +48,36 @@ impl Failing {
         away: Option<Instant>,
         error: StoreError,
     ) -> Self {
-        let mut failing = Failing {
+        let mut failure = FailedRequest {
             why,
             heard,
             away,
-            told: error.clone(),
+            reported: error.clone(),
             error,
         };
-        if failing.may_be_executed() {
-            failing.told = failing.told.of_unknown_outcome();
+        if failure.may_be_executed() {
+            failure.reported = failure.reported.of_unknown_outcome();
         }
-        failing
+        failure
     }
 
     /// The store answered and did nothing, for this reason. Only callers that it answered usefully before go on.
     pub(crate) fn of_answer(heard: Option<Instant>, error: StoreError) -> Self {
-        Failing::new(Unanswered::No, heard, heard, error)
+        FailedRequest::new(Unanswered::No, heard, heard, error)
     }
 
     /// The same of an answer that comes too late to be used.
     pub(crate) fn of_late_answer(heard: Option<Instant>, text: &str) -> Self {
-        Failing::of_answer(heard, StoreError::new(StoreErrorKind::TimedOut, text))
+        FailedRequest::of_answer(heard, StoreError::new(StoreErrorKind::TimedOut, text))
     }
 
     /// Has the caller told of the first request without an answer, `first`: that one may have been executed, whatever the store
     /// says of its repeats. Notes this one as the first if there was none.
     pub(crate) fn note_first(&mut self, first: &mut Option<Box<StoreError>>, believes_all: bool) {
         match first {
-            Some(first) if !believes_all => self.told = (**first).clone(),
+            Some(first) if !believes_all => self.reported = (**first).clone(),
             Some(_) => {}
-            None if self.may_be_executed() => *first = Some(Box::new(self.told.clone())),
+            None if self.may_be_executed() => *first = Some(Box::new(self.reported.clone())),
             None => {}
         }
     }
@@ -90,7 +90,7 @@ impl Failing {
         matches!(self.error.kind(), StoreErrorKind::Refused(_))
     }
 
-    fn is_for_good(&self) -> bool {
+    fn is_permanent(&self) -> bool {
         matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
     }
 
@@ -111,6 +111,6 @@ impl Failing {
         // Behind a claim of this node it waits, too, though the store never heard of it.
         let waits = came_before(self.heard) || patience.behind && came_before(self.away);
         let rides_out = patience.waits && waits && self.away.is_some_and(|away| now < away + patience.lease);
-        !self.is_for_good() && (rides_out || self.is_repeated_at_once(failures))
+        !self.is_permanent() && (rides_out || self.is_repeated_at_once(failures))
     }
 }

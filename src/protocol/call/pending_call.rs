@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::StoreError;
-use crate::protocol::failing::Patience;
+use crate::protocol::failed_request::Patience;
 use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes};
 use crate::protocol::step::{CallOptions, Ticket, ms};
 use crate::protocol::time::Instant;
@@ -12,7 +12,7 @@ use crate::protocol::write::Action;
 
 /// A caller that waits for an answer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller {
+pub(crate) struct PendingCaller {
     /// When the caller came, or had rested.
     pub(crate) entered: Instant,
     pub(crate) term: LeaseTimes,
@@ -24,19 +24,19 @@ pub(crate) struct Caller {
 pub(crate) struct PendingCall {
     /// What is asked. The question of a watch has the version that its callers know.
     pub(crate) options: CallOptions,
-    pub(crate) callers: BTreeMap<Ticket, Caller>,
+    pub(crate) callers: BTreeMap<Ticket, PendingCaller>,
     /// The id of the latest request. All requests of a call have one; each look of a watch has its own.
     pub(crate) id: Option<ClaimId>,
     /// Counts the requests under this id.
     pub(crate) seq: u32,
     /// A request is in flight.
-    pub(crate) is_asking: bool,
+    pub(crate) is_in_flight: bool,
     /// When the next request is sent; `None`: now, unless one is in flight.
     pub(crate) due: Option<Instant>,
     /// `due` repeats what failed: it need not be waited for when the store is back.
-    pub(crate) retries: bool,
+    pub(crate) is_retry: bool,
     /// There may be news that came after the question in flight.
-    pub(crate) look_again: bool,
+    pub(crate) recheck_on_answer: bool,
     /// Failures in a row.
     pub(crate) failures: u32,
     /// Why the first of the unanswered requests under this id has no answer.
@@ -60,10 +60,10 @@ impl PendingCall {
             callers: BTreeMap::new(),
             id: None,
             seq: 0,
-            is_asking: false,
+            is_in_flight: false,
             due,
-            retries: false,
-            look_again: false,
+            is_retry: false,
+            recheck_on_answer: false,
             failures: 0,
             unanswered: None,
         }
@@ -74,13 +74,13 @@ impl PendingCall {
     }
 
     /// As soon as nothing is in flight.
-    pub(crate) fn look_now(&mut self) {
+    pub(crate) fn send_when_idle(&mut self) {
         self.due = None;
-        self.look_again = self.is_asking;
+        self.recheck_on_answer = self.is_in_flight;
     }
 
     /// No later than then.
-    pub(crate) fn look_by(&mut self, latest: Instant) {
+    pub(crate) fn send_by(&mut self, latest: Instant) {
         self.due = self.due.map(|due| due.min(latest));
     }
 
@@ -97,16 +97,16 @@ impl PendingCall {
     }
 
     /// Takes the callers that the answer to a request is for: those that came before the request was sent, at `sent`, or all.
-    pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, Caller> {
+    pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, PendingCaller> {
         let callers = std::mem::take(&mut self.callers).into_iter();
-        let came_after = |(_, caller): &(Ticket, Caller)| caller.entered > sent && !takes_all;
+        let came_after = |(_, caller): &(Ticket, PendingCaller)| caller.entered > sent && !takes_all;
         let (later, told) = callers.partition(came_after);
         self.callers = later;
         told
     }
 
     /// A watch rides out an outage. Other calls are repeated once.
-    pub(crate) fn patience(&self, caller: Caller) -> Patience {
+    pub(crate) fn patience(&self, caller: PendingCaller) -> Patience {
         Patience {
             entered: caller.entered,
             lease: ms(caller.term.lease_ms),
