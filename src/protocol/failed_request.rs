@@ -1,8 +1,9 @@
-//! A request that came to nothing: whether to blame it, and how long callers wait on.
+//! A request that failed, and how long its callers keep waiting.
 //!
-//! A caller that waits already rides out an outage of one lease. The outage counts from when the server was last heard, or
-//! from the sending of the first request since then that came to nothing: while nothing was asked it may have been there. A
-//! caller that comes to a store that is away hears of it: at once when it is known to be down, else after one more try.
+//! A caller that already waits keeps waiting through an outage of one lease. The outage begins when the server was
+//! last heard, or when the first request since then was sent that failed. While no request was sent, the server may
+//! have been there. A caller that arrives during an outage is told of it: at once if the server is known to be down,
+//! else after one more try.
 
 use std::time::Duration;
 
@@ -10,38 +11,39 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::Unanswered;
 use crate::protocol::time::Instant;
 
-/// The longest pause before a failed request is repeated. What waits for the store must not wait much longer than the store is
-/// away, whatever the lease.
+/// The longest pause before a failed request is repeated. A waiting caller must not wait much longer than the outage
+/// lasts, whatever the lease.
 pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// A request that came to nothing.
+/// A request without a usable answer.
 #[derive(Debug)]
 pub(crate) struct FailedRequest {
     pub(crate) why: Unanswered,
-    /// When its server was last heard.
+    /// When the server was last heard.
     pub(crate) heard: Option<Instant>,
-    /// Since when it is away.
+    /// When the outage began.
     pub(crate) away: Option<Instant>,
     pub(crate) error: StoreError,
-    /// What a caller is told: that the request was not executed only if neither it nor an earlier one of it can have been.
+    /// The error for the caller. It says that the request was not executed only if neither this request nor an
+    /// earlier one of it can have been.
     pub(crate) reported: StoreError,
 }
 
-/// How long one caller waits on through an outage.
+/// How long one caller keeps waiting through an outage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    /// When the caller came. A caller that came before the store was last heard waits through an outage.
+    /// When the caller arrived. Only a caller that arrived before the store was last heard waits through an outage.
     pub(crate) entered: Instant,
-    /// The length of the outage that it waits through.
+    /// The longest outage that the caller waits through.
     pub(crate) lease: Duration,
     /// The caller waits for more than the first answer.
     pub(crate) waits: bool,
-    /// A claim of this node waited for the key or held it when the caller came.
+    /// A claim of this node waited for the key or held it when the caller arrived.
     pub(crate) behind: bool,
 }
 
 impl FailedRequest {
-    /// Nothing was asked before, or nothing that counts.
+    /// Returns the failure of a request without earlier requests that count.
     pub(crate) fn new(
         why: Unanswered,
         heard: Option<Instant>,
@@ -61,18 +63,20 @@ impl FailedRequest {
         failure
     }
 
-    /// The store answered and did nothing, for this reason. Only callers that it answered usefully before go on.
+    /// Returns the failure of a request that the store answered without doing anything. Only callers that already had
+    /// a useful answer keep waiting.
     pub(crate) fn of_answer(heard: Option<Instant>, error: StoreError) -> Self {
         FailedRequest::new(Unanswered::No, heard, heard, error)
     }
 
-    /// The same of an answer that comes too late to be used.
+    /// Returns the failure of a request whose answer came too late to be used.
     pub(crate) fn of_late_answer(heard: Option<Instant>, text: &str) -> Self {
         FailedRequest::of_answer(heard, StoreError::new(StoreErrorKind::TimedOut, text))
     }
 
-    /// Has the caller told of the first request without an answer, `first`: that one may have been executed, whatever the store
-    /// says of its repeats. Notes this one as the first if there was none.
+    /// Reports the first unanswered request, `first`, to the caller instead of this one. The first may have been
+    /// executed, whatever the store says of its repeats. If there was none, notes this request as the first if it may
+    /// have been executed.
     pub(crate) fn note_first(&mut self, first: &mut Option<Box<StoreError>>, believes_all: bool) {
         match first {
             Some(first) if !believes_all => self.reported = (**first).clone(),
@@ -94,21 +98,23 @@ impl FailedRequest {
         matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
     }
 
-    /// Whether the connection that broke had worked before, so that the request is not to blame: it is sent again at once
-    /// and counts as no failure. Connections that break one after the other without a word from the server are an outage.
+    /// Returns whether the connection that broke had worked before, so that the request is not to blame. Such a
+    /// request is sent again at once and does not count as a failure. Connections that break one after the other,
+    /// without an answer from the server, are an outage.
     pub(crate) fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
         self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
     }
 
-    /// Whether the request is repeated at once, after so many failures in a row: the first time, unless there is no use in that.
+    /// Returns whether the request is repeated at once after this number of failures in a row. Only the first failure
+    /// is, and only if a repeat can help.
     pub(crate) fn is_repeated_at_once(&self, failures: u32) -> bool {
         failures <= 1 && self.why != Unanswered::Down && !self.is_refused()
     }
 
-    /// Whether the store may still answer that caller in time, after so many failures in a row.
+    /// Returns whether the store may still answer the caller in time, after this number of failures in a row.
     pub(crate) fn keeps_waiting(&self, patience: Patience, failures: u32, now: Instant) -> bool {
         let came_before = |since: Option<Instant>| since.is_some_and(|since| patience.entered <= since);
-        // Behind a claim of this node it waits, too, though the store never heard of it.
+        // A caller behind a claim of this node waits too, though the store never heard of that caller.
         let waits = came_before(self.heard) || patience.behind && came_before(self.away);
         let rides_out = patience.waits && waits && self.away.is_some_and(|away| now < away + patience.lease);
         !self.is_permanent() && (rides_out || self.is_repeated_at_once(failures))

@@ -1,7 +1,8 @@
-//! Calls that are sent once: actions. An action without an answer ends with an error that says that the outcome is unknown.
+//! Actions: calls that are sent once. If an action has no answer, the caller's error says that the outcome is
+//! unknown.
 //!
-//! The claims of a guarded write count it until it has ended. A write whose outcome is unknown does not end: it may be executed
-//! late, and must not pass for a write of the next holder.
+//! The claims of a guarded write count it until it has ended. A write with an unknown outcome does not end: it may be
+//! executed late, and must not pass for a write of the next holder.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ impl<P: Plant> Calls<P> {
         }));
     }
 
-    /// Takes out the action that an answer is for.
+    /// Removes and returns the action that an answer is for.
     pub(crate) fn take_action(&mut self, tag: Tag) -> Option<PendingAction> {
         let at = self
             .actions
@@ -77,7 +78,8 @@ impl PendingAction {
         }));
     }
 
-    /// Tells the claims of a write that it has ended, and those at the places `refused` that their leases are over.
+    /// Tells the claims of a write that it has ended. The claims at the places `refused` are told that their leases
+    /// are over.
     fn end_write(&self, cx: &mut StepContext<'_>, refused: &[usize]) {
         if let Action::Write(write) = &self.action {
             let leases = write.leases.iter().cloned().enumerate();

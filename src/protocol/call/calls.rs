@@ -1,4 +1,4 @@
-//! The calls of one key, as long as a caller of this process waits for an answer.
+//! The calls of one key, kept while a caller of this process waits for an answer.
 
 use crate::error::StoreError;
 use crate::protocol::call::pending_call::{PendingAction, PendingCall, PendingCaller};
@@ -14,26 +14,26 @@ use crate::protocol::time::Instant;
 /// A timer that never fires, for planted mistakes.
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
-/// What a request was for.
+/// The call or action that an answer is for.
 enum Pending {
-    /// A call, at this place.
+    /// A call, at this place in the list.
     Call(usize),
-    /// An action, which is sent once.
+    /// An action, removed from the list.
     Action(PendingAction),
 }
 
-/// The calls of one key.
+/// The calls of one key, and the callers that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Calls<P> {
     pub(crate) plant: P,
     pub(crate) pending: Vec<PendingCall>,
-    /// Those that are sent once.
+    /// The actions, which are sent once.
     pub(crate) actions: Vec<PendingAction>,
-    /// Callers whose last call failed, and until when they ask nothing.
+    /// Callers whose last call failed, with the time at which their next call may be sent.
     resting: Vec<(Instant, Ticket, CallOptions)>,
     /// When the store last said that there is no news.
     pub(crate) no_news_at: Option<Instant>,
-    /// What kept requests from being answered since the last answer.
+    /// Why requests have had no answer since the last answer; `None` after an answer.
     pub(crate) error: Option<StoreError>,
 }
 
@@ -55,12 +55,13 @@ impl<P: Plant> Calls<P> {
         asleep.filter_map(|call| call.due).chain(rested).min()
     }
 
-    /// Returns whether the store said since then that there is no news. That does not hold through an outage.
+    /// Returns whether the store said at or after `since` that there is no news. What it said is not valid through an
+    /// outage.
     pub(crate) fn has_no_news_since(&self, since: Instant) -> bool {
         self.no_news_at.is_some_and(|at| at >= since) && self.error.is_none()
     }
 
-    /// Takes in what happened to the key. Returns an input that is not about its calls.
+    /// Handles an input of the key. Returns the input if it is not about the calls.
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
         let pending = match &input {
             Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.find_pending(*tag),
@@ -118,12 +119,12 @@ impl<P: Plant> Calls<P> {
         let third = cx.now + ms(options.term.lease_ms) / 3;
         let call = self.watch_or_new(options, None);
         call.callers.insert(ticket, caller);
-        // The others may have longer leases.
+        // The other callers of the call may have longer leases.
         call.send_by(third);
     }
 
-    /// The caller's future was dropped. An answer means nothing then, and nothing is left behind in the store. Returns whether
-    /// there was a call of it.
+    /// Removes a caller whose future was dropped. A later answer is ignored, and the store keeps nothing of the call.
+    /// Returns whether the caller had a call.
     fn cancel(&mut self, ticket: Ticket) -> bool {
         let mut pending = self.pending.iter_mut();
         let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
@@ -133,7 +134,7 @@ impl<P: Plant> Calls<P> {
             || actions.any(|action| action.caller.take_if(|caller| *caller == ticket).is_some())
     }
 
-    /// Gives up all of them, except what is sent once: its caller is told what became of it.
+    /// Gives up all calls except actions: the caller of an action still gets its outcome.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         let resting = std::mem::take(&mut self.resting).into_iter();
         let resting = resting.map(|(_, ticket, _)| ticket);
@@ -143,7 +144,7 @@ impl<P: Plant> Calls<P> {
         cx.effects.extend(denied);
     }
 
-    // What time does.
+    // What timers do.
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
         let now = cx.now;
@@ -156,7 +157,7 @@ impl<P: Plant> Calls<P> {
         }
     }
 
-    /// Sends what waits for no moment and no answer, and forgets the calls without callers.
+    /// Sends the calls that are due and not in flight, and forgets the calls without callers.
     pub(crate) fn send_all(&mut self, cx: &mut StepContext<'_>) {
         self.pending.retain(|call| !call.callers.is_empty());
         for at in 0..self.pending.len() {
@@ -212,9 +213,9 @@ impl<P: Plant> Calls<P> {
         }));
     }
 
-    // What the store says.
+    // Answers and failures.
 
-    /// Returns what the request in flight is for, if it is for one of these.
+    /// Returns the call or action that the tag belongs to, if it is one of these.
     fn find_pending(&mut self, tag: Tag) -> Option<Pending> {
         let is_its =
             |call: &PendingCall| call.is_in_flight && call.id.is_some_and(|id| id.claim == tag.claim);
@@ -222,7 +223,7 @@ impl<P: Plant> Calls<P> {
         call.or_else(|| self.take_action(tag).map(Pending::Action))
     }
 
-    /// A request that was sent at `sent` is answered.
+    /// Handles the answer to a request that was sent at `sent`.
     fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
         if self.plant.planted(Flaw::AnswerToAnotherCall) {
             let first = self.pending.iter().position(|call| call.is_in_flight);
@@ -249,8 +250,8 @@ impl<P: Plant> Calls<P> {
             return self.failed(cx, at, failure);
         };
         (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
-        // A watch may have gained callers since the request was sent. Any other call has one caller, and its request was sent for
-        // that, even if the sender read its clock before the caller came.
+        // A watch may have gained callers since the request was sent. Any other call has one caller, and its request
+        // was sent for that caller, even if the sender read its clock before the caller arrived.
         let is_for_all = takes_all || takes_one && !call.is_watch();
         let told = call.take_callers(sent, is_for_all).into_keys();
         call.send_when_idle();
@@ -258,7 +259,8 @@ impl<P: Plant> Calls<P> {
             .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
 
-    /// A request came to nothing. The callers that may still be answered in time have it asked again, the first time at once.
+    /// Handles a request that failed. It is repeated for the callers that may still be answered in time: at once
+    /// after the first failure, and else after a pause.
     fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failure: FailedRequest) {
         let now = cx.now;
         self.error = Some(failure.error.clone());

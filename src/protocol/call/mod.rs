@@ -1,7 +1,8 @@
-//! The calls of one key: they ask or act, and are never granted. A call has one typed [answer](crate::protocol::step::CallAnswer).
+//! The calls of one key: they ask or act, and are never granted. A call has one typed
+//! [answer](crate::protocol::step::CallAnswer).
 //!
-//! These calls are *repeated*: a request without an answer is sent again under the same id, by which the store recognizes what
-//! it has done. Guarded writes and `forget_job` are *sent once*.
+//! Most calls are *repeated*: a request without an answer is sent again under the same id, by which the store
+//! recognizes what it has done. Guarded writes and `forget_job` are *sent once*.
 //!
 //! Reading order: `pending_call`, `calls`, `watch`, `actions`.
 

@@ -13,47 +13,48 @@ use crate::protocol::write::Action;
 /// A caller that waits for an answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingCaller {
-    /// When the caller came, or had rested.
+    /// When the caller arrived, or when its rest ended.
     pub(crate) entered: Instant,
     pub(crate) term: LeaseTimes,
 }
 
-/// A call that waits for its answer. A watch is one that is repeated until there is news, for all callers of this process that
-/// ask the same.
+/// A call that waits for its answer. A watch is a call that is repeated until there is news, for all callers of this
+/// process with the same question.
 #[derive(Debug)]
 pub(crate) struct PendingCall {
-    /// What is asked. The question of a watch has the version that its callers know.
+    /// The question or action. The question of a watch contains the version that its callers know.
     pub(crate) options: CallOptions,
     pub(crate) callers: BTreeMap<Ticket, PendingCaller>,
-    /// The id of the latest request. All requests of a call have one; each look of a watch has its own.
+    /// The id of the latest request. All requests of a call have one id; each request of a watch has its own.
     pub(crate) id: Option<ClaimId>,
-    /// Counts the requests under this id.
+    /// The number of requests under this id.
     pub(crate) seq: u32,
     /// A request is in flight.
     pub(crate) is_in_flight: bool,
-    /// When the next request is sent; `None`: now, unless one is in flight.
+    /// When the next request is sent. `None`: at once, if none is in flight.
     pub(crate) due: Option<Instant>,
-    /// `due` repeats what failed: it need not be waited for when the store is back.
+    /// The next request repeats one that failed. It is sent at once when the store is back.
     pub(crate) is_retry: bool,
-    /// There may be news that came after the question in flight.
+    /// There may be news that is younger than the question in flight: the call is sent again at once after the
+    /// answer.
     pub(crate) recheck_on_answer: bool,
-    /// Failures in a row.
+    /// The number of failures in a row.
     pub(crate) failures: u32,
     /// Why the first of the unanswered requests under this id has no answer.
     pub(crate) unanswered: Option<Box<StoreError>>,
 }
 
-/// An action that was left with the session.
+/// An action that the session is to send, or has sent.
 #[derive(Debug)]
 pub(crate) struct PendingAction {
     pub(crate) number: ClaimNumber,
-    /// Its caller, until that gives up.
+    /// The caller; `None` after it gives up.
     pub(crate) caller: Option<Ticket>,
     pub(crate) action: Action,
 }
 
 impl PendingCall {
-    /// Without callers, and asleep until `due`.
+    /// Returns a call without callers, which is sent at `due`.
     pub(crate) fn new(options: CallOptions, due: Option<Instant>) -> Self {
         PendingCall {
             options,
@@ -73,18 +74,18 @@ impl PendingCall {
         self.options.call.is_watched()
     }
 
-    /// As soon as nothing is in flight.
+    /// Sends the call as soon as no request is in flight.
     pub(crate) fn send_when_idle(&mut self) {
         self.due = None;
         self.recheck_on_answer = self.is_in_flight;
     }
 
-    /// No later than then.
+    /// Sends the call no later than `latest`.
     pub(crate) fn send_by(&mut self, latest: Instant) {
         self.due = self.due.map(|due| due.min(latest));
     }
 
-    /// The shortest lease of all callers.
+    /// Returns the lengths of the shortest lease of all callers.
     pub(crate) fn term(&self) -> LeaseTimes {
         let terms = self.callers.values().map(|caller| caller.term);
         terms
@@ -96,7 +97,8 @@ impl PendingCall {
         ms(self.term().lease_ms)
     }
 
-    /// Takes the callers that the answer to a request is for: those that came before the request was sent, at `sent`, or all.
+    /// Removes and returns the callers that an answer is for: those that arrived before the request was sent, at
+    /// `sent`, or all.
     pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, PendingCaller> {
         let callers = std::mem::take(&mut self.callers).into_iter();
         let came_after = |(_, caller): &(Ticket, PendingCaller)| caller.entered > sent && !takes_all;
@@ -105,7 +107,7 @@ impl PendingCall {
         told
     }
 
-    /// A watch rides out an outage. Other calls are repeated once.
+    /// Returns how long a caller keeps waiting. A watch waits through an outage. Any other call is repeated once.
     pub(crate) fn patience(&self, caller: PendingCaller) -> Patience {
         Patience {
             entered: caller.entered,

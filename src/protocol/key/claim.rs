@@ -1,4 +1,4 @@
-//! One pursuit of a lease, from its first request to its last.
+//! A claim: a node's pursuit of one lease, from its first request to its last.
 
 use std::time::Duration;
 
@@ -8,67 +8,69 @@ use crate::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes, Mode, Ti
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
-/// One pursuit of a lease. Its number lives once, and has one lease length for life.
+/// A node's pursuit of one lease. Its number is used once, and the lease length never changes.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) claimant: Claimant,
-    /// How its lease may be shared.
+    /// How the lease may be shared.
     pub(crate) mode: Mode,
-    /// Never renewed.
+    /// The lease is never renewed.
     pub(crate) fixed: bool,
-    /// What only the claim of a tick has.
+    /// Set only for the claim of a tick.
     pub(crate) tick: Option<Box<TickClaim>>,
     pub(crate) phase: Phase,
-    /// When its first request was handed out: never later than it was sent.
+    /// When the first request was made, which is never later than it was sent.
     pub(crate) created_at: Instant,
-    /// The request under way, if any. Its number is `seq`.
+    /// The request in flight, if any. Its number is `seq`.
     pub(crate) in_flight: Option<RequestKind>,
-    /// Counts the requests.
+    /// The number of requests so far.
     pub(crate) seq: u32,
-    /// When the next request is due, while none is under way.
+    /// When the next request is due, while none is in flight.
     pub(crate) next_request: Option<Instant>,
-    /// `act` repeats what failed: it need not be waited for when the store is back.
+    /// The next request repeats one that failed. It is sent at once when the store is back.
     pub(crate) is_retry: bool,
-    /// Failures in a row.
+    /// The number of requests that failed in a row.
     pub(crate) failed_requests: u32,
-    /// A grant may have been missed since the request under way was handed out.
+    /// A grant may have been missed since the request in flight was made. If the answer is "queued", the claim asks
+    /// again at once.
     pub(crate) recheck_on_answer: bool,
-    /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
+    /// Set while a request is unanswered: the store may execute it until this time, and refuses it as late after
+    /// that.
     pub(crate) executable_until: Option<Instant>,
-    /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
-    /// repeats.
+    /// Why the first of the unanswered requests has no answer. That request may have been executed, whatever the
+    /// store says of its repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
-    /// The lease that it goes on with: set until the store has answered.
+    /// The lease that the claim continues. Set until the store has answered.
     pub(crate) origin: Option<Origin>,
 }
 
-/// What only the claim of a tick has.
+/// The part of a claim that only a tick has.
 #[derive(Debug)]
 pub(crate) struct TickClaim {
     pub(crate) mark: TickTime,
-    /// What becomes of the tick while an earlier tick is in the way.
+    /// What happens to the tick while an earlier tick blocks it.
     pub(crate) turn: WhenBehind,
     /// The number of this attempt at the tick.
     pub(crate) attempt: u32,
-    /// The tick before, which had not ended well and never runs again.
+    /// The previous tick, if it had not ended well. It never runs again.
     pub(crate) overtook: Option<TickTime>,
-    /// The tick was run to its end, and whether that went well.
+    /// Set when the tick was run to its end. `true`: the run went well.
     pub(crate) finished: Option<bool>,
 }
 
-/// A claim that goes on with a lease instead of claiming one.
+/// The lease that a claim continues, instead of claiming a new one.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// Its own lease under another number, which is given up for the end of the queue.
+    /// A lease of this node, which is given up for a place at the end of the queue.
     Yield(Yielded),
-    /// The lease of another owner.
+    /// A lease that is taken over from another owner.
     Pass(Box<Pass>),
 }
 
 impl Origin {
-    /// What the holder held as a writer, if it is to become a reader.
+    /// Returns what the holder held as a writer, if this claim makes it a reader.
     pub(crate) fn held_as_writer(&self, mode: Mode) -> Option<&HeldLease> {
         let Origin::Pass(pass) = self else { return None };
         pass.local.as_ref().filter(|old| old.mode != mode)?.held()
@@ -79,22 +81,23 @@ impl Origin {
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) from: ClaimId,
-    /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
-    /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
+    /// The claim of the previous owner as it was held, if that owner is in this key machine. Its number is dead since
+    /// the pass was sent. If the pass fails, the number is left; if the store surely did nothing, the claim goes on.
+    /// `None` for an owner in another machine, which is left alone.
     pub(crate) local: Option<Claim>,
 }
 
-/// For whom a claim is.
+/// The callers that a claim is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimant {
-    /// For whoever is first in the line.
+    /// The first caller of the line.
     LineHead,
-    /// For one caller: a fixed lease, a tick, or a place of its own in the queue.
+    /// One caller: with a fixed lease, a tick, or its own place in the queue.
     Solo(Caller),
-    /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
-    /// From then on it is the cohort's.
+    /// The caller that is first in the line at the grant. Sent for a caller behind the first, and granted only if
+    /// enough permits are free. After the grant it is [`LineHead`](Self::LineHead).
     LineFollower,
-    /// For nobody any more.
+    /// No caller any more.
     Abandoned,
 }
 
@@ -114,16 +117,17 @@ pub(crate) enum RequestKind {
     Pass,
 }
 
-/// Asked, queued, granted, gone; never back.
+/// The life of a claim: asked, queued, held, leaving. A claim never goes back to asked.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// Nothing is known yet.
+    /// The store has not answered yet.
     Asked,
-    /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
+    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued".
     Queued { t0: Instant },
-    /// Granted at `since`, but too little may be left: renewed before use. So many times in vain.
+    /// Granted at `since`, but too little of the lease may be left, so the lease is renewed before its use. `tries`
+    /// counts the renewals that did not help.
     Confirming { since: Instant, tries: u32 },
-    /// Ours, for a holder.
+    /// Held by a local caller.
     Held(HeldLease),
     /// Dead here; the store is being told.
     Leaving(Leaving),
@@ -138,34 +142,34 @@ pub(crate) struct HeldLease {
     pub(crate) index: u64,
     /// When the burst began.
     pub(crate) since: Instant,
-    /// When it is to be renewed next.
+    /// When the lease is renewed next.
     pub(crate) due: Instant,
-    /// By then the record has ended, if no request extends it.
+    /// The record in the store has ended by this time if no request extends it.
     pub(crate) ends: Instant,
-    /// Writes that were sent under it and not answered. One that never is counts to the end: it may still be done, and would
-    /// pass for one of the next holder.
+    /// The number of writes under this lease that were sent and not answered. A write that is never answered counts
+    /// to the end: it may be executed late, and would then pass for a write of the next holder.
     pub(crate) writes: u32,
 }
 
-/// What a caller holds, as it is at one moment.
+/// What a caller holds at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Holding {
     /// The claim by which the caller holds.
     pub claim: ClaimId,
     /// The fence of the caller.
     pub fence: Fence,
-    /// Until when it is held without a renewal.
+    /// When the lease ends if it is not renewed.
     pub deadline: Instant,
-    /// How long that is from now on; `None` when the deadline has passed.
+    /// The time until the deadline; `None` if the deadline has passed.
     pub remaining: Option<Duration>,
-    /// The number of the attempt at its tick.
+    /// The number of the attempt at the holder's tick.
     pub attempt: u32,
-    /// The tick before, if it had not ended when this one was granted: that tick never runs again.
+    /// The previous tick, if it had not ended when this one was granted. That tick never runs again.
     pub overtook: Option<TickTime>,
 }
 
 impl Holding {
-    /// That of the caller at the place `index` among the local holders of a claim.
+    /// Returns what the caller holds that has the place `index` among the local holders of a claim.
     pub(crate) fn new(now: Instant, claim: &Claim, held: &HeldLease, index: u64) -> Self {
         let tick = claim.tick.as_deref();
         Holding {
@@ -178,18 +182,18 @@ impl Holding {
         }
     }
 
-    /// The deadline has not passed.
+    /// Returns whether the deadline has not passed.
     pub fn is_held(&self) -> bool {
         self.remaining.is_some()
     }
 }
 
-/// Who holds by a claim.
+/// The callers that hold by a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Holders {
-    /// One caller, and after it the next of the line.
+    /// One caller, followed by the next of the line.
     One(LocalHolder),
-    /// So many readers of the line at once. Who they are is known by ticket, see `readers`.
+    /// The number of readers that hold at once. `readers` finds them by ticket.
     Readers(u32),
 }
 
@@ -197,14 +201,14 @@ pub(crate) enum Holders {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalHolder {
     pub(crate) ticket: Ticket,
-    /// What it may do, and has been told.
+    /// How long the caller may hold, and what was reported of that.
     pub(crate) hold: HoldTime,
-    /// When it is given back, if its caller has not taken it up by then.
+    /// When the lease is given back if the caller has not taken it up; `None` once a guard exists.
     pub(crate) unfetched: Option<Instant>,
 }
 
 impl LocalHolder {
-    /// Granted now, by a claim with a lease of this length.
+    /// Returns a holder that is granted now, by a claim with this lease length.
     pub(crate) fn new(now: Instant, ticket: Ticket, options: LockOptions, lease: Duration) -> Self {
         LocalHolder {
             ticket,
@@ -215,7 +219,7 @@ impl LocalHolder {
 }
 
 impl HeldLease {
-    /// The one caller that holds by it, if it is one.
+    /// Returns the one caller that holds by the claim; `None` for readers.
     pub(crate) fn local(&self) -> Option<&LocalHolder> {
         match &self.holders {
             Holders::One(local) => Some(local),
@@ -224,14 +228,14 @@ impl HeldLease {
     }
 }
 
-/// How long one holder holds.
+/// How long one caller has held, and may hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HoldTime {
     pub(crate) since: Instant,
     pub(crate) max: Option<Duration>,
-    /// It has been told that this is over.
+    /// The caller was told that its time is over.
     pub(crate) is_overdue: bool,
-    /// It has been told of that it holds for long.
+    /// [`HeldLong`](crate::protocol::step::KeyEvent::HeldLong) was reported.
     pub(crate) is_reported: bool,
 }
 
@@ -245,7 +249,7 @@ impl HoldTime {
         }
     }
 
-    /// The same for another ticket, which has not been told that the time is over.
+    /// Returns the same hold time for another ticket, which was not told yet that the time is over.
     pub(crate) fn under_another_ticket(self) -> HoldTime {
         HoldTime {
             is_overdue: false,
@@ -253,7 +257,7 @@ impl HoldTime {
         }
     }
 
-    /// When it is renewed no more.
+    /// Returns when renewals stop; `None` without a limit.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.max.map(|max| self.since + max)
     }
@@ -261,11 +265,11 @@ impl HoldTime {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Leaving {
-    /// Who waits to hear of it.
+    /// The caller that waits for the outcome of the release.
     pub(crate) release: Option<Ticket>,
-    /// When the lease has ended by itself.
+    /// When the lease ends by itself.
     pub(crate) ends: Instant,
-    /// When to stop telling.
+    /// When the leave is no longer repeated.
     pub(crate) until: Instant,
 }
 
@@ -303,12 +307,12 @@ impl Claim {
         ms(self.term.lease_ms)
     }
 
-    /// How long its record lives in the store: the lease and the margin.
+    /// Returns how long the record lives in the store: the lease and the margin.
     pub(crate) fn record_lifetime(&self) -> Duration {
         ms(self.term.hold_ms())
     }
 
-    /// The lease of another owner that it takes over, until it has it.
+    /// Returns the pass that the claim waits for, until the store has answered.
     pub(crate) fn pass(&self) -> Option<&Pass> {
         match &self.origin {
             Some(Origin::Pass(pass)) => Some(pass),
@@ -316,7 +320,7 @@ impl Claim {
         }
     }
 
-    /// Ends a pass. Returns the claim of this process whose lease was passed on.
+    /// Ends a pass. Returns the local claim whose lease was passed on.
     pub(crate) fn take_passed(&mut self) -> Option<Claim> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
             Some(Origin::Pass(pass)) => pass.local,
@@ -324,7 +328,7 @@ impl Claim {
         }
     }
 
-    /// Ends a yield. Returns what the claim was before.
+    /// Ends a yield. Returns what was yielded.
     pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
             Some(Origin::Yield(yielded)) => Some(yielded),
@@ -332,7 +336,7 @@ impl Claim {
         }
     }
 
-    /// What a request of that kind asks for.
+    /// Returns the verb and the class of a request of this kind.
     #[inline]
     pub(crate) fn verb_and_class(&self, what: RequestKind) -> (Verb, Class) {
         let to = self.claim_id;
@@ -352,7 +356,7 @@ impl Claim {
         }
     }
 
-    /// Whose number the request is about.
+    /// Returns the claim that the request is about.
     #[inline]
     pub(crate) fn request_claim_id(&self, what: RequestKind) -> ClaimId {
         match &self.origin {
@@ -373,7 +377,7 @@ impl Claim {
         self.in_flight == Some(kind)
     }
 
-    /// When it has something to do.
+    /// Returns when the claim next needs a step.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let (deadline, unfetched) = self.held().map_or((None, None), |held| {
@@ -402,7 +406,7 @@ impl Claim {
         matches!(self.phase, Phase::Leaving(_))
     }
 
-    /// Who holds by it, or waits for it alone.
+    /// Returns the one caller that holds by the claim, or that waits for it alone.
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         match (&self.phase, &self.claimant) {
             (Phase::Held(held), _) => held.local().map(|local| local.ticket),
@@ -412,8 +416,8 @@ impl Claim {
         }
     }
 
-    /// Pursued for the line, or held and to be handed on to it. While others may hold beside it, readers or those who have
-    /// permits, whoever is first in the line is claimed for meanwhile.
+    /// Returns whether the claim is for the head of the line, or is held and will be handed on to it. While other
+    /// claims may hold beside this one, as readers or by permits, the head of the line gets another claim.
     pub(crate) fn is_head_claim(&self) -> bool {
         let is_pursued = match &self.phase {
             Phase::Leaving(_) => false,
@@ -423,41 +427,41 @@ impl Claim {
         matches!(self.claimant, Claimant::LineHead) && is_pursued
     }
 
-    /// Somebody has the key for sure, or is before us.
+    /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
     pub(crate) fn is_taken(&self) -> bool {
         !matches!(self.phase, Phase::Asked | Phase::Leaving(_))
     }
 
-    /// It is held, and excludes no readers.
+    /// Returns whether the claim is held and excludes no readers.
     pub(crate) fn is_shared(&self) -> bool {
         self.mode == Mode::Read && self.held().is_some()
     }
 
-    /// It asks for whoever is behind the first of the line.
+    /// Returns whether the claim is for a caller behind the first of the line.
     pub(crate) fn is_for_follower(&self) -> bool {
         self.claimant == Claimant::LineFollower && !self.is_leaving()
     }
 
-    /// For a caller that does not hold yet.
+    /// Returns whether the claim is for one caller that does not hold yet.
     pub(crate) fn waits_alone(&self) -> bool {
         matches!(self.claimant, Claimant::Solo(_)) && !self.is_leaving() && self.held().is_none()
     }
 }
 
-/// What claims are found by.
+/// The facts by which claims are found.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct ClaimSummary {
     pub(crate) due: Option<Instant>,
-    /// Who holds by it, or waits for it alone.
+    /// The one caller that holds by the claim, or that waits for it alone.
     pub(crate) ticket: Option<Ticket>,
-    /// Pursued for the line, or held and to be handed on to it.
+    /// See [`Claim::is_head_claim`].
     pub(crate) is_head_claim: bool,
-    /// Somebody has the key for sure, or is before us.
+    /// See [`Claim::is_taken`].
     pub(crate) is_taken: bool,
-    /// It is held, and excludes no readers.
+    /// See [`Claim::is_shared`].
     pub(crate) is_shared: bool,
-    /// For a caller that does not hold yet.
+    /// See [`Claim::waits_alone`].
     pub(crate) waits_alone: bool,
-    /// It asks for whoever is behind the first of the line.
+    /// See [`Claim::is_for_follower`].
     pub(crate) is_for_follower: bool,
 }

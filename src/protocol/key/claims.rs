@@ -1,7 +1,7 @@
-//! The claims of one key: one pursuit of a lease each, found by number, by ticket and by what is due.
+//! The claims of one key, found by number, by ticket and by the time at which they are due.
 //!
-//! Nearly always there is one. There may be ten thousand, as every fixed lease has a claim of its own; then an index is
-//! kept, so that no step walks along all of them.
+//! There is nearly always one claim. There may be ten thousand, because every fixed lease has a claim of its own. An
+//! index is then kept, so that no step walks along all claims.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
@@ -13,21 +13,21 @@ use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
-/// So many claims are sooner looked through than indexed.
+/// The largest number of claims that is searched without an index, which is faster for so few.
 const MAX_UNINDEXED_CLAIMS: usize = 8;
 
-/// Every claim of a key that is not over. At most one of them is pursued for the line.
+/// Every claim of a key that is not over. At most one is for the head of the line.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     list: Vec<Claim>,
     index: Option<Box<ClaimIndex>>,
 }
 
-/// Where each claim is, by what it is found by.
+/// The places of the claims in the list, and the facts by which they are found.
 #[derive(Debug, Default)]
 struct ClaimIndex {
     places: HashMap<ClaimNumber, usize, RandomState>,
-    /// What it was found by when it was indexed.
+    /// The facts of each claim when it was indexed.
     summaries: HashMap<ClaimNumber, ClaimSummary, RandomState>,
     tickets: HashMap<Ticket, ClaimNumber, RandomState>,
     dues: BTreeSet<(Instant, ClaimNumber)>,
@@ -36,9 +36,9 @@ struct ClaimIndex {
     shared: usize,
     alone: usize,
     followers: usize,
-    /// Changed since it was indexed.
+    /// Claims that changed since they were indexed.
     stale: Vec<ClaimNumber>,
-    /// Changed since somebody saw to it that each is wanted.
+    /// Claims that changed since the last check of whether they are still wanted.
     unsettled: Vec<ClaimNumber>,
 }
 
@@ -83,7 +83,7 @@ impl ClaimIndex {
 }
 
 impl Claims {
-    /// Keeps room for a few.
+    /// Frees memory, except for a few claims.
     pub(crate) fn shrink(&mut self) {
         self.list.shrink_to(MAX_UNINDEXED_CLAIMS);
     }
@@ -132,12 +132,12 @@ impl Claims {
         Some(claim)
     }
 
-    /// The same for one that is over, and of no more interest.
+    /// Removes a claim that is over, without returning it.
     pub(crate) fn end(&mut self, number: ClaimNumber) {
         if self.index.is_some() {
             self.remove(number);
         } else if let Some(at) = self.place(number) {
-            // In place: a claim is large.
+            // The claim is dropped in place, because it is too large to move.
             let last = self.list.len() - 1;
             if at < last {
                 self.list.swap(at, last);
@@ -171,7 +171,7 @@ impl Claims {
         }
     }
 
-    /// The claim by which a caller holds, or that waits for this caller alone. Asked between steps.
+    /// Returns the claim by which a caller holds, or that waits for this caller alone. Valid between steps only.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<&Claim> {
         match &self.index {
             Some(index) => self.get(*index.tickets.get(&ticket)?),
@@ -179,7 +179,7 @@ impl Claims {
         }
     }
 
-    /// The claim that is pursued for the line, or will be handed on to it.
+    /// Returns the claim for the head of the line, or the held claim that will be handed on to it.
     #[inline]
     pub(crate) fn head_claim(&mut self) -> Option<ClaimNumber> {
         self.refresh();
@@ -193,11 +193,12 @@ impl Claims {
         }
     }
 
-    /// Somebody has the key for sure who excludes this mode, or is before us. Asked at the start of a step.
+    /// Returns whether the key is surely taken by a claim that excludes this mode, or that comes first. Valid at the
+    /// start of a step only.
     pub(crate) fn is_taken(&self, mode: Mode) -> bool {
         let excludes = |claim: &Claim| claim.is_taken() && (mode == Mode::Exclusive || !claim.is_shared());
         match &self.index {
-            // How many permits are left the store knows alone.
+            // Only the store knows how many permits are left.
             _ if matches!(mode, Mode::Permits(_)) => false,
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
@@ -205,7 +206,7 @@ impl Claims {
         }
     }
 
-    /// How many callers wait for a claim of their own. Asked at the start of a step.
+    /// Returns how many callers wait for a claim of their own. Valid at the start of a step only.
     pub(crate) fn waiting_alone(&self) -> usize {
         match &self.index {
             Some(index) => index.alone,
@@ -213,7 +214,7 @@ impl Claims {
         }
     }
 
-    /// How many ask for those behind the first of the line.
+    /// Returns how many claims are for callers behind the first of the line.
     pub(crate) fn follower_claims(&mut self) -> usize {
         self.refresh();
         match &self.index {
@@ -231,7 +232,7 @@ impl Claims {
         }
     }
 
-    /// Those that have something to do by `now`.
+    /// Returns the claims that are due by `now`.
     pub(crate) fn due(&mut self, now: Instant) -> ClaimNumbers {
         self.refresh();
         match &self.index {
@@ -249,7 +250,8 @@ impl Claims {
         }
     }
 
-    /// Those that changed since this was asked last, or may be wanted no more since the line did.
+    /// Returns the claims that changed since the last call. With an index, the claim for the head of the line is
+    /// always among them, because the line may have changed.
     #[inline]
     pub(crate) fn unsettled(&mut self) -> ClaimNumbers {
         if self.list.is_empty() {
@@ -303,7 +305,7 @@ impl IndexMut<ClaimNumber> for Claims {
     }
 }
 
-/// Numbers of claims, to go through while the claims change. One needs no memory of its own.
+/// A list of claim numbers, for loops that change the claims. One number needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimNumbers {
     first: Option<ClaimNumber>,
@@ -324,7 +326,7 @@ impl FromIterator<ClaimNumber> for ClaimNumbers {
 impl Iterator for ClaimNumbers {
     type Item = ClaimNumber;
 
-    /// The youngest first.
+    /// Returns the youngest claim first.
     #[inline]
     fn next(&mut self) -> Option<ClaimNumber> {
         self.more.pop().or_else(|| self.first.take())

@@ -1,4 +1,4 @@
-//! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
+//! Handles requests without an answer, or with a refusal: retries them, or reports the error to the waiting callers.
 
 use crate::error::StoreError;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
@@ -12,8 +12,8 @@ use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
-    /// A request of a claim came to nothing. If an earlier one has no answer, either, that is what is told: it may have been
-    /// executed, whatever the store says of its repeat.
+    /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
+    /// earlier request may have been executed, whatever the store says of its repeat.
     fn note_failure(&mut self, number: ClaimNumber, mut failure: FailedRequest) -> FailedRequest {
         self.error = Some(failure.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
@@ -42,7 +42,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store refused the request and did nothing. Only callers who know already that somebody has the key go on
+    /// Handles a refusal of the store, which did nothing. Only callers that know already that the key is taken keep
     /// waiting.
     pub(crate) fn refused(
         &mut self,
@@ -65,8 +65,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Counts a failure for those for whom a claim is. Whoever does not go on is told. Says who is left, and how many
-    /// failures in a row that was.
+    /// Counts a failure for the callers of a claim, and denies those that do not keep waiting. Returns the callers
+    /// that are left, and the number of failures in a row.
     fn count_failed_claim(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -105,7 +105,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A claim is over and was for nothing: whoever goes on waiting is claimed for again, the first time at once.
+    /// Handles the callers of a claim that is over without a grant. Callers that keep waiting are claimed for again:
+    /// at once after the first failure, and else after a pause.
     pub(crate) fn claim_again(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -136,14 +137,15 @@ impl<P: Plant> KeyState<P> {
         });
     }
 
-    /// A first request was not executed: its number leaves nothing behind.
+    /// Handles a first request that was not executed. Its number leaves nothing behind.
     fn claim_not_executed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         let claimant = self.claims[number].claimant;
         self.claims.end(number);
         self.claim_again(cx, claimant, failure);
     }
 
-    /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
+    /// Handles a claim or yield without an answer. A number is claimed once: the node asks for the outcome, and never
+    /// repeats the claim.
     fn claim_failed(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -151,7 +153,7 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: &FailedRequest,
     ) {
-        // The older half of a yield is dead here since it was sent, and is left now whatever happened.
+        // The old number of a yield is dead here since the yield was sent, and is left now in any case.
         if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
@@ -161,7 +163,7 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         match claim.phase {
             Phase::Asked => {}
-            // A push told us more than the answer could have.
+            // A push said more than the answer could have said.
             Phase::Held(_) => return self.schedule_renewal(cx, number),
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
@@ -185,7 +187,8 @@ impl<P: Plant> KeyState<P> {
         self.ask_or_wait(cx, number, failure);
     }
 
-    /// Asks what became of a claim, or the same again: at once for a bystander, and after the first failure.
+    /// Asks for the outcome of a claim, or repeats a request: at once for a bystander and after the first failure,
+    /// else after a pause.
     pub(crate) fn ask_or_wait(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -205,7 +208,7 @@ impl<P: Plant> KeyState<P> {
         claim.claimant = claimant;
         let is_first = failure.is_repeated_at_once(failed_claims);
         match claimant {
-            // Nobody is left: it will be found unwanted.
+            // No caller is left: `claim_for_line` finds the claim unwanted.
             Claimant::LineFollower | Claimant::Abandoned => {}
             Claimant::LineHead if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
@@ -240,7 +243,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Sends the leave again, until the lease has ended by itself.
+    /// Repeats the leave until the lease has ended by itself.
     fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         let claim = &mut self.claims[number];
         let is_bystander = failure.is_bystander(cx.now, claim.lease());

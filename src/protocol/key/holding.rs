@@ -1,4 +1,4 @@
-//! What is held: from the grant to its end, and who of this process goes on with it.
+//! Holding a lease: from the grant to its end, with local hand-over and guarded writes.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
 impl<P: Plant> KeyState<P> {
-    /// The lease is the node's: whoever is first in the line starts, or it is left again.
+    /// Starts a grant: the caller of the claim holds the lease. The claim is left if it has no caller, and given away if
+    /// the lease does not suit the caller.
     pub(crate) fn start(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -31,7 +32,7 @@ impl<P: Plant> KeyState<P> {
             Claimant::Abandoned => None,
         };
         self.taken_at = Some(cx.now);
-        // A writer that became a reader has held it since then. Its `max_hold` does not start again.
+        // The hold time of a writer that became a reader goes on. Its `max_hold` does not start again.
         let origin = claim.origin.take();
         let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
         let Some(next) = next else {
@@ -41,7 +42,8 @@ impl<P: Plant> KeyState<P> {
             self.failed_claims = 0;
             claim.claimant = Claimant::LineHead;
             self.claims_head_only = !matches!(claim.phase, Phase::Asked);
-            // Its number has one length and one mode for life, and whoever is first wants more, or another.
+            // A number has one lease length and one mode for life, and the first caller wants a longer lease or
+            // another mode.
             if next.lease() > lease || next.options.mode != mode {
                 cx.event(KeyEvent::GrantUnsuitable);
                 self.claims_head_only = true;
@@ -49,7 +51,7 @@ impl<P: Plant> KeyState<P> {
             }
             self.line.pop();
         } else if before.is_some() && !claim.fixed && next.options.max_hold.is_none() {
-            // From now on it is as any other.
+            // From now on the claim is like any other claim of the line.
             claim.claimant = Claimant::LineHead;
         }
         let is_open = claim.claimant == Claimant::LineHead && mode == Mode::Read;
@@ -82,7 +84,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Returns until when a grant that is taken up is held at least, or `None` if it is over.
+    /// Returns the time until which a grant that is taken up is held at least, or `None` if it is over.
     pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
         let (number, deadline) = (claim.claim_id.claim, held.deadline);
@@ -98,7 +100,7 @@ impl<P: Plant> KeyState<P> {
         Some(deadline)
     }
 
-    /// The holder is done: the next caller of this process, another node, or nobody.
+    /// Ends one caller's holding: hands the lease to the next caller of this process, to other nodes, or frees it.
     pub(crate) fn give_back(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -117,12 +119,14 @@ impl<P: Plant> KeyState<P> {
         };
         let rules = &cx.shard.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
-        // With less than a third left the renewals are failing: who is next should not inherit that.
-        let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
-        let is_alike = next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !weighs;
+        let checks_mode = !self.plant.planted(Flaw::PermitHandedToMany);
+        let has_same_mode =
+            next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !checks_mode;
+        // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
+        // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
         let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
-        if !in_burst || is_short || !is_alike || may_be_written {
+        if !in_burst || is_short || !has_same_mode || may_be_written {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
@@ -135,15 +139,16 @@ impl<P: Plant> KeyState<P> {
         if let Some(ticket) = release {
             cx.released(ticket, Outcome::Kept);
         }
-        // Its holder before may have held it for too long, or this one may not hold it for long.
+        // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
         if claim.in_flight.is_none() && (claim.next_request.is_none() || next.options.max_hold.is_some()) {
             self.schedule_renewal(cx, number);
         }
     }
 
-    /// A holder is about to write. Counts the write, and returns what it is checked against with the length of the lease; `None` if
-    /// the lease is over. Until the write has [ended](Self::write_ended) the lease is not handed on in this process.
+    /// Begins a write of a holder: counts the write, and returns what it is checked against and the length of the
+    /// lease. Returns `None` if the lease is over. Until the write has [ended](Self::write_ended) the lease is not
+    /// handed on in this process.
     pub(crate) fn begin_write(
         &mut self,
         name: &Name,
@@ -163,7 +168,8 @@ impl<P: Plant> KeyState<P> {
         Some((precondition, lease))
     }
 
-    /// A write under this lease was answered, or is never sent. If it was refused, the store has no such lease.
+    /// Handles a write under this lease that was answered, or will never be sent. If it was refused, the store has no
+    /// such lease.
     pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
         match self.held_under(lease) {
             Some(_) if is_refused => self.lose(cx, lease.claim_id.claim, LostCause::Gone),
@@ -172,8 +178,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Returns what is held by the claim of this lease under its grant. A claim whose lease was passed on has another number by now,
-    /// and keeps its lease.
+    /// Returns what the claim of this lease holds under its grant. A claim whose lease was passed on has another
+    /// number, and keeps its lease.
     pub(crate) fn held_under(&mut self, lease: &Precondition) -> Option<&mut HeldLease> {
         let claim = self.claims.get_mut(lease.claim_id.claim);
         match &mut claim.filter(|claim| claim.claim_id == lease.claim_id)?.phase {
@@ -182,8 +188,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Nobody of this process goes on with it: whoever waits elsewhere has its turn. Who waits here has a claim already that
-    /// stands in the store's queue, where there may be several holders.
+    /// Ends local hand-over: yields the lease, or leaves it if it is for permits. With permits, the waiting callers
+    /// already have a claim in the store's queue.
     pub(crate) fn give_way(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -196,8 +202,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
-    /// extended the record.
+    /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
+    /// renewal whose answer was lost may have extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         match self.claims[number].held().map(HeldLease::local) {
             Some(Some(local)) => {

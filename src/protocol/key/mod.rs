@@ -1,7 +1,7 @@
-//! The key machine: one key, as long as a caller or a claim of this process needs it.
+//! The key machine: the state of one key, kept while a caller or a claim of this process needs it.
 //!
-//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `requests`, `holding`, `readers`, `shared_lease`,
-//! `transfer`, [`replies`], [`failures`], [`renewal`].
+//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `requests`, `holding`, `readers`,
+//! `shared_lease`, `transfer`, [`replies`], [`failures`], [`renewal`].
 
 pub mod claim;
 pub mod claims;

@@ -1,4 +1,4 @@
-//! What time does to a claim: losses, renewals, repeats.
+//! The timers of a claim: losses, renewals and retries.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
 const MIN_RETRY_PAUSE: Duration = Duration::from_millis(10);
-/// The pause before a grant that was too old is asked about again; it doubles.
+/// The shortest pause before a grant that was too old is confirmed again. The pause doubles.
 const MIN_CONFIRMATION_PAUSE: Duration = Duration::from_millis(20);
-/// How often a waiter looks while nobody knows whether grants are pushed.
+/// The bounds of a waiter's pause while it is unknown whether grants are pushed.
 const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
-/// How often a key is looked at while its owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait. Other
-/// libraries poll, too: redis-py every 100 ms.
+/// How often a key is claimed while its owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait.
+/// Other libraries poll, too: redis-py every 100 ms.
 const FOREIGN_EARLY_PERIOD: Duration = Duration::from_millis(30);
-/// How often after that: whoever waits so long waits for something long.
+/// The same pause later in a wait: a caller that has waited so long waits for a long holder.
 const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
 const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 
@@ -54,7 +54,7 @@ impl<P: Plant> KeyState<P> {
         self.claim_for_line(cx);
     }
 
-    /// Its pause is over.
+    /// Sends the request of a claim whose pause is over.
     fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.check_overdue(cx, number) {
             return;
@@ -71,8 +71,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The holder has held it for as long as it may: it is told so, and the lease is renewed no more. What is left of it
-    /// is its time to come to an end.
+    /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
+    /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
+    /// for long.
     pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
         let renews_all = self.plant.planted(Flaw::OverdueRenewed);
         let claim = &mut self.claims[number];
@@ -86,7 +87,7 @@ impl<P: Plant> KeyState<P> {
         };
         let held_for = cx.now.since(hold.since);
         if hold.until().is_none_or(|until| cx.now < until) || renews_all {
-            // A job takes as long as it takes, and a leader leads for as long as it lives.
+            // The time of a job or of a leader has no usual length.
             let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);
             let is_long = held_for >= cx.shard.rules.long_hold && !hold.is_reported && is_lock;
             hold.is_reported |= is_long;
@@ -105,11 +106,11 @@ impl<P: Plant> KeyState<P> {
         true
     }
 
-    /// The deadline is checked on every step, not by its timer alone: a process that stood still and woke up is
-    /// lost before it does anything else.
+    /// Ends the leases whose deadlines have passed. Every step checks the deadlines, not only their timers. A process
+    /// that stood still loses its leases before it does anything else.
     #[inline]
     pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
-        // Its timer is that of whatever is due first. Without one nothing is.
+        // The timer is the earliest time at which anything is due.
         if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
@@ -141,7 +142,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Whether grants are pushed has changed, or they are again and some may have been missed.
+    /// Handles a change of whether grants are pushed, or a new start of pushes, before which some may have been
+    /// missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::inbox);
         self.expire(cx);
@@ -152,7 +154,7 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Confirmed if claim.in_flight.is_none() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);
                 }
-                // The answer may say "queued" of a time before that.
+                // The answer may say "queued" about a time before pushes started.
                 InboxState::Confirmed => claim.recheck_on_answer = claim.in_flight.is_some(),
                 InboxState::Unconfirmed if is_queued => {
                     let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);
@@ -164,7 +166,7 @@ impl<P: Plant> KeyState<P> {
         self.claim_for_line(cx);
     }
 
-    /// A connection opened: what failed and waits to be repeated is repeated now.
+    /// Repeats the failed requests that wait, because a connection opened.
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::reachable);
         self.expire(cx);
@@ -177,10 +179,10 @@ impl<P: Plant> KeyState<P> {
         self.claim_for_line(cx);
     }
 
-    /// A lease is renewed when a third of it is over. A lease of fixed length is not.
+    /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.
     ///
-    /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
-    /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
+    /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
+    /// renewals counted from the late ones, all leases of every node would stay in step for ever.
     pub(crate) fn schedule_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.check_overdue(cx, number) {
             return;
@@ -201,8 +203,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A waiting claim is renewed when the owner's record should be over, but after a third of its own lease at
-    /// the latest, whatever the store says of the record: t₀ must never be old, and a lost push only a delay.
+    /// Schedules the renewal of a waiting claim, when the owner's record should be over. The pause is at most a third
+    /// of the claim's own lease, whatever the store says of the record. So t₀ is never old, and a lost push is only a
+    /// delay.
     pub(crate) fn schedule_wait(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -229,11 +232,12 @@ impl<P: Plant> KeyState<P> {
         self.schedule_request(cx, number, pause);
     }
 
-    /// How long until a claim looks whether an owner that tells nobody has released.
+    /// Returns how long a claim waits before it checks whether a foreign owner has released. Such an owner does not
+    /// announce its release.
     ///
-    /// All keys of a node are looked at in the same moments, which are a node's own: so they travel in one batch, and it is
-    /// the trip that costs. Whichever claim of a key looks moves its queue on, so they take turns: many fixed leases look
-    /// no more often together than one claim does.
+    /// A node checks all its keys at the same moments, which differ from node to node. The checks of a node then
+    /// travel in one batch, and the round trip is the cost. Any claim that checks moves the queue of its key on, so
+    /// the claims take turns. Many fixed leases check no more often together than one claim does.
     fn foreign_pause(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
         let is_new = cx.now.since(self.claims[number].created_at) < FOREIGN_EARLY_WAIT;
         let look = if is_new {
@@ -247,7 +251,7 @@ impl<P: Plant> KeyState<P> {
         look * (1 + cx.shard.below(2 * others + 1)) - Duration::from_nanos(since_last)
     }
 
-    /// When a grant that was too old to be used is asked about again.
+    /// Schedules another confirmation of a grant that was too old to be used.
     pub(crate) fn schedule_confirmation(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -262,7 +266,7 @@ impl<P: Plant> KeyState<P> {
         self.schedule_request(cx, number, pause);
     }
 
-    /// When a failed request is repeated: soon at first, and always while something is left.
+    /// Schedules the retry of a failed request: soon at first, and always while some of the lease is left.
     pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = &mut self.claims[number];
         claim.failed_requests += 1;

@@ -1,7 +1,7 @@
-//! What the store says: answers and pushed grants.
+//! The store's messages to a key: answers and pushed grants.
 //!
-//! The rules that safety depends on are here; each was found by breaking the design without it. See "Six rules of safety"
-//! in ARCHITECTURE.md, and the mistakes that the simulator plants.
+//! The rules that safety depends on are here. Each was found by breaking the design without it. See "Six rules of
+//! safety" in ARCHITECTURE.md, and the mistakes that the simulator plants.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
-/// So many answers in a row that are too old to be used, then the lease is left to others: it would be extended without
-/// end, and never be used.
+/// The number of stale answers in a row after which the lease is left to others. It would otherwise be extended
+/// without end, and never used.
 const MAX_STALE_ANSWERS: u32 = 3;
 
-/// A grant of this age, in µs, has been pushed. Far more than a push takes longer than an answer.
+/// The age of a grant, in µs, at which its push must have arrived. A push is never that much slower than an answer.
 const MIN_MISSED_PUSH_US: u64 = 100_000;
 
-/// A number that is not known here may have asked for anything. Nobody asks so often.
+/// The request number of a claim that is not known here, which may have sent many requests. No claim sends so many.
 const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
-/// How often it is told that the number of permits differs, of all semaphores of a shard.
+/// The shortest time between two reports that the capacity of a semaphore differs, for all semaphores of a shard.
 const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 impl<P: Plant> KeyState<P> {
-    /// What was asked, if the claim is not over and nothing was asked since.
+    /// Returns the request that the tag names, if it is in flight: its claim is not over, and sent no later request.
     pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
         let claim = self.claims.get_mut(tag.claim)?;
         claim.in_flight.take_if(|_| claim.seq == tag.seq)
     }
 
-    /// `sent`: when the request was, and `time`: the server's clock when it was executed.
+    /// Handles an answer. `sent` is when the request was sent, and `time` is the server's clock when it was executed.
     pub(crate) fn answered(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -43,7 +43,7 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         reply: Reply,
     ) {
-        // A late answer of a number that is over here, or of a request that was given up: it decides nothing.
+        // A late answer, to a number that is over here or to a request that was given up, decides nothing.
         let Some(asked) = self.take_in_flight(tag) else {
             return;
         };
@@ -90,7 +90,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// What was asked reached the store too late, and nothing was done.
+    /// Handles a request that reached the store too late. The store did nothing.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.claims[number].pass().is_some() {
             let failure =
@@ -103,7 +103,7 @@ impl<P: Plant> KeyState<P> {
         self.claim_again(cx, claimant, &failure);
     }
 
-    /// A release that was a yield is answered as soon as the yield is known to be done.
+    /// Reports the outcome of a release that was a yield, as soon as the yield is known to be executed.
     fn yield_is_done(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let yielded = self.claims[number].take_yielded();
         if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
@@ -111,8 +111,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// "Granted" counts from the sending of the request that was answered, because claim and renew extend as the
-    /// owner.
+    /// Handles a grant in an answer. The lease counts from the sending of the answered request, because claim and
+    /// renew of an owner extend its lease.
     fn granted(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -132,7 +132,7 @@ impl<P: Plant> KeyState<P> {
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {
-                // Past the deadline it was lost before we got here: nothing revives it.
+                // A lease past its deadline was lost before this step got here: nothing revives it.
                 let slack = held.deadline.since(cx.now);
                 held.deadline = held.deadline.max(deadline);
                 held.ends = cx.now + hold;
@@ -153,7 +153,7 @@ impl<P: Plant> KeyState<P> {
                 if let Some(ends) = ends
                     && cx.now >= ends
                 {
-                    // The fixed lease ended while the answer was under way.
+                    // The fixed lease ended while the answer was in flight.
                     let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
                     if let Claimant::Solo(caller) = claimant {
                         cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
@@ -168,9 +168,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Has the inbox asked for a sign of life if the grant is so old that its push must have come. The number of a grant is the
-    /// server's clock when it was given, so both times are of one clock. A grant that was given to the renewal itself is not
-    /// pushed; it is as young as its answer.
+    /// Has the inbox checked for a sign of life if the grant is so old that its push must have arrived. The number of
+    /// a grant is the server's clock at the grant, so both times are of one clock. A grant that was given to the
+    /// renewal itself is not pushed; it is as young as its answer.
     fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
         if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !self.plant.planted(Flaw::SilentInboxTrusted)
         {
@@ -178,7 +178,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Somebody believes in another number of permits. A deploy that changes it is told of, and not for each permit.
+    /// Reports that a current holder recorded another capacity. A deploy that changes the capacity is reported, but
+    /// not for each permit.
     fn report_capacity(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, recorded: u32) {
         let is_old = |reported: Instant| cx.now.since(reported) >= CAPACITY_REPORT_PERIOD;
         if let Mode::Permits(permits) = self.claims[number].mode
@@ -190,7 +191,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The lease is ours, and what is left of it is too little to begin with.
+    /// Handles a grant of which too little is left to start with: the lease is renewed first, or given up after
+    /// several tries.
     fn grant_too_old(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         cx.event(KeyEvent::AnswerStale);
         let claim = &mut self.claims[number];
@@ -199,7 +201,7 @@ impl<P: Plant> KeyState<P> {
             _ => (cx.now, 1),
         };
         claim.phase = Phase::Confirming { since, tries };
-        // It was granted, whatever is said of its repeats.
+        // The claim was granted, whatever the store says of its repeats.
         let failure = FailedRequest::of_late_answer(self.taken_at, "answers come too late to be used");
         claim.unanswered = Some(Box::new(failure.reported.clone()));
         if tries < MAX_STALE_ANSWERS {
@@ -208,7 +210,7 @@ impl<P: Plant> KeyState<P> {
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         let is_pass = claim.pass().is_some();
         match claimant {
-            // What is taken over is not claimed: others may have had it meanwhile.
+            // A lease that is taken over is not claimed again: another owner may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
                 cx.deny(caller.ticket, AcquireError::Store(failure.reported));
             }
@@ -216,7 +218,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// `is_foreign`: the owner does not tell of its release. `owner`: its node, if that is known.
+    /// Handles "queued". `is_foreign`: the owner does not announce its release. `owner`: the owner's node, if it is
+    /// known.
     fn queued(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -229,11 +232,12 @@ impl<P: Plant> KeyState<P> {
         claim.executable_until = None;
         claim.unanswered = None;
         match claim.phase {
-            // Executed before the grant that was pushed meanwhile: it says only that t₀ could be younger.
+            // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
             Phase::Confirming { since, tries } if sent < since => {
                 self.schedule_confirmation(cx, number, tries + 1);
             }
-            // One that was asked for when the grant was known here: so there is none, whoever pushed it.
+            // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
+            // was pushed.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 claim.phase = Phase::Queued { t0: sent };
                 claim.failed_requests = 0;
@@ -254,8 +258,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store will not have its tick run: the claim is over with that. For one that holds it means
-    /// that its lease is over, as "gone" does.
+    /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".
     fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         match self.claims[number].phase {
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
@@ -266,7 +269,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Ends a claim, and denies the caller that it is for.
+    /// Ends a claim, and denies its caller.
     pub(crate) fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
@@ -274,7 +277,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// `overtook`: the tick before, which had not ended well.
+    /// Notes the number of the attempt. `overtook` is the previous tick, if it had not ended well.
     fn note_attempt(&mut self, number: ClaimNumber, attempt: u32, overtook: Option<TickTime>) {
         if let Some(tick) = &mut self.claims[number].tick {
             (tick.attempt, tick.overtook) = (attempt, overtook.or(tick.overtook));
@@ -292,8 +295,9 @@ impl<P: Plant> KeyState<P> {
         self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
         self.taken_at = Some(cx.now);
         match claim.claimant {
-            // A tick that comes while an earlier one runs is skipped, however patient. A store that cannot queue says
-            // the same to whoever would stand by, so there it is asked again: a skipped tick is over by then.
+            // A tick that comes while an earlier one runs is skipped, even if its caller waits. A store without a
+            // queue gives the same answer to a standby, so there the tick is claimed again: a skipped tick is over by
+            // then.
             Claimant::Solo(caller) if !waited || claim.tick.is_some() && cx.shard.rules.queues => {
                 return cx.deny(caller.ticket, caller.options.busy());
             }
@@ -308,7 +312,7 @@ impl<P: Plant> KeyState<P> {
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
         if waited {
-            // Only a store that cannot queue says so to a claim that would wait.
+            // Only a store without a queue gives this answer to a claim that waits.
             let third = claim.lease() / 3;
             let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
             let at = cx.now + cx.shard.jittered(pause);
@@ -319,7 +323,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Its key is free, and another of those that go with it is not. Whoever came for this key alone is claimed for again.
+    /// Handles a claim that was refused because another key of its group is not free. Callers that want this key
+    /// alone are claimed for again.
     fn group_refused(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = self.claims.remove(number);
         match claim.map_or(Claimant::Abandoned, |claim| claim.claimant) {
@@ -332,17 +337,18 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The answer to a leave.
+    /// Handles the answer to a leave.
     fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = &mut self.claims[number];
         let Phase::Leaving(Leaving { release, .. }) = &mut claim.phase else {
-            // Only a number that outlives its leave, which is a planted mistake, comes here.
+            // Only a number that outlives its leave, which is a planted mistake, gets here.
             self.claims.end(number);
             return;
         };
         if let Some(ticket) = release.take() {
-            // "Not there" may be the work of our own first try: the lease was good when that was sent. Not so for a
-            // tick: the store knows its latest winner after it has left, so another has it, or had it.
+            // "Not there" may be the result of the first try, which was sent while the lease was held. A tick
+            // differs: the store knows its latest winner even after the leave, so another node has the tick, or had
+            // it.
             let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
             let kept = *reply == Reply::Done || (claim.unanswered.is_some() && !is_finished);
             let outcome = if kept {
@@ -353,7 +359,7 @@ impl<P: Plant> KeyState<P> {
             cx.released(ticket, outcome);
         }
         match claim.executable_until.take() {
-            // The claim itself may still be executed. Left once more when it no longer can be.
+            // The claim itself may still be executed. It is left once more when it no longer can be.
             Some(until) if *reply == Reply::NotThere => {
                 cx.event(KeyEvent::GhostLeft);
                 claim.next_request = Some(until.max(cx.now));
@@ -364,7 +370,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A yield that was not done: the old number may still own, the new one never was.
+    /// Handles a yield that was not executed: the old number may still own the lease, and the new one never did.
     pub(crate) fn yield_not_executed(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -375,7 +381,7 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         if let Some(mut yielded) = claim.take_yielded() {
-            // Or it is gone; what the leave finds would look like the work of a first try.
+            // The old number may be gone. The leave that follows cannot tell that from its own first try.
             if *reply == Reply::Gone
                 && let Some(ticket) = yielded.release.take()
             {
@@ -385,7 +391,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The store knows nothing of the claim, so its number is over.
+    /// Handles a claim that the store does not know. Its number is over.
     fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let number_twice = self.plant.planted(Flaw::NumberTwice);
         match self.claims[number].phase {
@@ -396,7 +402,7 @@ impl<P: Plant> KeyState<P> {
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 cx.event(KeyEvent::Requeued);
-                // Whoever waits is claimed for under the next.
+                // Waiting callers are claimed for under a new number.
                 if let Claimant::Solo(caller) = self.end_number(cx, number) {
                     self.solos.insert(caller.ticket, caller);
                 }
@@ -404,7 +410,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Ends a number that the store does not know, and says for whom it was.
+    /// Ends a number that the store does not know, and returns its callers.
     fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let claim = &mut self.claims[number];
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
@@ -427,12 +433,13 @@ impl<P: Plant> KeyState<P> {
         claimant
     }
 
-    /// A grant that was pushed while the claim waited. "Queued" was answered after t₀ and proves that this number
-    /// had no grant before; so the grant came later and lasts at least until t₀ + lease. No clocks are compared.
+    /// Handles a pushed grant. "Queued" was answered to a request that was sent at t₀, and proves that this number
+    /// had no grant before t₀. So the grant came later, and lasts at least until t₀ + lease. No clocks are compared.
     pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         let number = grant.claim_id.claim;
         let Some(claim) = self.claims.get_mut(number) else {
-            // The number that a yield under way gives up is dead, but its yield sees to it.
+            // The number that a yield or a pass gives up is dead, and the outcome of that request decides what to do
+            // with it.
             return if self.knows_claim(grant.claim_id) {
                 cx.event(KeyEvent::PushStale);
             } else {
@@ -452,14 +459,14 @@ impl<P: Plant> KeyState<P> {
         if let Some(tick) = &mut claim.tick {
             tick.attempt = grant.attempt;
         }
-        // A push that overtakes the answer to a yield proves that the yield was done. Nobody may listen to that answer
-        // any more, as when the number is left at once because nobody wants it.
+        // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
+        // later, as when the number is left at once because no caller wants it.
         self.yield_is_done(cx, number);
         self.note_inheritance(cx, number);
         let claim = &mut self.claims[number];
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
-        // A fixed lease starts on an answer, so that its holder has it in full.
+        // A fixed lease starts with an answer, so that its holder gets the full length.
         let confirm = claim.fixed || !cx.shard.rules.final_push;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.event(KeyEvent::PushConfirming);
@@ -476,8 +483,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A number that this node does not know was granted: it is left at once, or its lease would stand in everybody's
-    /// way until it ends.
+    /// Leaves a grant to a number that this node does not know. Its lease would otherwise block all others until it
+    /// ends.
     fn leave_unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         if grant.claim_id.node != cx.shard.node {
             return cx.event(KeyEvent::PushForged);

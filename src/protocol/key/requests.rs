@@ -1,4 +1,4 @@
-//! The claims of a key: which it needs for those who wait here, and what is asked of the store for them.
+//! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -9,14 +9,14 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
-/// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
+/// How many leases long a finish is repeated: longer than an unfinished tick can block others.
 const MAX_FINISH_LEASES: u32 = 8;
 
-/// So many of a line are asked for at once, while there are permits.
+/// The greatest number of callers of a line with claims at one time, while there are permits.
 const MAX_LINE_CLAIMS: usize = 16;
 
 impl<P: Plant> KeyState<P> {
-    /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
+    /// Reports a grant that came because the previous owner did not renew, as far as this node can know. Fixed leases
     /// run out as they should.
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
@@ -26,7 +26,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Sees to it that a line has a claim, and a claim somebody who wants it.
+    /// Claims for the callers that have no claim, and leaves the claims that no caller wants.
     pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
         if self.open_claim.is_some() {
             self.let_readers_in(cx);
@@ -42,7 +42,7 @@ impl<P: Plant> KeyState<P> {
             };
             match claim.phase {
                 _ if wanted => {}
-                // An answer is under way: it decides.
+                // The answer to the request in flight decides.
                 Phase::Asked if claim.in_flight.is_some() => {}
                 Phase::Leaving(_) => {}
                 _ if claim.is_in_flight(RequestKind::Leave) => {}
@@ -52,7 +52,7 @@ impl<P: Plant> KeyState<P> {
                 _ => self.leave(cx, number, None),
             }
         }
-        // What is due is taken off at once, or its timer would fire without end.
+        // A pause that is over is removed at once, because its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
             return;
@@ -84,8 +84,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
-    /// most one claim waits in the store.
+    /// Claims for callers behind the first of the line in the same round trip, while there are permits. Only the
+    /// claim of the first may wait in the store.
     fn claim_for_followers(&mut self, cx: &mut StepContext<'_>) {
         let head_claim = self
             .claims
@@ -116,14 +116,14 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
 
-    /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
+    /// Leaves a claim. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
         let is_closed = cx.shard.is_closed;
         let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
         let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
-            // Nothing under way, or given up, can have extended it since.
+            // No request in flight or without an answer can have extended the record.
             Phase::Held(held) if claim.in_flight.is_none() && claim.failed_requests == 0 => {
                 held.ends.min(latest)
             }
@@ -152,9 +152,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
+    /// Yields the lease to other nodes, and claims again at the end of the queue for the first caller of the line.
     pub(crate) fn yield_(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
-        // Without a local caller there is nothing to go on for.
+        // Without a local caller there is nothing to claim again.
         let Some(options) = self.line.front().map(|head| head.options) else {
             return self.leave(cx, number, release);
         };
@@ -177,9 +177,8 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, claim_id.claim, RequestKind::Yield);
     }
 
-    /// A dead number that was the older half of a yield, to be left. `unanswered`: why the yield has no answer, which may have
-    /// done it.
-    /// `seq`: so many requests were counted of it, or of the claim that went on with its count.
+    /// Leaves a number that is dead here: the old number of a yield or pass, or an unknown one. `unanswered` is the
+    /// error of the yield, which may have been executed. `seq` is the number of requests so far.
     pub(crate) fn leave_old_number(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -197,16 +196,16 @@ impl<P: Plant> KeyState<P> {
             until: ends,
         });
         claim.unanswered = unanswered;
-        // A late answer to one of those is none to what follows.
+        // A late answer to an earlier request must not count for the leave.
         claim.seq = seq;
         self.claims.insert(claim);
         self.ask(cx, number, RequestKind::Leave);
     }
 
-    /// Hands out a request of the claim. At most one is under way that anybody listens to.
+    /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
         let claim = &mut self.claims[number];
-        // What became of it is found out by asking for it again: that is done once.
+        // The outcome of a pass is found out by a repeat, because a pass is executed only once.
         let what = match what {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
             what => what,

@@ -1,8 +1,8 @@
-//! A lease that a holder of this process gives away by a text, a lease that a caller of this process takes over, and a writer
-//! that becomes a reader.
+//! A lease that changes its owner: a holder of this process gives it away by a transfer, a caller of this process
+//! takes it over, or a writer becomes a reader.
 //!
-//! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a grant. That is
-//! done once, so it may be asked for again: a repeat finds what the first has done.
+//! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a
+//! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
 use crate::error::LostCause;
 use crate::protocol::failed_request::FailedRequest;
@@ -18,7 +18,8 @@ use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
-    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
+    /// now on.
     pub(crate) fn reads_with_others(&mut self, ticket: Ticket) -> bool {
         let Some(reader) = self.readers.get(ticket) else {
             return false;
@@ -31,7 +32,7 @@ impl<P: Plant> KeyState<P> {
         others
     }
 
-    /// From now on the number that it was held by is dead here.
+    /// Gives the lease of a holder away. The number by which it was held is dead here from now on.
     pub(crate) fn transfer(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -40,7 +41,8 @@ impl<P: Plant> KeyState<P> {
         term: LeaseTimes,
     ) {
         if self.readers.get(ticket).is_some() && self.reads_with_others(ticket) {
-            // Whoever asked before is refused.
+            // `into_transfer` refuses a lease that is read with others, so only a caller that did not ask first gets
+            // here.
             self.leave_share(cx, ticket, Some(ticket));
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
@@ -55,7 +57,7 @@ impl<P: Plant> KeyState<P> {
         self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
-    /// A writer becomes a reader. From now on the number that it wrote by is dead here.
+    /// Makes a writer a reader. The number by which it wrote is dead here from now on.
     pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
         let writes = self
             .held_by(ticket)
@@ -63,7 +65,7 @@ impl<P: Plant> KeyState<P> {
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
-        // A fixed lease ends when it would have.
+        // A fixed lease ends when it would have ended without the downgrade.
         let left_ms = held.deadline.since(cx.now).as_millis() as u64;
         let lease_ms = if old.fixed {
             left_ms.max(1)
@@ -80,7 +82,8 @@ impl<P: Plant> KeyState<P> {
         self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
-    /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
+    /// Ends what a holder holds. Returns its claim and lease as they were, but held under the ticket of the caller
+    /// that continues.
     fn end_holding(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -125,7 +128,7 @@ impl<P: Plant> KeyState<P> {
         options: LockOptions,
         from: ClaimId,
     ) {
-        // A caller that adopts waits through an outage.
+        // A caller that adopts a lease waits through an outage.
         let options = LockOptions {
             wait: true,
             ..options
@@ -133,7 +136,7 @@ impl<P: Plant> KeyState<P> {
         self.take_over(cx, ticket, options, (from, None));
     }
 
-    /// `ours`: the claim of this process that gives the lease up.
+    /// Claims the lease of `from` by a pass. `local`: the claim of this process that gives the lease up.
     fn take_over(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -141,7 +144,8 @@ impl<P: Plant> KeyState<P> {
         options: LockOptions,
         (from, local): (ClaimId, Option<Claim>),
     ) {
-        // A holder that gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
+        // A holder that gives a lease up waits for the answer while its own lease lasts, and not while the lease is
+        // kept for others.
         let term = match &local {
             Some(local) if local.term.lease_ms < options.term.lease_ms => local.term,
             _ => options.term,
@@ -160,7 +164,7 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, claim_id.claim, RequestKind::Pass);
     }
 
-    /// Nobody renews it here, or gives it back.
+    /// Forgets a lease that was given away. No caller of this process renews it or gives it back.
     pub(crate) fn handed_out(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if let Some((claim, ..)) = self.held_by(ticket) {
             let number = claim.claim_id.claim;
@@ -192,8 +196,9 @@ impl<P: Plant> KeyState<P> {
         self.ask_or_wait(cx, number, failure);
     }
 
-    /// The store is known to have done nothing of a pass that is given up: what was held goes on, if it would have lasted. A
-    /// request without an answer proves nothing, and its number stays dead.
+    /// Continues the old lease after a pass that is given up, if the store surely did nothing and the lease still
+    /// lasts. Returns whether the lease continues. A request without an answer proves nothing, and the old number
+    /// then stays dead.
     pub(crate) fn keeps_holding(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -234,7 +239,7 @@ impl<P: Plant> KeyState<P> {
         true
     }
 
-    /// Leaves the number of a lease that was to be passed on, and perhaps was.
+    /// Leaves the number of a lease whose pass may or may not have been executed.
     pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
         let yielded = Yielded {
             from: old.claim_id,
