@@ -2,9 +2,9 @@
 //!
 //! Three machines run in every process. The *key machine* ([`key`]) knows one key: the callers that wait here, the
 //! claims of this node, and the deadlines of its leases. The *calls* ([`call`]) of a key ask or act, and are never
-//! granted. The *session* ([`session`]) knows one server: the requests that are queued for it, the batches in flight,
-//! their deadlines, and whether the server is known to be down. The fourth machine is the [`ledger`]: the rules of a
-//! store, which the Lua scripts follow.
+//! granted. The *session* ([`session`]) knows one server: its queued requests, its batches in flight with their
+//! deadlines, and whether the server is known to be down. The fourth machine is the [`ledger`]: the rules of a store,
+//! which the Lua scripts follow.
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (the inputs and effects of a key machine),
 //! [`write`](mod@write), then one folder each: [`key`], [`call`], [`session`], [`ledger`].

@@ -50,7 +50,7 @@ impl PendingAction {
             _ => &[],
         };
         self.end_write(cx, refused);
-        let told = match reply {
+        let result = match reply {
             Reply::Busy(_) => Err(AcquireError::Busy),
             Reply::Refused(refusal) => Err(AcquireError::Store(StoreError::refused(refusal))),
             reply => CallAnswer::from_reply(reply, false).ok_or_else(|| {
@@ -58,7 +58,7 @@ impl PendingAction {
                 AcquireError::Unanswered(StoreError::new(StoreErrorKind::Interrupted, text))
             }),
         };
-        self.tell(cx, told);
+        self.report(cx, result);
     }
 
     pub(crate) fn failed(self, cx: &mut StepContext<'_>, failure: FailedRequest) {
@@ -68,11 +68,11 @@ impl PendingAction {
             self.end_write(cx, &[]);
             AcquireError::Store(failure.reported)
         };
-        self.tell(cx, Err(denial));
+        self.report(cx, Err(denial));
     }
 
-    fn tell(self, cx: &mut StepContext<'_>, told: Result<CallAnswer, AcquireError>) {
-        cx.effects.extend(self.caller.map(|ticket| match told {
+    fn report(self, cx: &mut StepContext<'_>, result: Result<CallAnswer, AcquireError>) {
+        cx.effects.extend(self.caller.map(|ticket| match result {
             Ok(answer) => Effect::Answered(ticket, answer),
             Err(why) => Effect::Denied(ticket, why),
         }));

@@ -217,9 +217,9 @@ impl<P: Plant> Calls<P> {
 
     /// Returns the call or action that the tag belongs to, if it is one of these.
     fn find_pending(&mut self, tag: Tag) -> Option<Pending> {
-        let is_its =
+        let is_match =
             |call: &PendingCall| call.is_in_flight && call.id.is_some_and(|id| id.claim == tag.claim);
-        let call = self.pending.iter().position(is_its).map(Pending::Call);
+        let call = self.pending.iter().position(is_match).map(Pending::Call);
         call.or_else(|| self.take_action(tag).map(Pending::Action))
     }
 
@@ -246,17 +246,17 @@ impl<P: Plant> Calls<P> {
         let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
         let Some(answer) = CallAnswer::from_reply(reply, repeats) else {
             let failure =
-                FailedRequest::of_late_answer(self.no_news_at, "what is pending reaches the store too late");
+                FailedRequest::of_late_answer(self.no_news_at, "the request reached the store too late");
             return self.failed(cx, at, failure);
         };
         (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
         // A watch may have gained callers since the request was sent. Any other call has one caller, and its request
         // was sent for that caller, even if the sender read its clock before the caller arrived.
         let is_for_all = takes_all || takes_one && !call.is_watch();
-        let told = call.take_callers(sent, is_for_all).into_keys();
+        let callers = call.take_callers(sent, is_for_all).into_keys();
         call.send_when_idle();
         cx.effects
-            .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
+            .extend(callers.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
 
     /// Handles a request that failed. It is repeated for the callers that may still be answered in time: at once

@@ -44,7 +44,7 @@ pub(crate) struct PendingCall {
     pub(crate) unanswered: Option<Box<StoreError>>,
 }
 
-/// An action that the session is to send, or has sent.
+/// An action that was left with the session.
 #[derive(Debug)]
 pub(crate) struct PendingAction {
     pub(crate) number: ClaimNumber,
@@ -100,11 +100,11 @@ impl PendingCall {
     /// Removes and returns the callers that an answer is for: those that arrived before the request was sent, at
     /// `sent`, or all.
     pub(crate) fn take_callers(&mut self, sent: Instant, takes_all: bool) -> BTreeMap<Ticket, PendingCaller> {
-        let callers = std::mem::take(&mut self.callers).into_iter();
+        let all = std::mem::take(&mut self.callers).into_iter();
         let came_after = |(_, caller): &(Ticket, PendingCaller)| caller.entered > sent && !takes_all;
-        let (later, told) = callers.partition(came_after);
+        let (later, callers) = all.partition(came_after);
         self.callers = later;
-        told
+        callers
     }
 
     /// Returns how long a caller keeps waiting. A watch waits through an outage. Any other call is repeated once.

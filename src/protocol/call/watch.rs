@@ -60,14 +60,14 @@ impl<P: Plant> Calls<P> {
             call.due = (!is_news).then_some(next);
             return;
         }
-        let told = call.take_callers(sent, takes_all);
+        let callers = call.take_callers(sent, takes_all);
         call.due = None;
         let options = CallOptions {
             call: newer,
             ..call.options.clone()
         };
         let known = self.watch_or_new(options, Some(next));
-        known.callers.extend(told);
+        known.callers.extend(callers);
         if is_news {
             known.send_when_idle();
         } else {

@@ -338,9 +338,9 @@ impl Claim {
 
     /// Returns the verb and the class of a request of this kind.
     #[inline]
-    pub(crate) fn verb_and_class(&self, what: RequestKind) -> (Verb, Class) {
+    pub(crate) fn verb_and_class(&self, kind: RequestKind) -> (Verb, Class) {
         let to = self.claim_id;
-        match what {
+        match kind {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
             RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
                 (Verb::Renew, Class::OwnerRenewal)
@@ -358,10 +358,10 @@ impl Claim {
 
     /// Returns the claim that the request is about.
     #[inline]
-    pub(crate) fn request_claim_id(&self, what: RequestKind) -> ClaimId {
+    pub(crate) fn request_claim_id(&self, kind: RequestKind) -> ClaimId {
         match &self.origin {
-            Some(Origin::Yield(yielded)) if what == RequestKind::Yield => yielded.from,
-            Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
+            Some(Origin::Yield(yielded)) if kind == RequestKind::Yield => yielded.from,
+            Some(Origin::Pass(pass)) if kind == RequestKind::Pass => pass.from,
             _ => self.claim_id,
         }
     }

@@ -28,11 +28,11 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: FailedRequest,
     ) {
-        let Some(asked) = self.take_in_flight(tag) else {
+        let Some(kind) = self.take_in_flight(tag) else {
             return;
         };
         let failure = self.note_failure(tag.claim, failure);
-        match asked {
+        match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failure);
             }
@@ -48,12 +48,12 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        asked: RequestKind,
+        kind: RequestKind,
         error: StoreError,
     ) {
         let failure = FailedRequest::of_answer(self.taken_at, error);
         let failure = self.note_failure(number, failure);
-        match asked {
+        match kind {
             RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
             RequestKind::Yield => {
                 let refusal = Reply::NotThere;
@@ -199,7 +199,7 @@ impl<P: Plant> KeyState<P> {
         if failure.is_bystander(cx.now, claim.lease()) {
             return self.ask(cx, number, RequestKind::Renew);
         }
-        if self.keeps_holding(cx, number, failure) {
+        if self.continue_holding(cx, number, failure) {
             return;
         }
         let claimant = self.claims[number].claimant;

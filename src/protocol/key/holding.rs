@@ -32,7 +32,7 @@ impl<P: Plant> KeyState<P> {
             Claimant::Abandoned => None,
         };
         self.taken_at = Some(cx.now);
-        // The hold time of a writer that became a reader goes on. Its `max_hold` does not start again.
+        // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
         let origin = claim.origin.take();
         let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
         let Some(next) = next else {

@@ -44,16 +44,16 @@ impl<P: Plant> KeyState<P> {
         reply: Reply,
     ) {
         // A late answer, to a number that is over here or to a request that was given up, decides nothing.
-        let Some(asked) = self.take_in_flight(tag) else {
+        let Some(kind) = self.take_in_flight(tag) else {
             return;
         };
         let number = tag.claim;
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
-        match (asked, reply) {
+        match (kind, reply) {
             (_, Reply::Refused(refusal)) => {
-                self.refused(cx, number, asked, StoreError::refused(refusal));
+                self.refused(cx, number, kind, StoreError::refused(refusal));
             }
             (RequestKind::Leave, reply) => self.leave_answered(cx, number, &reply),
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
@@ -94,17 +94,17 @@ impl<P: Plant> KeyState<P> {
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.claims[number].pass().is_some() {
             let failure =
-                FailedRequest::of_late_answer(self.taken_at, "what is asked reaches the store too late");
+                FailedRequest::of_late_answer(self.taken_at, "the request reached the store too late");
             return self.ask_or_wait(cx, number, &failure);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failure = FailedRequest::of_late_answer(self.taken_at, "claims reach the store too late");
+        let failure = FailedRequest::of_late_answer(self.taken_at, "the claim reached the store too late");
         self.claim_again(cx, claimant, &failure);
     }
 
     /// Reports the outcome of a release that was a yield, as soon as the yield is known to be executed.
-    fn yield_is_done(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    fn finish_yield(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let yielded = self.claims[number].take_yielded();
         if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
             cx.released(ticket, Outcome::Kept);
@@ -120,7 +120,7 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
-        self.yield_is_done(cx, number);
+        self.finish_yield(cx, number);
         let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
         let claim = &mut self.claims[number];
         let (lease, hold) = (claim.lease(), claim.record_lifetime());
@@ -202,7 +202,7 @@ impl<P: Plant> KeyState<P> {
         };
         claim.phase = Phase::Confirming { since, tries };
         // The claim was granted, whatever the store says of its repeats.
-        let failure = FailedRequest::of_late_answer(self.taken_at, "answers come too late to be used");
+        let failure = FailedRequest::of_late_answer(self.taken_at, "the answer came too late to be used");
         claim.unanswered = Some(Box::new(failure.reported.clone()));
         if tries < MAX_STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
@@ -227,7 +227,7 @@ impl<P: Plant> KeyState<P> {
         sent: Instant,
         (left, is_foreign, owner): (Option<u64>, bool, Option<NodeId>),
     ) {
-        self.yield_is_done(cx, number);
+        self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;
         claim.unanswered = None;
@@ -461,7 +461,7 @@ impl<P: Plant> KeyState<P> {
         }
         // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
         // later, as when the number is left at once because no caller wants it.
-        self.yield_is_done(cx, number);
+        self.finish_yield(cx, number);
         self.note_inheritance(cx, number);
         let claim = &mut self.claims[number];
         let lease = claim.lease().min(ms(grant.lease_ms));

@@ -203,20 +203,20 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
-    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
+    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let claim = &mut self.claims[number];
         // The outcome of a pass is found out by a repeat, because a pass is executed only once.
-        let what = match what {
+        let kind = match kind {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
-            what => what,
+            kind => kind,
         };
         claim.seq += 1;
-        claim.in_flight = Some(what);
+        claim.in_flight = Some(kind);
         claim.next_request = None;
         claim.is_retry = false;
         claim.recheck_on_answer = false;
-        let (verb, class) = claim.verb_and_class(what);
-        let claim_id = claim.request_claim_id(what);
+        let (verb, class) = claim.verb_and_class(kind);
+        let claim_id = claim.request_claim_id(kind);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             turn: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),

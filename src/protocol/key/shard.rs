@@ -37,7 +37,7 @@ pub struct Shard<P = Sound> {
 /// The effects of one step, to be carried out in order. Dropping this empties the buffer, so that no step sees the
 /// effects of another.
 #[derive(Debug)]
-#[must_use = "effects are to be carried out"]
+#[must_use = "effects must be carried out"]
 pub struct Effects<'a, P: Plant = Sound> {
     effects: &'a mut Vec<Effect>,
     plant: P,

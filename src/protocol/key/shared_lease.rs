@@ -124,8 +124,8 @@ impl<P: Plant> KeyState<P> {
                 if may_be_written {
                     self.close_to_readers(reader.claim);
                 }
-                let told = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
-                return cx.effects.extend(told);
+                let released = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
+                return cx.effects.extend(released);
             }
         }
         self.close_to_readers(reader.claim);

@@ -1,4 +1,4 @@
-//! A lease that changes its owner: a holder of this process gives it away by a transfer, a caller of this process
+//! A lease that changes its owner. A holder of this process gives it away by a transfer, a caller of this process
 //! takes it over, or a writer becomes a reader.
 //!
 //! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a
@@ -199,7 +199,7 @@ impl<P: Plant> KeyState<P> {
     /// Continues the old lease after a pass that is given up, if the store surely did nothing and the lease still
     /// lasts. Returns whether the lease continues. A request without an answer proves nothing, and the old number
     /// then stays dead.
-    pub(crate) fn keeps_holding(
+    pub(crate) fn continue_holding(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
