@@ -29,7 +29,8 @@ const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 impl<P: Plant> KeyState<P> {
-    /// Returns the request that the tag names, if it is in flight: its claim is not over, and sent no later request.
+    /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
+    /// request.
     pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
         let claim = self.claims.get_mut(tag.claim)?;
         claim.in_flight.take_if(|_| claim.seq == tag.seq)
@@ -103,7 +104,7 @@ impl<P: Plant> KeyState<P> {
         self.claim_again(cx, claimant, &failure);
     }
 
-    /// Reports the outcome of a release that was a yield, as soon as the yield is known to be executed.
+    /// Ends a yield that is known to be executed. If the yield was a release, its caller gets the outcome now.
     fn finish_yield(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let yielded = self.claims[number].take_yielded();
         if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
