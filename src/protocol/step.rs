@@ -225,7 +225,7 @@ pub enum Effect {
     /// The holder has reached its `max_hold`. The lease is not renewed any more, and is lost when the rest of it is
     /// over.
     Overdue(Ticket),
-    /// The holder lost the lease. Told before the store could grant the key to another claim.
+    /// The holder lost the lease. After a deadline, this comes before the store can grant the key to another claim.
     Lost(Ticket, LostCause),
     /// The outcome of [`Input::Release`].
     Released(Ticket, Outcome),

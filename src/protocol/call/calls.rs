@@ -14,8 +14,8 @@ use crate::protocol::time::Instant;
 /// A timer that never fires, for planted mistakes.
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
-/// The call or action that an answer is for.
-enum Pending {
+/// The call or action that sent a request.
+enum RequestSender {
     /// A call, at this place in the list.
     Call(usize),
     /// An action, removed from the list.
@@ -63,18 +63,18 @@ impl<P: Plant> Calls<P> {
 
     /// Handles an input of the key. Returns the input if it is not about the calls.
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
-        let pending = match &input {
-            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.find_pending(*tag),
+        let sender = match &input {
+            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.sender_of(*tag),
             _ => None,
         };
-        match (input, pending) {
+        match (input, sender) {
             (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
             (Input::Act(ticket, lease, action), _) => self.act(cx, ticket, lease, action),
             (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
             (Input::Changed, _) => self.changed(),
-            (Input::Answered { sent, reply, .. }, Some(pending)) => match pending {
-                Pending::Call(at) => self.answered(cx, at, sent, reply),
-                Pending::Action(action) => action.answered(cx, reply),
+            (Input::Answered { sent, reply, .. }, Some(sender)) => match sender {
+                RequestSender::Call(at) => self.answered(cx, at, sent, reply),
+                RequestSender::Action(action) => action.answered(cx, reply),
             },
             (
                 Input::Failed {
@@ -84,12 +84,12 @@ impl<P: Plant> Calls<P> {
                     error,
                     ..
                 },
-                Some(pending),
+                Some(sender),
             ) => {
                 let failure = FailedRequest::new(why, heard, away, error);
-                match pending {
-                    Pending::Call(at) => self.failed(cx, at, failure),
-                    Pending::Action(action) => action.failed(cx, failure),
+                match sender {
+                    RequestSender::Call(at) => self.failed(cx, at, failure),
+                    RequestSender::Action(action) => action.failed(cx, failure),
                 }
             }
             (input, _) => return Some(input),
@@ -215,12 +215,12 @@ impl<P: Plant> Calls<P> {
 
     // Answers and failures.
 
-    /// Returns the call or action that the tag belongs to, if it is one of these.
-    fn find_pending(&mut self, tag: Tag) -> Option<Pending> {
+    /// Returns the call or action that sent the request of this tag, if it is one of these. Removes an action.
+    fn sender_of(&mut self, tag: Tag) -> Option<RequestSender> {
         let is_match =
             |call: &PendingCall| call.is_in_flight && call.id.is_some_and(|id| id.claim == tag.claim);
-        let call = self.pending.iter().position(is_match).map(Pending::Call);
-        call.or_else(|| self.take_action(tag).map(Pending::Action))
+        let call = self.pending.iter().position(is_match).map(RequestSender::Call);
+        call.or_else(|| self.take_action(tag).map(RequestSender::Action))
     }
 
     /// Handles the answer to a request that was sent at `sent`.

@@ -100,7 +100,7 @@ impl<P: Plant> KeyState<P> {
         Some(deadline)
     }
 
-    /// Ends one caller's holding: hands the lease to the next caller of this process, to other nodes, or frees it.
+    /// Ends the holding of one caller. The lease goes to the next caller of this process, or to other nodes, or is freed.
     pub(crate) fn give_back(
         &mut self,
         cx: &mut StepContext<'_>,

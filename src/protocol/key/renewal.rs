@@ -19,11 +19,12 @@ const MIN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const MIN_CONFIRMATION_PAUSE: Duration = Duration::from_millis(20);
 /// The bounds of a waiter's pause while it is unknown whether grants are pushed.
 const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
-/// How often a key is claimed while its owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait.
+/// How often a waiting claim asks while the owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait.
 /// Other libraries poll, too: redis-py every 100 ms.
 const FOREIGN_EARLY_PERIOD: Duration = Duration::from_millis(30);
-/// The same pause later in a wait: a caller that has waited so long waits for a long holder.
+/// How often a waiting claim asks after that: a caller that has waited so long waits for a long holder.
 const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
+/// How long a wait for a foreign owner counts as early.
 const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 
 impl<P: Plant> KeyState<P> {
