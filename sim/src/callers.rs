@@ -559,7 +559,7 @@ impl World {
             AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
             AcquireError::Tick(TickRefusal::EarlierTickDue { .. }) => Seen::DeniedBehind,
             AcquireError::Closed => Seen::DeniedClosed,
-            AcquireError::Lost(_) | AcquireError::Kept(..) => Seen::DeniedLost,
+            AcquireError::Lost(_) | AcquireError::StillHeld(..) => Seen::DeniedLost,
         });
         let Caller {
             key,
@@ -574,13 +574,13 @@ impl World {
                 format!("ticket {} would wait and was told busy", ticket.0)
             });
         }
-        let is_of_store = matches!(denial, AcquireError::Store(_) | AcquireError::Kept(..));
+        let is_of_store = matches!(denial, AcquireError::Store(_) | AcquireError::StillHeld(..));
         if is_of_store && self.is_calm() {
             self.wrong(Wrong::DeniedInCalm, Some(key), || {
                 format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
             });
         }
-        if matches!(denial, AcquireError::Kept(..)) && state == State::Waiting {
+        if matches!(denial, AcquireError::StillHeld(..)) && state == State::Waiting {
             return self.kept(slot, caller);
         }
         self.over(slot, caller);
@@ -707,7 +707,7 @@ impl World {
             }
             (Outcome::Kept, _) => {}
             (Outcome::Lost(_), _) => self.saw(Seen::ReleaseLost),
-            (Outcome::Failed(_), _) => self.saw(Seen::ReleaseFailed),
+            (Outcome::Unconfirmed(_), _) => self.saw(Seen::ReleaseFailed),
         }
         self.over(slot, caller);
         let mark = self.nodes[slot].callers[caller].want.mark;

@@ -254,7 +254,11 @@ impl World {
         let claim = grant.claim_id.claim;
         let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
         let is_under_way = asked.next().is_some();
-        if is_under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.claim_id) {
+        if is_under_way
+            && self.nodes[slot]
+                .shard
+                .knows_claim(&self.keys[key], grant.claim_id)
+        {
             self.saw(Seen::PushBeforeAnswer);
         }
         self.feed(slot, key, Input::Pushed(grant));

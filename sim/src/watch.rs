@@ -388,7 +388,9 @@ impl World {
 
     /// The same of a release.
     pub(crate) fn watch_refused_release(&mut self, slot: usize, caller: usize, outcome: &Outcome) {
-        let Outcome::Failed(error) = outcome else { return };
+        let Outcome::Unconfirmed(error) = outcome else {
+            return;
+        };
         let Caller { key, claim, .. } = self.nodes[slot].callers[caller];
         if Self::says_not_executed(error) && claim.is_some_and(|claim| self.watch.ended.contains(&claim)) {
             self.wrong(Wrong::ToldRefused, Some(key), || {
@@ -659,7 +661,7 @@ impl World {
             && self.is(slot, life)
             && !self.watch.stepped_back
             && !self.watch.twin
-            && !self.nodes[slot].shard.pursues(&request.name, to)
+            && !self.nodes[slot].shard.knows_claim(&request.name, to)
         {
             self.wrong(Wrong::Orphan, Some(key), || {
                 format!("{to} was executed when its node had forgotten it")
@@ -819,7 +821,7 @@ impl World {
         }
         known.retain(|(key, claim_id)| match self.slots.get(&claim_id.node) {
             Some(&(slot, life)) if self.is(slot, life) => {
-                !self.nodes[slot].shard.pursues(&self.keys[*key], *claim_id)
+                !self.nodes[slot].shard.knows_claim(&self.keys[*key], *claim_id)
                     && !self.is_on_its_way(*key, *claim_id)
             }
             _ => false,

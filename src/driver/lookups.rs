@@ -63,7 +63,7 @@ impl Node {
         // What it said before it fell silent is no news, except of what is held here.
         let is_silent = lock(&self.servers.of(name).session).is_silent(now);
         let is_known = !is_silent || keys.shard.held_alone(now, name).is_some();
-        if is_known && keys.shard.told_taken(now, name, since) {
+        if is_known && keys.shard.is_known_taken(now, name, since) {
             Ok(())
         } else {
             Err(keys.shard.last_error(name))

@@ -387,7 +387,7 @@ impl Node {
                 }
                 waiters.tell_lock(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }
-            Effect::Denied(ticket, error @ AcquireError::Kept(..)) => {
+            Effect::Denied(ticket, error @ AcquireError::StillHeld(..)) => {
                 waiters.tell_lock(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
             }
             Effect::Denied(ticket, error) => match waiters.locks.remove(ticket) {
@@ -407,7 +407,7 @@ impl Node {
         let is_told = matches!(
             effect,
             Effect::Lost(..)
-                | Effect::Denied(_, AcquireError::Store(_) | AcquireError::Kept(..))
+                | Effect::Denied(_, AcquireError::Store(_) | AcquireError::StillHeld(..))
                 | Effect::WriteEnded(..)
                 | Effect::PushMissed
                 | Effect::Event(_)
@@ -436,7 +436,7 @@ impl Node {
                 let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
                 self.events.push(background::lost(name, *cause, paused));
             }
-            Effect::Denied(_, AcquireError::Store(error) | AcquireError::Kept(_, error)) => {
+            Effect::Denied(_, AcquireError::Store(error) | AcquireError::StillHeld(_, error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);
             }
             _ => {}

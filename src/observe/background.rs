@@ -63,7 +63,7 @@ pub(crate) fn of_key(name: &Name, event: &KeyEvent) -> Option<Event> {
         KeyEvent::Requeued => {
             key_event!(name, DEBUG: event = "requeued", "the store forgot our place, queueing again")
         }
-        KeyEvent::Asking => {
+        KeyEvent::OutcomeQueried => {
             key_event!(name, DEBUG: event = "asked_again", "an answer got lost, asking for it")
         }
         KeyEvent::Late => key_event!(name, DEBUG: event = "late", "the store refused a claim as late"),
@@ -84,10 +84,13 @@ pub(crate) fn of_key(name: &Name, event: &KeyEvent) -> Option<Event> {
         KeyEvent::HeldLong { held } => {
             key_event!(name, WARN: event = "held_long", held_ms = ms(held), "held for long, and still renewed")
         }
-        KeyEvent::UnlikeCapacity { ours, theirs } => {
+        KeyEvent::CapacityDiffers {
+            local: ours,
+            recorded: theirs,
+        } => {
             key_event!(name, WARN: event = "capacity_differs", ours, theirs, "a semaphore is used with another number of permits elsewhere")
         }
-        KeyEvent::TooShort
+        KeyEvent::GrantUnsuitable
         | KeyEvent::GhostLeft
         | KeyEvent::Yielded
         | KeyEvent::LeaveRepeated

@@ -244,9 +244,9 @@ impl LockFuture {
                 observe::granted(self.label(), &self.name, fence);
                 guard
             }),
-            Err(AcquireError::Kept(fence, source)) => {
+            Err(AcquireError::StillHeld(fence, source)) => {
                 let taken = self.take_up(entry);
-                taken.and(Err(AcquireError::Kept(fence, source)))
+                taken.and(Err(AcquireError::StillHeld(fence, source)))
             }
             Err(why) => Err(why),
         };
@@ -281,7 +281,7 @@ impl LockFuture {
         ))
     }
 
-    /// Returns a guard of what is held as before, after [`AcquireError::Kept`].
+    /// Returns a guard of what is held as before, after [`AcquireError::StillHeld`].
     pub(crate) fn resume(&self, before: &Held, fence: Fence) -> Guard {
         let entry = self
             .entry
@@ -300,8 +300,8 @@ impl LockFuture {
     fn note_denial(&self, why: &AcquireError) {
         let (label, name) = (self.label(), &self.name);
         match why {
-            AcquireError::Busy if self.options.goes_on => return,
-            AcquireError::Kept(_, source) => return observe::denied_by_store(label, name, source),
+            AcquireError::Busy if self.options.has_fallback => return,
+            AcquireError::StillHeld(_, source) => return observe::denied_by_store(label, name, source),
             AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
             AcquireError::Store(source) | AcquireError::Unanswered(source) => {
                 observe::denied_by_store(label, name, source);

@@ -29,7 +29,9 @@ pub(crate) fn error(
         AcquireError::Unanswered(source) => Error::Unanswered { key, source },
         AcquireError::Closed => lost(key, LostCause::Shutdown),
         AcquireError::Lost(cause) => lost(key, cause),
-        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::Kept(..) => Error::Busy { key, waited },
+        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::StillHeld(..) => {
+            Error::Busy { key, waited }
+        }
     }
 }
 

@@ -431,7 +431,7 @@ impl Guard {
                 let cause = told.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })
             }
-            Outcome::Failed(source) => {
+            Outcome::Unconfirmed(source) => {
                 observe::release_failed(node.events.label(), &held.name, &source);
                 Err(Error::Store { key: key(), source })
             }

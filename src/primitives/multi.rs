@@ -381,7 +381,7 @@ impl Pursuit {
         let wanted = group.keys.iter().map(|key| {
             let options = LockOptions {
                 together: true,
-                goes_on: self.wait,
+                has_fallback: self.wait,
                 ..group.options(key, false)
             };
             (key.name.clone(), options)

@@ -241,7 +241,7 @@ impl Guard {
         let mut pass = LockFuture::pass(held, mode, is_fixed, input);
         match pass.answer().await {
             Ok(guard) => Ok(guard),
-            Err(AcquireError::Kept(fence, source)) => {
+            Err(AcquireError::StillHeld(fence, source)) => {
                 let guard = pass.resume(held, fence);
                 Err(TransferError::Refused(guard, Error::Store { key, source }))
             }

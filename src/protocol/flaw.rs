@@ -1,19 +1,19 @@
-//! Mistakes to plant, so that the simulator can show that it finds them.
+//! Planted mistakes, by which the simulator shows that it finds them.
 //!
-//! They exist only where the simulator builds: every machine has a type parameter that says which mistake is planted,
-//! and [`Sound`], its default, says "none" in a way that the compiler removes.
+//! Every machine has a type parameter for the planted mistake. Its default, [`Sound`], plants none, and the compiler
+//! removes the checks. Only the simulator plants mistakes.
 
 use std::fmt::Debug;
 
 use strum::VariantArray;
 
-/// Says which mistake is planted.
+/// The planted mistake of a machine.
 pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
-    /// Whether it is this one.
+    /// Returns whether this mistake is planted.
     fn planted(self, flaw: Flaw) -> bool;
 }
 
-/// Nothing is planted.
+/// A machine without a planted mistake.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sound;
 
@@ -24,168 +24,170 @@ impl Plant for Sound {
     }
 }
 
-/// A mistake.
+/// A mistake that the simulator must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum Flaw {
     // Of the key machine.
-    /// The deadline counts from the answer.
+    /// The deadline counts from the answer, and not from the sending of the request.
     DeadlineFromReply,
-    /// A renewal that was answered late revives a lost guard.
+    /// A late answer to a renewal revives a lost guard.
     LateRenewalRevives,
-    /// A lost claim is sent again under its number.
+    /// A claim that the store does not know is sent again under its number.
     NumberTwice,
-    /// t₀ is taken when a refresh is sent, not when it is answered.
+    /// t₀ is taken when a waiter's renewal is sent, and not when it is answered.
     UnansweredRefresh,
-    /// A yield goes on under its old number.
+    /// A yield keeps its old number.
     YieldKeepsNumber,
-    /// A number lives on until its leave is answered.
+    /// A number is used until its leave is answered.
     LeaveKeepsNumber,
     /// A grant for an unknown claim is kept.
     UnknownKept,
-    /// A cancelled waiter's claim is forgotten without a word.
+    /// The claim of a cancelled waiter is forgotten, and the store is not told.
     CancelledForgotten,
-    /// A lease is renewed however long its holder may hold it.
+    /// A lease is renewed after its holder reached its `max_hold`.
     OverdueRenewed,
-    /// A lease of somebody's own is handed on within its process.
+    /// A solo lease is handed on within its process.
     SoloHandedOn,
-    /// A permit is handed on within its process to whoever is next, however many that one wants.
+    /// A permit is handed to the next caller of the process, even if that caller wants another number of permits.
     PermitHandedToMany,
     /// A lease is handed on within its process while a write under it has no answer.
     HandedOnUnanswered,
-    /// Who watches looks when it is told of a change, and not by itself.
+    /// A watch is repeated on a push, and never by its timer.
     WatchedByPushAlone,
-    /// Who comes to watch believes an answer to a question of before.
+    /// A new caller of a watch gets the answer to a question that was sent before the caller arrived.
     OldLookBelieved,
-    /// Who lost a lease claims it again at once.
+    /// A caller that has lost its lease claims it again at once.
     NeverRests,
     /// The effects of a step are carried out again in the next step.
     EffectsLeft,
-    /// A lease that was given back because its caller did not take it up is returned as a guard all the same.
+    /// A guard is returned for a lease that was given back, because its caller did not take it up in time.
     LostGrantReturned,
-    /// A refusal is told as one, though an earlier request of it may have been executed.
+    /// A refusal is reported as "not executed", though an earlier request of the claim may have been executed.
     RefusalBelieved,
-    /// A writer that becomes a reader is told that its lease is gone when there is no answer.
+    /// A writer that becomes a reader is told that its lease is gone if there is no answer.
     DowngradeGivesUp,
-    /// An inbox is believed to be heard though a grant is found that was never pushed to it.
+    /// An inbox is trusted after a grant is found that was never pushed to it.
     SilentInboxTrusted,
 
-    /// A write under a lease is not counted, so that the lease is handed on while the write has no answer.
+    /// A write under a lease is not counted, so the lease is handed on while the write has no answer.
     UncountedWrite,
 
     // Of the calls.
-    /// A repeated call gets a fresh id.
+    /// A repeated call has a fresh id.
     RepeatedUnderFreshId,
     /// A call about a run or a leadership is sent after the leave of its claim.
     SavedAfterLeave,
-    /// The answer to a call is given to another one.
+    /// The answer to a call is given to another call.
     AnswerToAnotherCall,
-    /// A watch is lost with its connection.
+    /// A watch is lost when its connection breaks.
     WatchLostWithConnection,
-    /// An answer is not given to a caller that came after the sender read its clock. Its call is sent again.
+    /// An answer is not given to a caller that arrived after the sender read its clock. The call of that caller is
+    /// sent again.
     SenderClockBelieved,
 
     // Of the ledger.
-    /// A hand-off keeps the old grant number.
+    /// A hand-over keeps the old grant number.
     NumberKeptOnHandOff,
-    /// A waiter that was not heard of is granted all the same.
+    /// A waiter that has not renewed is granted the lease.
     DeadHeadGranted,
-    /// A free key with a queue stays as it is.
+    /// A free key with a queue is not granted to its first waiter.
     NeverSettled,
-    /// A leave frees whatever it finds.
+    /// A leave frees the lease of any owner.
     LeaveByAnyone,
-    /// A claim is executed however late it is.
+    /// A claim is executed even if it is late.
     LateClaimExecuted,
-    /// A job has no watermark: whoever comes when it is free runs it.
+    /// A job has no watermark: any tick that finds the job free runs.
     NoMark,
-    /// Whether a tick is early is left to the nodes' clocks.
+    /// The store does not refuse a tick that is early by its clock.
     EarlyTickGranted,
-    /// A tick that is over is handed to its standby.
+    /// A tick that is over is granted to its standby.
     FinishedTickHandedOver,
-    /// Nobody stands by for a tick: who comes second is told busy.
+    /// A tick has no standby: its second claim gets the answer "busy".
     NoStandby,
-    /// A tick that was begun is granted to nobody who stands by for it.
+    /// A tick that has begun is never granted to its standby.
     StandbyNeverGranted,
-    /// Whoever stands by for a tick is not told that it is over.
+    /// A standby is not told that its tick is over.
     StandbyNeverTold,
-    /// A lock that is left free for others is left free for ever.
+    /// A lock that is left free for foreign clients stays free for ever.
     LeftFreeForEver,
-    /// A lock that is handed on and on is never left free.
+    /// A lock with waiters is never left free for foreign clients.
     NeverLeftFree,
-    /// Nobody who asks is told of a tick that was begun and has not ended.
+    /// A question about a job is not told of a tick that has begun and not ended.
     OpenTickUntold,
-    /// A reader joins other readers past a writer that waits.
+    /// A reader joins other readers although a writer waits.
     ReaderJoinsPastWriter,
-    /// A writer that becomes a reader gives the lock away and takes it again.
+    /// A downgrade releases the lock and claims it again.
     DowngradeLetsGo,
-    /// A lease is passed on by whoever asks for it, its owner or not.
+    /// A pass is executed for a claim that does not own the lease.
     AdoptedTwice,
-    /// Who takes a lease over has the number of its owner before.
+    /// A lease that is taken over keeps the grant number of its previous owner.
     AdoptKeepsNumber,
-    /// A lease that is to last for longer ends sooner, where so much was left of it.
+    /// An extension shortens a lease of which more is left.
     ExtendShortens,
-    /// Who stood by for a tick that was brought back is granted it before its time comes again.
+    /// The standby of a tick that was brought back is granted the tick before it is due again.
     TickBroughtBackGranted,
-    /// Who owns a job, and who won a tick, is known by the node alone.
+    /// The owner of a job and the winner of a tick are compared by node only, and not by claim.
     JobByNode,
-    /// Who leaves without having any gives back a permit of somebody else's.
+    /// A leave of a claim without permits gives back a permit of another claim.
     PermitReleasedTwice,
-    /// A permit whose lease has ended is renewed, whoever was given it.
+    /// A permit is renewed after its lease has ended.
     EndedPermitRenewed,
-    /// Of claims that go together those are granted that can be.
+    /// Some claims of a group are granted although others cannot be.
     HalfGranted,
-    /// Of claims that go together a reader counts as granted though a writer waits before it.
+    /// A reader in a group counts as granted although a writer waits before it.
     TogetherPastWriter,
-    /// Of claims that go together a reader counts as one that writes: others must not read.
+    /// A reader in a group counts as a writer, so that other readers exclude it.
     TogetherAsWriter,
-    /// A tick that would wait until an earlier one has ended is skipped.
+    /// A tick that waits for the end of an earlier tick is skipped.
     QueuedTickSkipped,
-    /// Whoever stood by for a tick that was run, and hears of it when the next has begun, is told that it was skipped.
+    /// The standby of a tick that was run, and that hears of it after the next tick began, is told that its tick was
+    /// skipped.
     RunTickCalledSkipped,
-    /// A tick is granted though an earlier one is to be run first.
+    /// A tick is granted although an earlier tick must run first.
     EarlierTickPassedOver,
-    /// Where none is passed over, a tick that was skipped is to be run before the next.
+    /// In a job that runs all ticks, a skipped tick must be run before the next.
     SkippedTickAwaited,
-    /// What a run leaves is kept whoever owns the job by then.
+    /// The store keeps a checkpoint of a run that no longer owns the job.
     CheckpointOfLoser,
-    /// What the runs of a tick left is shown to those of the next.
+    /// The checkpoint of a tick is shown to the runs of the next tick.
     CheckpointOutlivesTick,
-    /// A store that lost what it had acknowledged does not hear of it from those who know.
+    /// A store that lost acknowledged data ignores what the nodes report of it.
     LossBelieved,
-    /// What is to be written under a lease is written, whether or not that is current.
+    /// A write is executed whether or not its lease is current.
     WriteUnchecked,
-    /// What is to be written under several leases is written if the first of them is current.
+    /// A write under several leases is executed if the first of them is current.
     FirstLeaseChecked,
-    /// A count-down that comes again counts again.
+    /// A repeated count-down counts again.
     CountedAgain,
-    /// A count-down counts in a generation that was set after it was called for.
+    /// A count-down counts in a generation that was set after the call was made.
     CountedLate,
     /// A latch at zero is set again before its life is over.
     LatchSetAgain,
-    /// What a leader proclaimed is told of the next one.
+    /// The value that a leader proclaimed is shown as that of the next leader.
     ProclaimedOutlivesLeader,
-    /// What a leader proclaimed replaces something later of the same leader.
+    /// A late proclaim replaces a later value of the same leader.
     ProclaimedLate,
 
     // Of the session.
-    /// Not-after is worked out from the first reading of the server's clock, for ever.
+    /// Not-after is always computed from the first reading of the server's clock.
     NotAfterFromOldReading,
-    /// An unanswered claim counts as late when it was sent.
+    /// An unanswered claim counts as late from its sending on.
     LateAfterTooEarly,
     /// A connection that was given up is used beside its successor.
     ConnectionBesideSuccessor,
-    /// A reply is taken for that of the oldest batch under way.
+    /// A reply is taken as the reply to the oldest batch in flight.
     ReplyToAnotherBatch,
-    /// Owners' renewals wait behind whatever came before them.
+    /// The renewals of owners are sent in the order of the queue, and not first.
     RenewalBehindQueue,
-    /// A claim goes before our own leave of its key that it follows.
+    /// A claim is sent before this node's own leave of the same key.
     ClaimBeforeLeave,
-    /// What is under way on a connection that is given up is forgotten.
+    /// The requests in flight on a connection that is given up are forgotten.
     ForgottenWithConnection,
-    /// A batch that met a server without the script is sent again as it was, when its claims may long be late.
+    /// A batch that found no script on the server is sent again with its old not-after, when its claims may be late.
     ReloadWithoutBound,
 }
 
 impl Flaw {
-    /// All of them.
+    /// All mistakes.
     pub const ALL: &[Flaw] = Flaw::VARIANTS;
 }

@@ -1,16 +1,14 @@
-//! The pure state machine between callers and store: local lines, claims, deadlines, renewal.
+//! The inputs and effects of the key machine, the pure state machine between callers and the store.
 //!
-//! Sans-I/O, as quinn-proto and rustls are: [`Shard::handle`](crate::protocol::key::shard::Shard::handle) takes the time and an
-//! [`Input`], and appends [`Effect`]s. It owns no task, clock or connection, so the simulator can drive it by the
-//! million steps.
+//! The machine does no I/O, as in quinn-proto and rustls.
+//! [`Shard::handle`](crate::protocol::key::shard::Shard::handle) takes the time and an [`Input`], and appends
+//! [`Effect`]s. The machine owns no task, clock or connection, so a simulator can drive it for millions of steps.
 //!
-//! Two levels: the lease belongs to the node, the guard to the caller. All callers of one process that want a key
-//! stand in one local line behind one claim of their node (the *cohort*), and hand the lease on among themselves
-//! without asking the store, up to a bound. This is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012). A lease of
-//! fixed length is *solo*: a claim of its own, never handed on. So is that of a caller that wants to be served in the
-//! store's order.
-//!
-//! Here is what goes in and what comes out.
+//! There are two levels: a lease belongs to a node, and a guard belongs to a caller. All callers of one process that
+//! want a key queue in one local *line*, behind one claim of their node. They are a *cohort*, and hand the lease on
+//! among themselves without a request to the store, up to a bound. This is lock cohorting (Dice, Marathe, Shavit,
+//! PPoPP 2012). A lease of fixed length is *solo*: it has a claim of its own and is never handed on. The lease of a
+//! caller that wants the store's order is solo, too.
 
 use std::time::Duration;
 
@@ -24,44 +22,48 @@ use crate::protocol::message::{
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
 
-/// One caller: waiting, then holding. Unique in a shard, and older callers have smaller ones.
+/// A caller, from when it waits until it no longer holds. Unique in a shard; older callers have smaller tickets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// How a caller wants a lease: made by a builder, checked when the caller enters, and kept while it waits.
+/// How a caller wants a lease. Made by a builder, checked when the caller enters, and kept while the caller waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockOptions {
     /// The lengths of the claim, if the claim is made for this caller.
     pub term: LeaseTimes,
     /// How the lease may be shared.
     pub mode: Mode,
-    /// Waits for its turn. Otherwise a caller that would have to wait is told that the key is busy.
+    /// Waits for the caller's turn. If false, a caller that would have to wait is denied as busy.
     pub wait: bool,
-    /// The lease lasts for exactly its length: it is never renewed or handed on, and has a claim of its own.
+    /// The lease lasts for exactly its length. It is never renewed or handed on, and it has a claim of its own.
     pub fixed: bool,
-    /// The caller has a claim and a place in the store's queue of its own. The lease is renewed, and never handed on locally.
+    /// The caller has its own claim and its own place in the store's queue. The lease is renewed, and never handed on
+    /// locally.
     pub solo: bool,
-    /// Granted with other keys of the same caller or not at all, at the first try: the claim goes in a batch of
+    /// The first try grants all keys of this caller or none: the claim goes in a batch of
     /// [`Rule::AllOrNone`](crate::protocol::message::Rule::AllOrNone).
     pub together: bool,
-    /// A busy key is not the last answer: the caller goes on in another way, and no event says that it was denied.
-    pub goes_on: bool,
-    /// The lease was just lost: nothing is claimed for about a third of a lease.
+    /// A busy key is not the final answer, because the caller then tries another way. No event says that the caller
+    /// was denied.
+    pub has_fallback: bool,
+    /// The caller has just lost its lease: nothing is claimed for about a third of a lease.
     pub rests: bool,
-    /// The lease is renewed for so long, counted from the grant, and then ends by itself.
+    /// The longest time for which the lease is renewed, counted from the grant. The lease then ends by itself.
     pub max_hold: Option<Duration>,
     /// The tick that the lease is for. A tick has a claim of its own, which is renewed and never handed on locally.
     pub mark: Option<TickTime>,
-    /// What becomes of the tick while an earlier tick is in the way.
+    /// What happens to the tick while an earlier tick blocks it.
     pub turn: WhenBehind,
-    /// The caller is refused if so many callers of this process already wait for the key.
+    /// The caller is refused if this many callers of this process already wait for the key.
     pub limit: usize,
-    /// As many callers as may wait in this process do: the caller is refused if it would have to wait. Set when it enters.
+    /// As many callers wait in this process as may wait: the caller is refused if it must wait. Set when the caller
+    /// enters.
     pub node_is_full: bool,
 }
 
 impl LockOptions {
-    /// A lease that is renewed, waited for without a limit, and handed on within the process.
+    /// Returns options for a lease that is renewed and handed on within the process. The caller waits without a
+    /// limit.
     pub fn new(term: LeaseTimes) -> Self {
         LockOptions {
             term,
@@ -70,7 +72,7 @@ impl LockOptions {
             fixed: false,
             solo: false,
             together: false,
-            goes_on: false,
+            has_fallback: false,
             rests: false,
             max_hold: None,
             mark: None,
@@ -80,12 +82,12 @@ impl LockOptions {
         }
     }
 
-    /// The lease, without the margin.
+    /// Returns the length of the lease, without the margin.
     pub(crate) fn lease(&self) -> Duration {
         ms(self.term.lease_ms)
     }
 
-    /// What a caller is told that would have to wait and does not.
+    /// Returns the denial of a caller that would have to wait, but does not.
     pub(crate) fn busy(&self) -> AcquireError {
         if self.node_is_full {
             AcquireError::NodeFull
@@ -95,29 +97,29 @@ impl LockOptions {
     }
 }
 
-/// What a caller asks or has done, without a wish for a lease.
+/// What a caller asks or does without a claim to a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallOptions {
-    /// The lease: a quarter of it is the time of a request, and a third the pause between two looks of a watch.
+    /// The lease. A request may take a quarter of it, and a watch is repeated after a third of it.
     pub term: LeaseTimes,
     /// The mode of the lease that the call is about, if it is about one.
     pub mode: Mode,
-    /// What is asked or done.
+    /// The question or the action.
     pub call: Call,
-    /// What comes with it.
+    /// The data that comes with the call.
     pub data: Option<Payload>,
     /// The tick that the call is about, if it is about one.
     pub mark: Option<TickTime>,
-    /// The last call of this caller failed: not now, but after about a third of a lease.
+    /// The caller's last call failed: this one is sent after about a third of a lease.
     pub rests: bool,
-    /// Refuse a watch when so many watch the key in this process.
+    /// A watch is refused if this many callers of this process already watch the key.
     pub limit: usize,
-    /// Refuse a watch: as many callers wait in this process, for whatever key, as may.
+    /// As many callers wait in this process, for any keys, as may wait: a watch is refused.
     pub node_is_full: bool,
 }
 
 impl CallOptions {
-    /// A call without data, about no tick, at once and without a limit.
+    /// Returns a call without data, about no tick, which is sent at once and without a limit.
     pub fn new(term: LeaseTimes, call: Call) -> Self {
         CallOptions {
             term,
@@ -132,152 +134,154 @@ impl CallOptions {
     }
 }
 
-/// Which request an answer belongs to: a claim or call, and the number of the request within it.
+/// The request that an answer belongs to: a claim or call, and the number of the request within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag {
-    /// The claim or call that asked.
+    /// The claim or call that sent the request.
     pub claim: ClaimNumber,
-    /// Counts its requests.
+    /// The number of the request, counted per claim or call.
     pub seq: u32,
 }
 
-/// What happens to a key.
+/// An event that a key machine handles.
 #[derive(Debug, Clone)]
 pub enum Input {
-    /// A caller wants the lock. Sent once per ticket.
+    /// A caller wants the lock. Given once per ticket.
     Lock(Ticket, LockOptions),
-    /// A caller wants an answer and no lease: [`Effect::Answered`]. Sent once per ticket.
+    /// A caller wants an answer and no lease. [`Effect::Answered`] follows. Given once per ticket.
     Call(Ticket, CallOptions),
-    /// A caller has something done in a call of its own, which is sent once: [`Effect::Answered`]. A quarter of the duration is its
-    /// time. Sent once per ticket.
+    /// A caller has an action done, which is sent once, outside of batches. [`Effect::Answered`] follows. The action
+    /// may take a quarter of the duration. Given once per ticket.
     Act(Ticket, Duration, Action),
-    /// A caller wants it no more: its future or its guard was dropped. Nobody waits for the outcome.
+    /// A caller gives up: its future or its guard was dropped. No caller waits for the outcome.
     Cancel(Ticket),
-    /// A writer becomes a reader, with nobody in between: what it held by this ticket is told as [`Effect::Released`], and
-    /// what it holds then belongs to the other ticket. Its options stay, and when it began. If the store refuses, the other
-    /// ticket holds what was held before.
+    /// A writer becomes a reader, and no other claim holds the key in between. [`Effect::Released`] ends what the
+    /// writer held under the first ticket. The reader holds under the second ticket, with the same options and the
+    /// same start of the hold time. If the store refuses, the second ticket holds what the writer held.
     Downgrade(Ticket, Ticket),
-    /// A holder gives its lease to whoever is told of it, in one step: what it held by this ticket is over, and what the
-    /// other ticket holds then, for this lease and no longer, is to be [handed out](Self::HandedOut). If the store refuses, the
-    /// other ticket holds what was held before.
+    /// A holder gives its lease away in one step, to the process that gets the transfer. [`Effect::Released`] ends
+    /// what it held under the first ticket. The second ticket then holds for these lengths only, until the lease is
+    /// [handed out](Self::HandedOut). If the store refuses, the second ticket holds what was held before.
     Transfer(Ticket, Ticket, LeaseTimes),
-    /// A caller wants the lease of this owner, of whom it was told.
+    /// A caller takes over the lease of the owner named by a transfer.
     Adopt(Ticket, LockOptions, ClaimId),
-    /// What it holds is the affair of whoever is told of it: the store is told nothing.
+    /// The lease of this ticket now belongs to the process that gets the transfer. The store is not told.
     HandedOut(Ticket),
-    /// A write under this lease was answered, or is never sent. `true`: the store did not do it, as the claim has no lease under
-    /// this grant: the lease is over.
+    /// A write under this lease was answered, or will never be sent. `true`: the store did not execute it, because
+    /// the claim has no lease under this grant. The lease is then over.
     WriteEnded(Precondition, bool),
-    /// A holder gives it back and waits for [`Effect::Released`].
+    /// A holder gives its lease back. [`Effect::Released`] follows.
     Release(Ticket),
-    /// The same, and the tick was run to its end, and whether it went well.
+    /// A holder gives the lease of a tick back, because the tick was run to its end. `true`: the run went well.
     Finish(Ticket, bool),
-    /// The store answered a request that was sent at `sent`.
+    /// The store answered a request.
     Answered {
-        /// Which request.
+        /// The request.
         tag: Tag,
-        /// Read from the clock before the request was written.
+        /// When the request was sent, read from the clock before it was written.
         sent: Instant,
-        /// The server's clock when it was executed, in microseconds; 0 when it did not look.
+        /// The server's clock when the request was executed, in microseconds; 0 if the server did not read it.
         time: u64,
-        /// What was answered.
+        /// The answer.
         reply: Reply,
     },
     /// A request has no answer and will never have one.
     Failed {
-        /// Which request.
+        /// The request.
         tag: Tag,
-        /// Whether it may have been executed, or may still be, and what to do about it.
+        /// Whether the request may have been executed, or may still be executed, and how to go on.
         why: Unanswered,
-        /// From when on the store refuses it as late.
+        /// The store refuses the request as late from this time on.
         late_after: Instant,
-        /// When its server was last heard, if it ever was.
+        /// When the server was last heard; `None` if it never was.
         heard: Option<Instant>,
-        /// Since when it is away: when it was last heard, or since then the first request was sent that came to nothing.
+        /// When the outage began: when the server was last heard, or when the first request since then was sent that
+        /// failed.
         away: Option<Instant>,
         /// What happened.
         error: StoreError,
     },
     /// A grant arrived in the inbox.
     Pushed(Grant),
-    /// What is watched has changed, as the inbox was told.
+    /// The inbox received a push that says that what is watched has changed.
     Changed,
 }
 
-/// What is to be done.
+/// What the owner of a key machine must do after a step.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Send this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
+    /// Sends this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
     Send(Outgoing),
-    /// Send this action, once. Its [`Tag`] comes back as that of a request does.
+    /// Sends this action once. Its [`Tag`] comes back in the same way as that of a request.
     Act(OutgoingAction),
-    /// Tell the key machine of the lease [that the write has ended](Input::WriteEnded).
+    /// Tells the key machine of the lease [that the write has ended](Input::WriteEnded).
     WriteEnded(Precondition, bool),
     /// The caller holds the lock now.
     Granted(Ticket, Fence),
-    /// The answer to a call.
+    /// A call is answered.
     Answered(Ticket, CallAnswer),
-    /// The caller gets no lock, or its call no answer.
+    /// The caller gets no lock, or its call gets no answer.
     Denied(Ticket, AcquireError),
-    /// The holder has held it for as long as it may. It is renewed no more, and lost when what is left is over.
+    /// The holder has reached its `max_hold`. The lease is not renewed any more, and is lost when the rest of it is
+    /// over.
     Overdue(Ticket),
-    /// The holder lost it. Sent before the store could let anybody else in.
+    /// The holder lost the lease. After a deadline, this comes before the store can grant the key to another claim.
     Lost(Ticket, LostCause),
-    /// What became of [`Input::Release`].
+    /// The outcome of [`Input::Release`].
     Released(Ticket, Outcome),
-    /// A grant was found whose push did not come: the inbox has to be asked for a sign of life.
+    /// A grant was found whose push did not arrive: the inbox must show a sign of life.
     PushMissed,
-    /// Something worth telling happened.
+    /// An event for logs, metrics or the simulator.
     Event(KeyEvent),
 }
 
-/// A request on its way, with what its carrier must know.
+/// A request to be sent, with what the session must know about it.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     /// Comes back with the answer.
     pub tag: Tag,
-    /// What to ask.
+    /// The request.
     pub request: Request,
-    /// The lease of its claim. A quarter of it is the request's time.
+    /// The lease of its claim. The request may take a quarter of it.
     pub lease: Duration,
-    /// What it is for.
+    /// The class, which decides the order of sending.
     pub class: Class,
-    /// When somebody called for it.
+    /// When the caller or the timer called for the request.
     pub called: Instant,
 }
 
-/// An action on its way. It is sent once.
+/// An action to be sent. It is sent once.
 #[derive(Debug, Clone)]
 pub struct OutgoingAction {
     /// Comes back with the answer.
     pub tag: Tag,
-    /// What it is about; the first lease of a write.
+    /// The name that the action is about; for a write, that of its first lease.
     pub name: Name,
-    /// A quarter of this is its time.
+    /// The length of the lease. The action may take a quarter of it.
     pub lease: Duration,
-    /// When it was called for. Its time begins then, and not when it is sent.
+    /// When the caller called for the action. The time of the action begins then, and not when it is sent.
     pub called: Instant,
-    /// What is to be done.
+    /// The action.
     pub action: Action,
 }
 
-/// What a request is for. It decides what goes first: what comes first here.
+/// What a request is for. Requests of an earlier class are sent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount)]
 pub enum Class {
-    /// A holder's lease is renewed.
+    /// Renews the lease of a holder.
     OwnerRenewal,
-    /// A run of a tick asks about itself, or leaves something.
+    /// Asks or acts for a claim: a run of a tick, a leader, or a lease that was transferred.
     Call,
-    /// A lease is given back: leave, finish, yield.
+    /// Gives a lease back or passes it on: leave, finish, yield, pass.
     Leave,
-    /// A waiter says that it is alive, asks what became of its claim, or makes sure of its grant.
+    /// Shows that a waiter is alive, asks about the outcome of a claim, or makes sure of a grant.
     WaiterRenewal,
-    /// Something is claimed.
+    /// Claims a lease, or asks or acts without a claim.
     Claim,
 }
 
 impl Class {
-    /// The class of a call.
+    /// Returns the class of a call.
     pub(crate) fn of_call(call: Call) -> Class {
         match call.of() {
             Some(_) => Class::Call,
@@ -289,39 +293,39 @@ impl Class {
 /// Whether grants are pushed to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum InboxState {
-    /// They are.
+    /// Grants are pushed.
     Confirmed,
-    /// Nobody knows: whoever waits looks often.
+    /// It is not known whether grants are pushed: waiters ask often.
     #[default]
     Unconfirmed,
-    /// They are not and will not be: whoever waits looks each third of a lease.
+    /// Grants are not pushed, and never will be: waiters ask each third of a lease.
     Refused,
 }
 
-/// Why a caller gets no lock.
+/// Why a caller gets no lock, or its call no answer.
 #[derive(Debug, Clone)]
 pub enum AcquireError {
-    /// Somebody else has it, and this caller would not wait.
+    /// Another holder has the key, and this caller does not wait.
     Busy,
-    /// Too many wait already.
+    /// Too many callers of this process already wait for the key.
     QueueFull {
-        /// How many.
+        /// The number of waiting callers.
         waiting: usize,
     },
-    /// Too many wait already in this process, for whatever keys.
+    /// Too many callers already wait in this process, for any keys.
     NodeFull,
     /// The store did not do it.
     Store(StoreError),
-    /// The action may have been done, and may still be.
+    /// The outcome of the action is unknown: it may have been executed, or may still be.
     Unanswered(StoreError),
-    /// The tick may not run now, or never.
+    /// The tick may not run now, or may never run.
     Tick(TickRefusal),
     /// The node is closing.
     Closed,
-    /// What was to be taken over from its owner is lost.
+    /// The lease that was to be taken over from its owner is lost.
     Lost(LostCause),
-    /// What was to be passed on was not, as the store did nothing: it is held as before, under this ticket.
-    Kept(Fence, StoreError),
+    /// The lease was not passed on, because the store did nothing. It is held as before, under this ticket.
+    StillHeld(Fence, StoreError),
 }
 
 /// The answer to a call.
@@ -329,20 +333,21 @@ pub enum AcquireError {
 pub enum CallAnswer {
     /// What the store knows of a job.
     Report(Box<JobReport>),
-    /// How many permits are held; `None` for all.
+    /// The number of permits that are held; `None` if a foreign owner holds the whole semaphore.
     InUse(Option<u64>),
-    /// Whether the owner that the call is about had the lease.
+    /// Whether the owner that the call is about has the lease, or had it until this call.
     Owned(bool),
     /// What the store knows of a latch.
     Latch(LatchReport),
-    /// The leader, if there is one.
+    /// The leader; `None` if there is none.
     Leader(Option<LeaderReport>),
-    /// What became of a write.
+    /// The result of a write.
     Written(WriteAnswer),
 }
 
 impl CallAnswer {
-    /// Returns the answer that a reply is, if it is one. `repeats`: an earlier request may have been executed.
+    /// Returns the answer that a reply stands for, or `None` if the reply answers no call. `repeats`: an earlier
+    /// request may have been executed.
     pub(crate) fn from_reply(reply: Reply, repeats: bool) -> Option<CallAnswer> {
         match reply {
             Reply::Report(report) => Some(CallAnswer::Report(report)),
@@ -351,10 +356,10 @@ impl CallAnswer {
             Reply::Leader(report) => Some(CallAnswer::Leader(report)),
             Reply::Done => Some(CallAnswer::Owned(true)),
             Reply::Written(answer) => Some(CallAnswer::Written(answer)),
-            // "Not there" may be the work of the first request.
+            // The first request may have removed what this one did not find.
             Reply::NotThere => Some(CallAnswer::Owned(repeats)),
             Reply::Gone => Some(CallAnswer::Owned(false)),
-            // No store gives another one to a call, unless it is late.
+            // A store gives another reply to a call only if the call is late.
             _ => None,
         }
     }
@@ -369,7 +374,7 @@ pub enum TickRefusal {
     Skipped,
     /// By the store's clock the tick is due only after this time.
     Early(Duration),
-    /// An earlier tick must run first: the latest one, if it has not ended, or one that comes after that.
+    /// An earlier tick must run first: the latest tick if it has not ended, or else one that comes after it.
     EarlierTickDue {
         /// The latest tick.
         latest: TickTime,
@@ -378,109 +383,111 @@ pub enum TickRefusal {
     },
 }
 
-/// What became of a release.
+/// The outcome of a release.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// Exclusivity held to the end.
+    /// The lease was held until its release.
     Kept,
-    /// It did not.
+    /// The lease was lost before its release.
     Lost(LostCause),
-    /// It held to here, but the store could not be told; the lease ends by itself at the latest.
-    Failed(StoreError),
+    /// The lease was held so far, but the store did not confirm the release. The lease ends by itself at the latest.
+    Unconfirmed(StoreError),
 }
 
-/// Something worth an event or a metric, or that the simulator counts.
+/// An event for logs and metrics, or for the simulator to count.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum KeyEvent {
-    /// Handed on to the next caller of this process.
+    /// A lease was handed on to the next caller of this process.
     HandedOn,
     /// A pushed grant was used at once.
     PushUsed,
-    /// A pushed grant had too little left and is renewed first.
+    /// A pushed grant is renewed before its use: too little of it was left, its lease is fixed, or pushes are not
+    /// final.
     PushConfirming,
-    /// A push for a claim that is dead or unknown here was ignored or left.
+    /// A push for a claim that is dead here was ignored.
     PushStale,
-    /// A grant for a number that this node does not know was left at once.
+    /// A grant for a claim number that this node does not know was left at once.
     UnknownLeft,
-    /// A push with a nonce that is not ours: somebody forges grants.
+    /// A push has a nonce that this node did not make: another process forges grants.
     PushForged,
-    /// A waiting claim asked and was told that it is the owner now: its push was lost or is still to come, or the
-    /// lease before it ran out.
+    /// A waiting claim asked and was told that it owns the lease. Its push was lost or is still to come, or the lease
+    /// before it ran out.
     FoundGranted,
-    /// It was granted when the lease of the owner before, as the store last told it, had run out: that one died, or
-    /// lost sight of the store. Comes with one of the three before.
+    /// The grant came after the previous owner's lease had run out, as far as the store last told it. That owner
+    /// died, or lost its connection to the store. Comes with one of [`PushUsed`](Self::PushUsed),
+    /// [`PushConfirming`](Self::PushConfirming) and [`FoundGranted`](Self::FoundGranted).
     Inherited {
-        /// The node of that owner, if it owned alone.
+        /// The node of the previous owner, if it owned alone.
         from: Option<NodeId>,
     },
-    /// The lease was renewed with so much of it left.
+    /// The lease was renewed.
     Renewed {
-        /// What had been left of the lease when the answer came.
+        /// What was left of the lease when the answer came.
         slack: Duration,
     },
-    /// Its holder has held it for as long as it may, and it is renewed no more.
+    /// The holder has reached its `max_hold`, and the lease is not renewed any more.
     Overdue {
-        /// For how long it was held.
+        /// How long the lease was held.
         held: Duration,
-        /// When what is left is over it is lost.
+        /// What is left of the lease. The lease is lost when this time is over.
         left: Duration,
     },
-    /// Its holder has held it for longer than is usual. Told once.
+    /// The holder has held the lease for longer than is usual. Reported once.
     HeldLong {
-        /// For how long so far.
+        /// How long the lease has been held so far.
         held: Duration,
     },
-    /// A renewal failed; it is tried again while something is left.
+    /// A renewal failed. It is repeated while some of the lease is left.
     RenewFailed {
-        /// What is left.
+        /// What is left of the lease.
         left: Duration,
         /// What happened.
         error: StoreError,
     },
-    /// The answer to a claim or yield got lost; it is asked for.
-    Asking,
-    /// A claim was refused because it arrived late.
+    /// The answer to a claim or yield was lost; the node asks for the outcome.
+    OutcomeQueried,
+    /// A claim was refused because it was late.
     Late,
-    /// A claim was never answered; it is left once more when it can no longer be executed.
+    /// A claim was never answered. It is left once more when it can no longer be executed.
     GhostLeft,
-    /// A waiting claim was forgotten by the store and is claimed again.
+    /// The store forgot a waiting claim, which is claimed again.
     Requeued,
-    /// The burst was over and the lease was yielded.
+    /// A lease was yielded to other nodes: its burst was over, or it did not suit the first caller of the line.
     Yielded,
-    /// A grant was shorter than whoever is first in the line wants, and was yielded.
-    TooShort,
-    /// The answer to a leave or yield got lost; it is repeated.
+    /// A grant was shorter than the first caller of the line wants, or of another mode. It was given back.
+    GrantUnsuitable,
+    /// The answer to a leave or yield was lost; the leave is repeated.
     LeaveRepeated,
-    /// The store could not be told in time that a lease is over; it ends by itself.
+    /// The store was not told in time that a lease is over. The lease ends by itself.
     LeaveFailed {
-        /// What happened last.
+        /// The last error.
         error: Option<StoreError>,
     },
-    /// Permits were granted while somebody held some as of another number of permits.
-    UnlikeCapacity {
-        /// Of so many here.
-        ours: u32,
-        /// Of so many elsewhere.
-        theirs: u32,
+    /// Permits were granted while a current holder recorded another capacity.
+    CapacityDiffers {
+        /// The capacity that this node uses.
+        local: u32,
+        /// The capacity that the other holder recorded.
+        recorded: u32,
     },
-    /// A granted answer was too old to be used.
+    /// An answer with a grant came too late to be used.
     AnswerStale,
-    /// A request that waits failed; it is tried again while its place may live.
+    /// A request of a waiter failed. It is repeated while the waiter's place in the queue may live.
     WaitFailed {
         /// What happened.
         error: StoreError,
     },
 }
 
-/// The numbers that the key machine goes by. They do not change.
+/// The limits that the key machine follows. They do not change.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// So many times in a row a lease is handed on locally, then other nodes get their turn.
+    /// How many times in a row a lease is handed on locally, before other nodes get their turn.
     pub burst: u32,
-    /// And for so long.
+    /// How long a lease is handed on locally, before other nodes get their turn.
     pub burst_time: Duration,
-    /// For longer than this a holder does not usually hold.
+    /// How long a holder may hold before [`KeyEvent::HeldLong`] reports it.
     pub long_hold: Duration,
     /// The store keeps waiters in a queue.
     pub queues: bool,
@@ -503,6 +510,3 @@ impl Default for Rules {
 pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-
-/// Names a key and says what happened to it.
-pub type Event = (Name, Input);

@@ -3,22 +3,23 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// Nanoseconds on a clock that never steps and counts suspended time. The machines are told the time; they never ask.
+/// A time in nanoseconds, on a clock that never steps and counts the time in which the machine is suspended. The
+/// state machines are told the time, and never ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// A moment so many nanoseconds after the clock's start.
+    /// Returns the time this many nanoseconds after the clock's start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Instant(nanos)
     }
 
-    /// Nanoseconds since the clock's start.
+    /// Returns the nanoseconds since the clock's start.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing if it is not.
+    /// Returns how long after `earlier` this is, or zero if it is not later.
     #[inline]
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -30,7 +31,7 @@ impl Add<Duration> for Instant {
 
     #[inline]
     fn add(self, span: Duration) -> Instant {
-        // Without the 128 bits of `as_nanos`: every step adds.
+        // Avoids the 128 bits of `as_nanos`, because every step adds.
         let nanos = span.as_secs().saturating_mul(1_000_000_000);
         Instant(
             self.0

@@ -1,57 +1,58 @@
-//! Actions: what a store does in a call of its own, once. Most of them write data of users while a lease is current.
+//! Actions: calls that a store executes once, outside of batches. Most of them write users' data while a lease is
+//! current.
 
 use std::sync::Arc;
 
 use crate::protocol::message::{ClaimId, GrantNumber, Mode, Name};
 
-/// What is done in a call of its own.
+/// An action that is sent once, outside of batches.
 #[derive(Debug, Clone)]
 pub enum Action {
-    /// Write this, if its leases are current.
+    /// Executes the write if all its leases are current.
     Write(Arc<GuardedWrite>),
-    /// Remove what is known of a job, unless a claim runs it or waits for it.
+    /// Removes all data about a job, unless a claim runs it or waits for it.
     ForgetJob,
 }
 
-/// A lease that must be current when the store does the write.
+/// A lease that must be current when the store executes the write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Precondition {
-    /// What is leased.
+    /// The name of the lease.
     pub name: Name,
-    /// By which claim.
+    /// The claim that holds the lease.
     pub claim_id: ClaimId,
-    /// How it is shared.
+    /// How the lease is shared.
     pub mode: Mode,
-    /// The grant's number.
+    /// The number of the grant.
     pub number: GrantNumber,
 }
 
-/// What is to be done, in the store's own words.
+/// The commands or the script of a write, in the store's own language.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteBody {
-    /// Commands, one after the other.
+    /// Commands, executed in this order.
     Commands {
-        /// Every key that they touch.
+        /// All keys that the commands touch.
         keys: Vec<Vec<u8>>,
-        /// The words of each: its name, its keys and its arguments.
+        /// The words of each command: its name, its keys and its arguments.
         commands: Vec<Vec<Vec<u8>>>,
     },
     /// A script.
     Script {
-        /// Its text.
+        /// The text of the script.
         text: String,
-        /// Every key that it touches.
+        /// All keys that the script touches.
         keys: Vec<Vec<u8>>,
-        /// What else it is given.
+        /// The script's other arguments.
         args: Vec<Vec<u8>>,
     },
 }
 
-/// A write with what it is checked against. It is sent once.
+/// A write with the leases that it is checked against. It is sent once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardedWrite {
-    /// One lease or several of one server. Each must be current, or nothing is done.
+    /// One or more leases of one server. If one of them is not current, nothing is done.
     pub leases: Arc<[Precondition]>,
-    /// What is to be done.
+    /// The commands or the script.
     pub body: WriteBody,
 }

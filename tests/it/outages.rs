@@ -471,7 +471,7 @@ fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
     let mut machine = Machine::new(Rules::default());
     let begin = machine.now;
     machine.lock(false);
-    let told = |machine: &Machine| machine.shard.told_taken(machine.now, &machine.name, begin);
+    let told = |machine: &Machine| machine.shard.is_known_taken(machine.now, &machine.name, begin);
     assert!(!told(&machine));
     machine.fail(Unanswered::Unknown, None);
     let error = machine.shard.last_error(&machine.name).expect("what kept it");
@@ -481,14 +481,26 @@ fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
     assert!(told(&machine) && machine.shard.last_error(&machine.name).is_none());
     machine.later(ms(1));
     // What was said of a place in the queue holds until it is asked again.
-    assert!(machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    assert!(
+        machine
+            .shard
+            .is_known_taken(machine.now, &machine.name, machine.now)
+    );
     machine.inbox(InboxState::Confirmed);
-    assert!(!machine.shard.told_taken(machine.now, &machine.name, machine.now));
+    assert!(
+        !machine
+            .shard
+            .is_known_taken(machine.now, &machine.name, machine.now)
+    );
     assert!(told(&machine));
     machine.fail(Unanswered::Unknown, Some(begin));
     assert!(!told(&machine), "nor does it hold through an outage");
     let mut holding = Machine::new(Rules::default());
     holding.claim_id(1000);
     holding.later(ms(1));
-    assert!(holding.shard.told_taken(holding.now, &holding.name, holding.now));
+    assert!(
+        holding
+            .shard
+            .is_known_taken(holding.now, &holding.name, holding.now)
+    );
 }

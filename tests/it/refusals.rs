@@ -165,7 +165,7 @@ fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
             machine.answer(REFUSED);
         }
         machine.answer(REFUSED);
-        let Some(Outcome::Failed(error)) = outcome(&machine, claim_id) else {
+        let Some(Outcome::Unconfirmed(error)) = outcome(&machine, claim_id) else {
             panic!("{:?}", machine.effects)
         };
         let is_refused = matches!(error.kind(), StoreErrorKind::Refused(_));
@@ -227,7 +227,7 @@ fn a_downgrade_without_an_answer_is_asked_for_again() {
 }
 
 fn is_kept(machine: &Machine, ticket: Ticket) -> bool {
-    matches!(machine.denial(ticket), Some(AcquireError::Kept(fence, _)) if fence.number() == GrantNumber(7))
+    matches!(machine.denial(ticket), Some(AcquireError::StillHeld(fence, _)) if fence.number() == GrantNumber(7))
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The calls of one key, as long as a caller of this process waits for an answer.
+//! The calls of one key, kept while a caller of this process waits for an answer.
 
 use crate::error::StoreError;
-use crate::protocol::call::pending::{Caller, PendingAction, PendingCall};
-use crate::protocol::failing::{Failing, LONGEST_RETRY};
+use crate::protocol::call::pending_call::{PendingAction, PendingCall, PendingCaller};
+use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
@@ -14,26 +14,26 @@ use crate::protocol::time::Instant;
 /// A timer that never fires, for planted mistakes.
 pub(crate) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
-/// What a request was for.
-enum Asked {
-    /// A call, at this place.
+/// The call or action that sent a request.
+enum RequestSender {
+    /// A call, at this place in the list.
     Call(usize),
-    /// An action, which is sent once.
+    /// An action, removed from the list.
     Action(PendingAction),
 }
 
-/// The calls of one key.
+/// The calls of one key, and the callers that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Calls<P> {
     pub(crate) plant: P,
     pub(crate) pending: Vec<PendingCall>,
-    /// Those that are sent once.
+    /// The actions, which are sent once.
     pub(crate) actions: Vec<PendingAction>,
-    /// Callers whose last call failed, and until when they ask nothing.
+    /// Callers whose last call failed, with the time at which their next call may be sent.
     resting: Vec<(Instant, Ticket, CallOptions)>,
     /// When the store last said that there is no news.
-    pub(crate) watched: Option<Instant>,
-    /// What kept requests from being answered since the last answer.
+    pub(crate) no_news_at: Option<Instant>,
+    /// Why requests have had no answer since the last answer; `None` after an answer.
     pub(crate) error: Option<StoreError>,
 }
 
@@ -50,30 +50,31 @@ impl<P: Plant> Calls<P> {
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        let asleep = self.pending.iter().filter(|call| !call.is_asking);
+        let asleep = self.pending.iter().filter(|call| !call.is_in_flight);
         let rested = self.resting.iter().map(|(until, ..)| *until);
         asleep.filter_map(|call| call.due).chain(rested).min()
     }
 
-    /// Returns whether the store said since then that there is no news. That does not hold through an outage.
-    pub(crate) fn is_watched(&self, since: Instant) -> bool {
-        self.watched.is_some_and(|at| at >= since) && self.error.is_none()
+    /// Returns whether the store said at or after `since` that there is no news. What it said is not valid through an
+    /// outage.
+    pub(crate) fn has_no_news_since(&self, since: Instant) -> bool {
+        self.no_news_at.is_some_and(|at| at >= since) && self.error.is_none()
     }
 
-    /// Takes in what happened to the key. Returns an input that is not about its calls.
+    /// Handles an input of the key. Returns the input if it is not about the calls.
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, input: Input) -> Option<Input> {
-        let asked = match &input {
-            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.asked_by(*tag),
+        let sender = match &input {
+            Input::Answered { tag, .. } | Input::Failed { tag, .. } => self.sender_of(*tag),
             _ => None,
         };
-        match (input, asked) {
+        match (input, sender) {
             (Input::Call(ticket, options), _) => self.call(cx, ticket, options),
             (Input::Act(ticket, lease, action), _) => self.act(cx, ticket, lease, action),
             (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
             (Input::Changed, _) => self.changed(),
-            (Input::Answered { sent, reply, .. }, Some(asked)) => match asked {
-                Asked::Call(at) => self.answered(cx, at, sent, reply),
-                Asked::Action(action) => action.answered(cx, reply),
+            (Input::Answered { sent, reply, .. }, Some(sender)) => match sender {
+                RequestSender::Call(at) => self.answered(cx, at, sent, reply),
+                RequestSender::Action(action) => action.answered(cx, reply),
             },
             (
                 Input::Failed {
@@ -83,12 +84,12 @@ impl<P: Plant> Calls<P> {
                     error,
                     ..
                 },
-                Some(asked),
+                Some(sender),
             ) => {
-                let failing = Failing::new(why, heard, away, error);
-                match asked {
-                    Asked::Call(at) => self.failed(cx, at, failing),
-                    Asked::Action(action) => action.failed(cx, failing),
+                let failure = FailedRequest::new(why, heard, away, error);
+                match sender {
+                    RequestSender::Call(at) => self.failed(cx, at, failure),
+                    RequestSender::Action(action) => action.failed(cx, failure),
                 }
             }
             (input, _) => return Some(input),
@@ -100,7 +101,7 @@ impl<P: Plant> Calls<P> {
 
     fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
-            let until = cx.now + cx.source.jittered(ms(options.term.lease_ms) / 3);
+            let until = cx.now + cx.shard.jittered(ms(options.term.lease_ms) / 3);
             self.resting.push((until, ticket, options));
         } else {
             self.enter(cx, ticket, options);
@@ -111,19 +112,19 @@ impl<P: Plant> Calls<P> {
         if let Some(denial) = self.refuses(&options) {
             return cx.effects.push(Effect::Denied(ticket, denial));
         }
-        let caller = Caller {
+        let caller = PendingCaller {
             entered: cx.now,
             term: options.term,
         };
         let third = cx.now + ms(options.term.lease_ms) / 3;
-        let call = self.call_of(options, None);
+        let call = self.watch_or_new(options, None);
         call.callers.insert(ticket, caller);
-        // The others may have longer leases.
-        call.look_by(third);
+        // The other callers of the call may have longer leases.
+        call.send_by(third);
     }
 
-    /// The caller's future was dropped. An answer means nothing then, and nothing is left behind in the store. Returns whether
-    /// there was a call of it.
+    /// Removes a caller whose future was dropped. A later answer is ignored, and the store keeps nothing of the call.
+    /// Returns whether the caller had a call.
     fn cancel(&mut self, ticket: Ticket) -> bool {
         let mut pending = self.pending.iter_mut();
         let mut resting = self.resting.extract_if(.., |(_, resting, _)| *resting == ticket);
@@ -133,7 +134,7 @@ impl<P: Plant> Calls<P> {
             || actions.any(|action| action.caller.take_if(|caller| *caller == ticket).is_some())
     }
 
-    /// Gives up all of them, except what is sent once: its caller is told what became of it.
+    /// Gives up all calls except actions: the caller of an action still gets its outcome.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         let resting = std::mem::take(&mut self.resting).into_iter();
         let resting = resting.map(|(_, ticket, _)| ticket);
@@ -143,7 +144,7 @@ impl<P: Plant> Calls<P> {
         cx.effects.extend(denied);
     }
 
-    // What time does.
+    // What timers do.
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
         let now = cx.now;
@@ -156,11 +157,11 @@ impl<P: Plant> Calls<P> {
         }
     }
 
-    /// Sends what waits for no moment and no answer, and forgets the calls without callers.
+    /// Sends the calls that are due and not in flight, and forgets the calls without callers.
     pub(crate) fn send_all(&mut self, cx: &mut StepContext<'_>) {
         self.pending.retain(|call| !call.callers.is_empty());
         for at in 0..self.pending.len() {
-            if !self.pending[at].is_asking && self.pending[at].due.is_none() {
+            if !self.pending[at].is_in_flight && self.pending[at].due.is_none() {
                 self.send(cx, at);
             }
         }
@@ -174,14 +175,14 @@ impl<P: Plant> Calls<P> {
             Some(id) if !call.is_watch() && !is_mistaken => id,
             _ => {
                 (call.seq, call.unanswered) = (0, None);
-                *call.id.insert(cx.source.next_claim_id())
+                *call.id.insert(cx.shard.next_claim_id())
             }
         };
         if is_mistaken && call.options.data.is_some() {
             call.options.data = Some(Payload(id.to_string().into_bytes().into()));
         }
         call.seq += 1;
-        (call.is_asking, call.look_again) = (true, false);
+        (call.is_in_flight, call.recheck_on_answer) = (true, false);
         let class = if self.plant.planted(Flaw::SavedAfterLeave) {
             Class::Claim
         } else {
@@ -212,24 +213,25 @@ impl<P: Plant> Calls<P> {
         }));
     }
 
-    // What the store says.
+    // Answers and failures.
 
-    /// Returns what the request in flight is for, if it is for one of these.
-    fn asked_by(&mut self, tag: Tag) -> Option<Asked> {
-        let is_its = |call: &PendingCall| call.is_asking && call.id.is_some_and(|id| id.claim == tag.claim);
-        let call = self.pending.iter().position(is_its).map(Asked::Call);
-        call.or_else(|| self.take_action(tag).map(Asked::Action))
+    /// Returns the call or action that sent the request of this tag, if it is one of these. Removes an action.
+    fn sender_of(&mut self, tag: Tag) -> Option<RequestSender> {
+        let is_match =
+            |call: &PendingCall| call.is_in_flight && call.id.is_some_and(|id| id.claim == tag.claim);
+        let call = self.pending.iter().position(is_match).map(RequestSender::Call);
+        call.or_else(|| self.take_action(tag).map(RequestSender::Action))
     }
 
-    /// A request that was sent at `sent` is answered.
+    /// Handles the answer to a request that was sent at `sent`.
     fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
         if self.plant.planted(Flaw::AnswerToAnotherCall) {
-            let first = self.pending.iter().position(|call| call.is_asking);
+            let first = self.pending.iter().position(|call| call.is_in_flight);
             at = first.unwrap_or(at);
         }
         if let Reply::Refused(refusal) = reply {
-            let failing = Failing::of_answer(self.watched, StoreError::refused(refusal));
-            return self.failed(cx, at, failing);
+            let failure = FailedRequest::of_answer(self.no_news_at, StoreError::refused(refusal));
+            return self.failed(cx, at, failure);
         }
         self.error = None;
         let (takes_all, takes_one) = (
@@ -238,63 +240,65 @@ impl<P: Plant> Calls<P> {
         );
         let call = &mut self.pending[at];
         if let Reply::Watching(version) = reply {
-            (call.is_asking, call.failures, call.retries) = (false, 0, false);
-            return self.nothing_new(cx, at, version, sent);
+            (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
+            return self.note_no_news(cx, at, version, sent);
         }
         let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
         let Some(answer) = CallAnswer::from_reply(reply, repeats) else {
-            let failing = Failing::of_late_answer(self.watched, "what is asked reaches the store too late");
-            return self.failed(cx, at, failing);
+            let failure =
+                FailedRequest::of_late_answer(self.no_news_at, "the request reached the store too late");
+            return self.failed(cx, at, failure);
         };
-        (call.is_asking, call.failures, call.retries) = (false, 0, false);
-        // A watch may have gained callers since the request was sent. Any other call has one caller, and its request was sent for
-        // that, even if the sender read its clock before the caller came.
+        (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
+        // A watch may have gained callers since the request was sent. Any other call has one caller, and its request
+        // was sent for that caller, even if the sender read its clock before the caller arrived.
         let is_for_all = takes_all || takes_one && !call.is_watch();
-        let told = call.take_callers(sent, is_for_all).into_keys();
-        call.look_now();
+        let callers = call.take_callers(sent, is_for_all).into_keys();
+        call.send_when_idle();
         cx.effects
-            .extend(told.map(|ticket| Effect::Answered(ticket, answer.clone())));
+            .extend(callers.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
 
-    /// A request came to nothing. The callers that may still be answered in time have it asked again, the first time at once.
-    fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failing: Failing) {
+    /// Handles a request that failed. It is repeated for the callers that may still be answered in time: at once
+    /// after the first failure, and else after a pause.
+    fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failure: FailedRequest) {
         let now = cx.now;
-        self.error = Some(failing.error.clone());
+        self.error = Some(failure.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
         let forgets = self.plant.planted(Flaw::WatchLostWithConnection);
         let call = &mut self.pending[at];
-        failing.note_first(&mut call.unanswered, believes_all);
-        if failing.may_be_executed() {
+        failure.note_first(&mut call.unanswered, believes_all);
+        if failure.may_be_executed() {
             call.options.call = call.options.call.repeated();
         }
-        call.is_asking = false;
-        call.look_now();
+        call.is_in_flight = false;
+        call.send_when_idle();
         if forgets && call.is_watch() {
             call.due = Some(NEVER);
             return;
         }
         let lease = call.lease();
-        if failing.is_bystander(now, lease) {
+        if failure.is_bystander(now, lease) {
             return;
         }
         call.failures += 1;
         let mut callers = std::mem::take(&mut call.callers);
         callers.retain(|ticket, caller| {
-            let stays = failing.keeps_waiting(call.patience(*caller), call.failures, now);
+            let stays = failure.keeps_waiting(call.patience(*caller), call.failures, now);
             if !stays {
-                let error = AcquireError::Store(failing.told.clone());
+                let error = AcquireError::Store(failure.reported.clone());
                 cx.effects.push(Effect::Denied(*ticket, error));
             }
             stays
         });
         call.callers = callers;
-        if failing.is_repeated_at_once(call.failures) || call.callers.is_empty() {
+        if failure.is_repeated_at_once(call.failures) || call.callers.is_empty() {
             return;
         }
-        let pause = (lease / 16).min(LONGEST_RETRY);
-        call.due = Some(now + cx.source.jittered(pause));
-        call.retries = true;
-        let error = failing.error.clone();
+        let pause = (lease / 16).min(MAX_RETRY_PAUSE);
+        call.due = Some(now + cx.shard.jittered(pause));
+        call.is_retry = true;
+        let error = failure.error.clone();
         cx.event(KeyEvent::WaitFailed { error });
     }
 }

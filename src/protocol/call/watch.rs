@@ -1,12 +1,12 @@
 //! Watching: a call that is repeated on a push or by a timer, until there is news of a key.
 //!
-//! All callers of this process that ask the same share one question to the store. It is asked at once for a new caller, then at
-//! an interval, a third of a lease, until the store has something else to say than
-//! [`Watching`](crate::protocol::message::Reply::Watching). The store pushes when there is news, which makes us look at once;
-//! nothing depends on that.
+//! All callers of this process with the same question share one call. The call is sent at once for a new caller, and
+//! then after each third of a lease, until the store answers something other than
+//! [`Watching`](crate::protocol::message::Reply::Watching). The store pushes when there is news, and the call is then
+//! sent at once. Nothing depends on that push.
 
 use crate::protocol::call::calls::{Calls, NEVER};
-use crate::protocol::call::pending::PendingCall;
+use crate::protocol::call::pending_call::PendingCall;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::Version;
@@ -14,7 +14,7 @@ use crate::protocol::step::{AcquireError, CallOptions, InboxState};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Calls<P> {
-    /// Why there is no room for one more caller that watches, if there is none.
+    /// Returns why one more caller may not watch, or `None` if it may.
     pub(crate) fn refuses(&self, options: &CallOptions) -> Option<AcquireError> {
         let watches = self.pending.iter().filter(|call| call.is_watch());
         let waiting: usize = watches.map(|call| call.callers.len()).sum();
@@ -27,8 +27,8 @@ impl<P: Plant> Calls<P> {
         }
     }
 
-    /// Returns the watch that asks the same, or a new call that is due then.
-    pub(crate) fn call_of(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
+    /// Returns the watch with the same question, or a new call that is sent at `due`.
+    pub(crate) fn watch_or_new(&mut self, options: CallOptions, due: Option<Instant>) -> &mut PendingCall {
         let mut pending = self.pending.iter();
         let at = pending.position(|call| call.is_watch() && call.options.call == options.call);
         let at = at.unwrap_or_else(|| {
@@ -38,59 +38,59 @@ impl<P: Plant> Calls<P> {
         &mut self.pending[at]
     }
 
-    /// There is no news. The callers that came before `sent` know from now on which version they wait to see changed, and ask
-    /// with those that know the same.
-    pub(crate) fn nothing_new(
+    /// Handles an answer without news. The callers that arrived before `sent` now know which version they have seen.
+    /// They join the watch of the callers that know the same version.
+    pub(crate) fn note_no_news(
         &mut self,
         cx: &mut StepContext<'_>,
         at: usize,
         version: Version,
         sent: Instant,
     ) {
-        // The store said so: a caller that gives up waiting has not waited in vain.
-        self.watched = Some(cx.now);
+        // The store answered, so a caller whose wait ends now has not met an outage.
+        self.no_news_at = Some(cx.now);
         let takes_all = self.plant.planted(Flaw::OldLookBelieved);
         let push_alone = self.plant.planted(Flaw::WatchedByPushAlone);
         let call = &mut self.pending[at];
-        let pause = cx.source.jittered(call.lease() / 3);
+        let pause = cx.shard.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };
-        let is_news = std::mem::take(&mut call.look_again);
+        let is_news = std::mem::take(&mut call.recheck_on_answer);
         let newer = call.options.call.knowing(version);
         if newer == call.options.call {
             call.due = (!is_news).then_some(next);
             return;
         }
-        let told = call.take_callers(sent, takes_all);
+        let callers = call.take_callers(sent, takes_all);
         call.due = None;
         let options = CallOptions {
             call: newer,
             ..call.options.clone()
         };
-        let known = self.call_of(options, Some(next));
-        known.callers.extend(told);
+        let known = self.watch_or_new(options, Some(next));
+        known.callers.extend(callers);
         if is_news {
-            known.look_now();
+            known.send_when_idle();
         } else {
-            known.look_by(next);
+            known.send_by(next);
         }
     }
 
-    /// There is news, or there may be.
+    /// Sends all watches, because there is news or may be.
     pub(crate) fn changed(&mut self) {
         let watches = self.pending.iter_mut().filter(|call| call.is_watch());
-        watches.for_each(PendingCall::look_now);
+        watches.for_each(PendingCall::send_when_idle);
     }
 
-    /// Whether news is pushed has changed, or some of it may have been missed.
+    /// Handles a change of whether news is pushed, or a new start of pushes, before which some may have been missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
-        if cx.source.inbox == InboxState::Confirmed {
+        if cx.shard.inbox == InboxState::Confirmed {
             self.changed();
         }
     }
 
-    /// The store can be reached again.
+    /// Sends the watches and calls that wait to be repeated, because the store can be reached again.
     pub(crate) fn reachable(&mut self, _: &mut StepContext<'_>) {
-        let retries = self.pending.iter_mut().filter(|call| call.retries);
-        retries.for_each(PendingCall::look_now);
+        let is_retry = self.pending.iter_mut().filter(|call| call.is_retry);
+        is_retry.for_each(PendingCall::send_when_idle);
     }
 }

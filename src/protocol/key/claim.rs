@@ -1,4 +1,4 @@
-//! One pursuit of a lease, from its first request to its last.
+//! A claim: a node's pursuit of one lease, from its first request to its last.
 
 use std::time::Duration;
 
@@ -8,70 +8,72 @@ use crate::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes, Mode, Ti
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
-/// One pursuit of a lease. Its number lives once, and has one lease length for life.
+/// A node's pursuit of one lease. Its number is used once, and the lease length never changes.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) claim_id: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) claimant: Claimant,
-    /// How its lease may be shared.
+    /// How the lease may be shared.
     pub(crate) mode: Mode,
-    /// Never renewed.
+    /// The lease is never renewed.
     pub(crate) fixed: bool,
-    /// What only the claim of a tick has.
+    /// Set only for the claim of a tick.
     pub(crate) tick: Option<Box<TickClaim>>,
     pub(crate) phase: Phase,
-    /// When its first request was handed out: never later than it was sent.
-    pub(crate) asked: Instant,
-    /// The request under way, if any. Its number is `seq`.
-    pub(crate) asking: Option<RequestKind>,
-    /// Counts the requests.
+    /// When the first request was made, which is never later than it was sent.
+    pub(crate) created_at: Instant,
+    /// The request in flight, if any. Its number is `seq`.
+    pub(crate) in_flight: Option<RequestKind>,
+    /// The number of requests so far.
     pub(crate) seq: u32,
-    /// When the next request is due, while none is under way.
-    pub(crate) act: Option<Instant>,
-    /// `act` repeats what failed: it need not be waited for when the store is back.
-    pub(crate) retries: bool,
-    /// Failures in a row.
+    /// When the next request is due, while none is in flight.
+    pub(crate) next_request: Option<Instant>,
+    /// The next request repeats one that failed. It is sent at once when the store is back.
+    pub(crate) is_retry: bool,
+    /// The number of requests that failed in a row.
     pub(crate) failed_requests: u32,
-    /// A grant may have been missed since the request under way was handed out.
-    pub(crate) look_again: bool,
-    /// Not answered yet: the store may still execute it until then, and refuses it as late from then on.
-    pub(crate) may_execute_until: Option<Instant>,
-    /// Why the first of its unanswered requests has no answer. That request may have been executed, whatever is said of its
-    /// repeats.
+    /// A grant may have been missed since the request in flight was made. If the answer is "queued", the claim asks
+    /// again at once.
+    pub(crate) recheck_on_answer: bool,
+    /// Set while a request is unanswered: the store may execute it until this time, and refuses it as late after
+    /// that.
+    pub(crate) executable_until: Option<Instant>,
+    /// Why the first of the unanswered requests has no answer. That request may have been executed, whatever the
+    /// store says of its repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
-    /// The lease that it goes on with: set until the store has answered.
+    /// The lease that the claim continues. Set until the store has answered.
     pub(crate) origin: Option<Origin>,
 }
 
-/// What only the claim of a tick has.
+/// The part of a claim that only a tick has.
 #[derive(Debug)]
 pub(crate) struct TickClaim {
     pub(crate) mark: TickTime,
-    /// What becomes of the tick while an earlier tick is in the way.
+    /// What happens to the tick while an earlier tick blocks it.
     pub(crate) turn: WhenBehind,
     /// The number of this attempt at the tick.
     pub(crate) attempt: u32,
-    /// The tick before, which had not ended well and never runs again.
+    /// The previous tick, if it had not ended well. It never runs again.
     pub(crate) overtook: Option<TickTime>,
-    /// The tick was run to its end, and whether that went well.
+    /// Set when the tick was run to its end. `true`: the run went well.
     pub(crate) finished: Option<bool>,
 }
 
-/// A claim that goes on with a lease instead of claiming one.
+/// The lease that a claim continues, instead of claiming a new one.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// Its own lease under another number, which is given up for the end of the queue.
+    /// A lease of this node, which is given up for a place at the end of the queue.
     Yield(Yielded),
-    /// The lease of another owner.
+    /// A lease that is taken over from another owner.
     Pass(Box<Pass>),
 }
 
 impl Origin {
-    /// What the holder held as a writer, if it is to become a reader.
-    pub(crate) fn held_to_write(&self, mode: Mode) -> Option<&Held> {
+    /// Returns what the holder held as a writer, if this claim makes it a reader.
+    pub(crate) fn held_as_writer(&self, mode: Mode) -> Option<&HeldLease> {
         let Origin::Pass(pass) = self else { return None };
-        pass.ours.as_ref().filter(|old| old.mode != mode)?.held()
+        pass.local.as_ref().filter(|old| old.mode != mode)?.held()
     }
 }
 
@@ -79,22 +81,23 @@ impl Origin {
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) from: ClaimId,
-    /// The claim of that owner, if it is one of this key machine, as it was held. Its number is dead since the pass was sent: it
-    /// is left if nothing comes of the pass, and goes on if the store is known to have done nothing. Another's is left alone.
-    pub(crate) ours: Option<Claim>,
+    /// The claim of the previous owner as it was held, if that owner is in this key machine. Its number is dead since
+    /// the pass was sent. If the pass fails, the number is left; if the store surely did nothing, the claim goes on.
+    /// `None` for an owner in another machine, which is left alone.
+    pub(crate) local: Option<Claim>,
 }
 
-/// For whom a claim is.
+/// The callers that a claim is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimant {
-    /// For whoever is first in the line.
-    Cohort,
-    /// For one caller: a fixed lease, a tick, or a place of its own in the queue.
+    /// The first caller of the line.
+    LineHead,
+    /// One caller: with a fixed lease, a tick, or its own place in the queue.
     Solo(Caller),
-    /// For whoever is first in the line when it is granted, which is when there are more permits than for those before.
-    /// From then on it is the cohort's.
-    Ahead,
-    /// For nobody any more.
+    /// The caller that is first in the line at the grant. Sent for a caller behind the first, and granted only if
+    /// enough permits are free. After the grant it is [`LineHead`](Self::LineHead).
+    LineFollower,
+    /// No caller any more.
     Abandoned,
 }
 
@@ -114,23 +117,24 @@ pub(crate) enum RequestKind {
     Pass,
 }
 
-/// Asked, queued, granted, gone; never back.
+/// The life of a claim: asked, queued, held, leaving. A claim never goes back to asked.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// Nothing is known yet.
+    /// The store has not answered yet.
     Asked,
-    /// In the store's queue; `t0` is when the latest request that was answered "queued" was sent.
+    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued".
     Queued { t0: Instant },
-    /// Granted at `since`, but too little may be left: renewed before use. So many times in vain.
+    /// Granted at `since`, but too little of the lease may be left, so the lease is renewed before its use. `tries`
+    /// counts the renewals that did not help.
     Confirming { since: Instant, tries: u32 },
-    /// Ours, for a holder.
-    Held(Held),
+    /// Held by a local caller.
+    Held(HeldLease),
     /// Dead here; the store is being told.
     Leaving(Leaving),
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     pub(crate) number: GrantNumber,
     pub(crate) deadline: Instant,
     pub(crate) holders: Holders,
@@ -138,35 +142,35 @@ pub(crate) struct Held {
     pub(crate) index: u64,
     /// When the burst began.
     pub(crate) since: Instant,
-    /// When it is to be renewed next.
+    /// When the lease is renewed next.
     pub(crate) due: Instant,
-    /// By then the record has ended, if no request extends it.
+    /// The record in the store has ended by this time if no request extends it.
     pub(crate) ends: Instant,
-    /// Writes that were sent under it and not answered. One that never is counts to the end: it may still be done, and would
-    /// pass for one of the next holder.
+    /// The number of writes under this lease that were sent and not answered. A write that is never answered counts
+    /// to the end: it may be executed late, and would then pass for a write of the next holder.
     pub(crate) writes: u32,
 }
 
-/// What a caller holds, as it is at one moment.
+/// What a caller holds at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Holding {
     /// The claim by which the caller holds.
     pub claim: ClaimId,
     /// The fence of the caller.
     pub fence: Fence,
-    /// Until when it is held without a renewal.
+    /// When the lease ends if it is not renewed.
     pub deadline: Instant,
-    /// How long that is from now on; `None` when the deadline has passed.
+    /// The time until the deadline; `None` if the deadline has passed.
     pub remaining: Option<Duration>,
-    /// The number of the attempt at its tick.
+    /// The number of the attempt at the holder's tick.
     pub attempt: u32,
-    /// The tick before, if it had not ended when this one was granted: that tick never runs again.
+    /// The previous tick, if it had not ended when this one was granted. That tick never runs again.
     pub overtook: Option<TickTime>,
 }
 
 impl Holding {
-    /// That of the caller at the place `index` among the local holders of a claim.
-    pub(crate) fn new(now: Instant, claim: &Claim, held: &Held, index: u64) -> Self {
+    /// Returns what the caller holds that has the place `index` among the local holders of a claim.
+    pub(crate) fn new(now: Instant, claim: &Claim, held: &HeldLease, index: u64) -> Self {
         let tick = claim.tick.as_deref();
         Holding {
             claim: claim.claim_id,
@@ -178,45 +182,45 @@ impl Holding {
         }
     }
 
-    /// The deadline has not passed.
+    /// Returns whether the deadline has not passed.
     pub fn is_held(&self) -> bool {
         self.remaining.is_some()
     }
 }
 
-/// Who holds by a claim.
+/// The callers that hold by a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Holders {
-    /// One caller, and after it the next of the line.
-    One(Local),
-    /// So many readers of the line at once. Who they are is known by ticket, see `readers`.
+    /// One caller, followed by the next of the line.
+    One(LocalHolder),
+    /// The number of readers that hold at once. `readers` finds them by ticket.
     Readers(u32),
 }
 
 /// One caller that holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Local {
+pub(crate) struct LocalHolder {
     pub(crate) ticket: Ticket,
-    /// What it may do, and has been told.
-    pub(crate) hold: Hold,
-    /// When it is given back, if its caller has not taken it up by then.
+    /// How long the caller may hold, and what was reported of that.
+    pub(crate) hold: HoldTime,
+    /// When the lease is given back if the caller has not taken it up; `None` once a guard exists.
     pub(crate) unfetched: Option<Instant>,
 }
 
-impl Local {
-    /// Granted now, by a claim with a lease of this length.
+impl LocalHolder {
+    /// Returns a holder that is granted now, by a claim with this lease length.
     pub(crate) fn new(now: Instant, ticket: Ticket, options: LockOptions, lease: Duration) -> Self {
-        Local {
+        LocalHolder {
             ticket,
-            hold: Hold::new(now, options),
+            hold: HoldTime::new(now, options),
             unfetched: Some(now + lease),
         }
     }
 }
 
-impl Held {
-    /// The one caller that holds by it, if it is one.
-    pub(crate) fn local(&self) -> Option<&Local> {
+impl HeldLease {
+    /// Returns the one caller that holds by the claim; `None` for readers.
+    pub(crate) fn local(&self) -> Option<&LocalHolder> {
         match &self.holders {
             Holders::One(local) => Some(local),
             Holders::Readers(_) => None,
@@ -224,48 +228,48 @@ impl Held {
     }
 }
 
-/// How long one holder holds.
+/// How long one caller has held, and may hold.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hold {
+pub(crate) struct HoldTime {
     pub(crate) since: Instant,
-    pub(crate) most: Option<Duration>,
-    /// It has been told that this is over.
+    pub(crate) max: Option<Duration>,
+    /// The caller was told that its time is over.
     pub(crate) is_overdue: bool,
-    /// It has been told of that it holds for long.
-    pub(crate) is_told: bool,
+    /// [`HeldLong`](crate::protocol::step::KeyEvent::HeldLong) was reported.
+    pub(crate) is_reported: bool,
 }
 
-impl Hold {
+impl HoldTime {
     pub(crate) fn new(now: Instant, options: LockOptions) -> Self {
-        Hold {
+        HoldTime {
             since: now,
-            most: options.max_hold,
+            max: options.max_hold,
             is_overdue: false,
-            is_told: false,
+            is_reported: false,
         }
     }
 
-    /// The same for another ticket, which has not been told that the time is over.
-    pub(crate) fn under_another_ticket(self) -> Hold {
-        Hold {
+    /// Returns the same hold time for another ticket, which was not told yet that the time is over.
+    pub(crate) fn under_another_ticket(self) -> HoldTime {
+        HoldTime {
             is_overdue: false,
             ..self
         }
     }
 
-    /// When it is renewed no more.
+    /// Returns when renewals stop; `None` without a limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.most.map(|most| self.since + most)
+        self.max.map(|max| self.since + max)
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Leaving {
-    /// Who waits to hear of it.
+    /// The caller that waits for the outcome of the release.
     pub(crate) release: Option<Ticket>,
-    /// When the lease has ended by itself.
+    /// When the lease ends by itself.
     pub(crate) ends: Instant,
-    /// When to stop telling.
+    /// When the leave is no longer repeated.
     pub(crate) until: Instant,
 }
 
@@ -286,14 +290,14 @@ impl Claim {
             fixed: options.fixed,
             tick: tick.map(Box::new),
             phase: Phase::Asked,
-            asked: now,
-            asking: None,
+            created_at: now,
+            in_flight: None,
             seq: 0,
-            act: None,
-            retries: false,
+            next_request: None,
+            is_retry: false,
             failed_requests: 0,
-            look_again: false,
-            may_execute_until: None,
+            recheck_on_answer: false,
+            executable_until: None,
             unanswered: None,
             origin: None,
         }
@@ -303,12 +307,12 @@ impl Claim {
         ms(self.term.lease_ms)
     }
 
-    /// How long its record lives in the store: the lease and the margin.
-    pub(crate) fn hold(&self) -> Duration {
+    /// Returns how long the record lives in the store: the lease and the margin.
+    pub(crate) fn record_lifetime(&self) -> Duration {
         ms(self.term.hold_ms())
     }
 
-    /// The lease of another owner that it takes over, until it has it.
+    /// Returns the pass that the claim waits for, until the store has answered.
     pub(crate) fn pass(&self) -> Option<&Pass> {
         match &self.origin {
             Some(Origin::Pass(pass)) => Some(pass),
@@ -316,15 +320,15 @@ impl Claim {
         }
     }
 
-    /// Ends a pass. Returns the claim of this process whose lease was passed on.
+    /// Ends a pass. Returns the local claim whose lease was passed on.
     pub(crate) fn take_passed(&mut self) -> Option<Claim> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
-            Some(Origin::Pass(pass)) => pass.ours,
+            Some(Origin::Pass(pass)) => pass.local,
             _ => None,
         }
     }
 
-    /// Ends a yield. Returns what the claim was before.
+    /// Ends a yield. Returns what was yielded.
     pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
             Some(Origin::Yield(yielded)) => Some(yielded),
@@ -332,11 +336,11 @@ impl Claim {
         }
     }
 
-    /// What a request of that kind asks for.
+    /// Returns the verb and the class of a request of this kind.
     #[inline]
-    pub(crate) fn asks_for(&self, what: RequestKind) -> (Verb, Class) {
+    pub(crate) fn verb_and_class(&self, kind: RequestKind) -> (Verb, Class) {
         let to = self.claim_id;
-        match what {
+        match kind {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
             RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
                 (Verb::Renew, Class::OwnerRenewal)
@@ -352,46 +356,49 @@ impl Claim {
         }
     }
 
-    /// Whose number the request is about.
+    /// Returns the claim that the request is about.
     #[inline]
-    pub(crate) fn asks_as(&self, what: RequestKind) -> ClaimId {
+    pub(crate) fn request_claim_id(&self, kind: RequestKind) -> ClaimId {
         match &self.origin {
-            Some(Origin::Yield(yielded)) if what == RequestKind::Yield => yielded.from,
-            Some(Origin::Pass(pass)) if what == RequestKind::Pass => pass.from,
+            Some(Origin::Yield(yielded)) if kind == RequestKind::Yield => yielded.from,
+            Some(Origin::Pass(pass)) if kind == RequestKind::Pass => pass.from,
             _ => self.claim_id,
         }
     }
 
-    pub(crate) fn held(&self) -> Option<&Held> {
+    pub(crate) fn held(&self) -> Option<&HeldLease> {
         match &self.phase {
             Phase::Held(held) => Some(held),
             _ => None,
         }
     }
 
-    pub(crate) fn is_asking(&self, kind: RequestKind) -> bool {
-        self.asking == Some(kind)
+    pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
+        self.in_flight == Some(kind)
     }
 
-    /// When it has something to do.
+    /// Returns when the claim next needs a step.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let (deadline, unfetched) = self.held().map_or((None, None), |held| {
             let unfetched = held.local().and_then(|local| local.unfetched);
             (Some(held.deadline), unfetched)
         });
-        [self.act, deadline, unfetched].into_iter().flatten().min()
+        [self.next_request, deadline, unfetched]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
+    pub(crate) fn summary(&self) -> ClaimSummary {
+        ClaimSummary {
             due: self.due(),
             ticket: self.ticket(),
-            is_pursuit: self.is_pursuit(),
+            is_head_claim: self.is_head_claim(),
             is_taken: self.is_taken(),
             is_shared: self.is_shared(),
             waits_alone: self.waits_alone(),
-            is_ahead: self.is_ahead(),
+            is_for_follower: self.is_for_follower(),
         }
     }
 
@@ -399,7 +406,7 @@ impl Claim {
         matches!(self.phase, Phase::Leaving(_))
     }
 
-    /// Who holds by it, or waits for it alone.
+    /// Returns the one caller that holds by the claim, or that waits for it alone.
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         match (&self.phase, &self.claimant) {
             (Phase::Held(held), _) => held.local().map(|local| local.ticket),
@@ -409,52 +416,52 @@ impl Claim {
         }
     }
 
-    /// Pursued for the line, or held and to be handed on to it. While others may hold beside it, readers or those who have
-    /// permits, whoever is first in the line is claimed for meanwhile.
-    pub(crate) fn is_pursuit(&self) -> bool {
+    /// Returns whether the claim is for the head of the line, or is held and will be handed on to it. While other
+    /// claims may hold beside this one, as readers or by permits, the head of the line gets another claim.
+    pub(crate) fn is_head_claim(&self) -> bool {
         let is_pursued = match &self.phase {
             Phase::Leaving(_) => false,
             Phase::Held(held) => held.local().is_some() && !matches!(self.mode, Mode::Permits(_)),
             _ => true,
         };
-        matches!(self.claimant, Claimant::Cohort) && is_pursued
+        matches!(self.claimant, Claimant::LineHead) && is_pursued
     }
 
-    /// Somebody has the key for sure, or is before us.
+    /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
     pub(crate) fn is_taken(&self) -> bool {
         !matches!(self.phase, Phase::Asked | Phase::Leaving(_))
     }
 
-    /// It is held, and excludes no readers.
+    /// Returns whether the claim is held and excludes no readers.
     pub(crate) fn is_shared(&self) -> bool {
         self.mode == Mode::Read && self.held().is_some()
     }
 
-    /// It asks for whoever is behind the first of the line.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.claimant == Claimant::Ahead && !self.is_leaving()
+    /// Returns whether the claim is for a caller behind the first of the line.
+    pub(crate) fn is_for_follower(&self) -> bool {
+        self.claimant == Claimant::LineFollower && !self.is_leaving()
     }
 
-    /// For a caller that does not hold yet.
+    /// Returns whether the claim is for one caller that does not hold yet.
     pub(crate) fn waits_alone(&self) -> bool {
         matches!(self.claimant, Claimant::Solo(_)) && !self.is_leaving() && self.held().is_none()
     }
 }
 
-/// What claims are found by.
+/// The facts by which claims are found.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Facts {
+pub(crate) struct ClaimSummary {
     pub(crate) due: Option<Instant>,
-    /// Who holds by it, or waits for it alone.
+    /// The one caller that holds by the claim, or that waits for it alone.
     pub(crate) ticket: Option<Ticket>,
-    /// Pursued for the line, or held and to be handed on to it.
-    pub(crate) is_pursuit: bool,
-    /// Somebody has the key for sure, or is before us.
+    /// See [`Claim::is_head_claim`].
+    pub(crate) is_head_claim: bool,
+    /// See [`Claim::is_taken`].
     pub(crate) is_taken: bool,
-    /// It is held, and excludes no readers.
+    /// See [`Claim::is_shared`].
     pub(crate) is_shared: bool,
-    /// For a caller that does not hold yet.
+    /// See [`Claim::waits_alone`].
     pub(crate) waits_alone: bool,
-    /// It asks for whoever is behind the first of the line.
-    pub(crate) is_ahead: bool,
+    /// See [`Claim::is_for_follower`].
+    pub(crate) is_for_follower: bool,
 }

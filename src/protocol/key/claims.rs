@@ -1,48 +1,48 @@
-//! The claims of one key: one pursuit of a lease each, found by number, by ticket and by what is due.
+//! The claims of one key, found by number, by ticket and by the time at which they are due.
 //!
-//! Nearly always there is one. There may be ten thousand, as every fixed lease has a claim of its own; then an index is
-//! kept, so that no step walks along all of them.
+//! There is nearly always one claim. There may be ten thousand, because every fixed lease has a claim of its own. An
+//! index is then kept, so that no step walks along all claims.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
 use foldhash::quality::RandomState;
 
-use crate::protocol::key::claim::{Claim, Facts};
+use crate::protocol::key::claim::{Claim, ClaimSummary};
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
-/// So many claims are sooner looked through than indexed.
-const FEW: usize = 8;
+/// The largest number of claims that is searched without an index, which is faster for so few.
+const MAX_UNINDEXED_CLAIMS: usize = 8;
 
-/// Every claim of a key that is not over. At most one of them is pursued for the line.
+/// Every claim of a key that is not over. At most one is for the head of the line.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     list: Vec<Claim>,
-    index: Option<Box<Finder>>,
+    index: Option<Box<ClaimIndex>>,
 }
 
-/// Where each claim is, by what it is found by.
+/// The places of the claims in the list, and the facts by which they are found.
 #[derive(Debug, Default)]
-struct Finder {
+struct ClaimIndex {
     places: HashMap<ClaimNumber, usize, RandomState>,
-    /// What it was found by when it was indexed.
-    facts: HashMap<ClaimNumber, Facts, RandomState>,
+    /// The facts of each claim when it was indexed.
+    summaries: HashMap<ClaimNumber, ClaimSummary, RandomState>,
     tickets: HashMap<Ticket, ClaimNumber, RandomState>,
     dues: BTreeSet<(Instant, ClaimNumber)>,
-    pursuit: Option<ClaimNumber>,
+    head_claim: Option<ClaimNumber>,
     taken: usize,
     shared: usize,
     alone: usize,
-    ahead: usize,
-    /// Changed since it was indexed.
+    followers: usize,
+    /// Claims that changed since they were indexed.
     stale: Vec<ClaimNumber>,
-    /// Changed since somebody saw to it that each is wanted.
+    /// Claims that changed since the last check of whether they are still wanted.
     unsettled: Vec<ClaimNumber>,
 }
 
-impl Finder {
+impl ClaimIndex {
     fn touch(&mut self, number: ClaimNumber) {
         for list in [&mut self.stale, &mut self.unsettled] {
             if list.last() != Some(&number) {
@@ -51,41 +51,41 @@ impl Finder {
         }
     }
 
-    fn add(&mut self, number: ClaimNumber, facts: Facts) {
-        self.facts.insert(number, facts);
-        self.tickets.extend(facts.ticket.map(|ticket| (ticket, number)));
-        self.dues.extend(facts.due.map(|due| (due, number)));
-        if facts.is_pursuit {
-            self.pursuit = Some(number);
+    fn add(&mut self, number: ClaimNumber, summary: ClaimSummary) {
+        self.summaries.insert(number, summary);
+        self.tickets.extend(summary.ticket.map(|ticket| (ticket, number)));
+        self.dues.extend(summary.due.map(|due| (due, number)));
+        if summary.is_head_claim {
+            self.head_claim = Some(number);
         }
-        self.taken += usize::from(facts.is_taken);
-        self.shared += usize::from(facts.is_shared);
-        self.alone += usize::from(facts.waits_alone);
-        self.ahead += usize::from(facts.is_ahead);
+        self.taken += usize::from(summary.is_taken);
+        self.shared += usize::from(summary.is_shared);
+        self.alone += usize::from(summary.waits_alone);
+        self.followers += usize::from(summary.is_for_follower);
     }
 
     fn remove(&mut self, number: ClaimNumber) {
-        let facts = self.facts.remove(&number).unwrap_or_default();
-        if let Some(ticket) = facts.ticket.filter(|t| self.tickets.get(t) == Some(&number)) {
+        let summary = self.summaries.remove(&number).unwrap_or_default();
+        if let Some(ticket) = summary.ticket.filter(|t| self.tickets.get(t) == Some(&number)) {
             self.tickets.remove(&ticket);
         }
-        if let Some(due) = facts.due {
+        if let Some(due) = summary.due {
             self.dues.remove(&(due, number));
         }
-        if facts.is_pursuit && self.pursuit == Some(number) {
-            self.pursuit = None;
+        if summary.is_head_claim && self.head_claim == Some(number) {
+            self.head_claim = None;
         }
-        self.taken -= usize::from(facts.is_taken);
-        self.shared -= usize::from(facts.is_shared);
-        self.alone -= usize::from(facts.waits_alone);
-        self.ahead -= usize::from(facts.is_ahead);
+        self.taken -= usize::from(summary.is_taken);
+        self.shared -= usize::from(summary.is_shared);
+        self.alone -= usize::from(summary.waits_alone);
+        self.followers -= usize::from(summary.is_for_follower);
     }
 }
 
 impl Claims {
-    /// Keeps room for a few.
+    /// Frees memory, except for a few claims.
     pub(crate) fn shrink(&mut self) {
-        self.list.shrink_to(FEW);
+        self.list.shrink_to(MAX_UNINDEXED_CLAIMS);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -106,8 +106,8 @@ impl Claims {
         if let Some(index) = &mut self.index {
             index.places.insert(number, self.list.len() - 1);
             index.touch(number);
-        } else if self.list.len() > FEW {
-            let mut index = Box::<Finder>::default();
+        } else if self.list.len() > MAX_UNINDEXED_CLAIMS {
+            let mut index = Box::<ClaimIndex>::default();
             for (at, claim) in self.list.iter().enumerate() {
                 index.places.insert(claim.claim_id.claim, at);
                 index.touch(claim.claim_id.claim);
@@ -132,12 +132,12 @@ impl Claims {
         Some(claim)
     }
 
-    /// The same for one that is over, and of no more interest.
+    /// Removes a claim that is over, without returning it.
     pub(crate) fn end(&mut self, number: ClaimNumber) {
         if self.index.is_some() {
             self.remove(number);
         } else if let Some(at) = self.place(number) {
-            // In place: a claim is large.
+            // The claim is dropped in place, because it is too large to move.
             let last = self.list.len() - 1;
             if at < last {
                 self.list.swap(at, last);
@@ -171,7 +171,7 @@ impl Claims {
         }
     }
 
-    /// The claim by which a caller holds, or that waits for this caller alone. Asked between steps.
+    /// Returns the claim by which a caller holds, or that waits for this caller alone. Valid between steps only.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<&Claim> {
         match &self.index {
             Some(index) => self.get(*index.tickets.get(&ticket)?),
@@ -179,25 +179,26 @@ impl Claims {
         }
     }
 
-    /// The claim that is pursued for the line, or will be handed on to it.
+    /// Returns the claim for the head of the line, or the held claim that will be handed on to it.
     #[inline]
-    pub(crate) fn pursuit(&mut self) -> Option<ClaimNumber> {
+    pub(crate) fn head_claim(&mut self) -> Option<ClaimNumber> {
         self.refresh();
         match &self.index {
-            Some(index) => index.pursuit,
+            Some(index) => index.head_claim,
             None => {
                 let mut claims = self.list.iter();
-                let pursuit = claims.find(|claim| claim.is_pursuit())?;
-                Some(pursuit.claim_id.claim)
+                let head_claim = claims.find(|claim| claim.is_head_claim())?;
+                Some(head_claim.claim_id.claim)
             }
         }
     }
 
-    /// Somebody has the key for sure who excludes this mode, or is before us. Asked at the start of a step.
+    /// Returns whether the key is surely taken by a claim that excludes this mode, or that comes first. Valid at the
+    /// start of a step only.
     pub(crate) fn is_taken(&self, mode: Mode) -> bool {
         let excludes = |claim: &Claim| claim.is_taken() && (mode == Mode::Exclusive || !claim.is_shared());
         match &self.index {
-            // How many permits are left the store knows alone.
+            // Only the store knows how many permits are left.
             _ if matches!(mode, Mode::Permits(_)) => false,
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
@@ -205,7 +206,7 @@ impl Claims {
         }
     }
 
-    /// How many callers wait for a claim of their own. Asked at the start of a step.
+    /// Returns how many callers wait for a claim of their own. Valid at the start of a step only.
     pub(crate) fn waiting_alone(&self) -> usize {
         match &self.index {
             Some(index) => index.alone,
@@ -213,12 +214,12 @@ impl Claims {
         }
     }
 
-    /// How many ask for those behind the first of the line.
-    pub(crate) fn ahead(&mut self) -> usize {
+    /// Returns how many claims are for callers behind the first of the line.
+    pub(crate) fn follower_claims(&mut self) -> usize {
         self.refresh();
         match &self.index {
-            Some(index) => index.ahead,
-            None => self.list.iter().filter(|claim| claim.is_ahead()).count(),
+            Some(index) => index.followers,
+            None => self.list.iter().filter(|claim| claim.is_for_follower()).count(),
         }
     }
 
@@ -231,8 +232,8 @@ impl Claims {
         }
     }
 
-    /// Those that have something to do by `now`.
-    pub(crate) fn due(&mut self, now: Instant) -> Numbers {
+    /// Returns the claims that are due by `now`.
+    pub(crate) fn due(&mut self, now: Instant) -> ClaimNumbers {
         self.refresh();
         match &self.index {
             Some(index) => {
@@ -249,23 +250,24 @@ impl Claims {
         }
     }
 
-    /// Those that changed since this was asked last, or may be wanted no more since the line did.
+    /// Returns the claims that changed since the last call. With an index, the claim for the head of the line is
+    /// always among them, because the line may have changed.
     #[inline]
-    pub(crate) fn unsettled(&mut self) -> Numbers {
+    pub(crate) fn unsettled(&mut self) -> ClaimNumbers {
         if self.list.is_empty() {
-            return Numbers::default();
+            return ClaimNumbers::default();
         }
         self.refresh();
         match &mut self.index {
             Some(index) => {
                 let changed = index.unsettled.drain(..);
-                changed.chain(index.pursuit).collect()
+                changed.chain(index.head_claim).collect()
             }
             None => self.all(),
         }
     }
 
-    pub(crate) fn all(&self) -> Numbers {
+    pub(crate) fn all(&self) -> ClaimNumbers {
         self.list.iter().map(|claim| claim.claim_id.claim).collect()
     }
 
@@ -281,7 +283,7 @@ impl Claims {
         while let Some(number) = index.stale.pop() {
             if let Some(&at) = index.places.get(&number) {
                 index.remove(number);
-                index.add(number, self.list[at].facts());
+                index.add(number, self.list[at].summary());
             }
         }
     }
@@ -303,28 +305,28 @@ impl IndexMut<ClaimNumber> for Claims {
     }
 }
 
-/// Numbers of claims, to go through while the claims change. One needs no memory of its own.
+/// A list of claim numbers, for loops that change the claims. One number needs no allocation.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub(crate) struct ClaimNumbers {
     first: Option<ClaimNumber>,
     more: Vec<ClaimNumber>,
 }
 
-impl FromIterator<ClaimNumber> for Numbers {
+impl FromIterator<ClaimNumber> for ClaimNumbers {
     #[inline]
     fn from_iter<I: IntoIterator<Item = ClaimNumber>>(numbers: I) -> Self {
         let mut numbers = numbers.into_iter();
-        Numbers {
+        ClaimNumbers {
             first: numbers.next(),
             more: numbers.collect(),
         }
     }
 }
 
-impl Iterator for Numbers {
+impl Iterator for ClaimNumbers {
     type Item = ClaimNumber;
 
-    /// The youngest first.
+    /// Returns the youngest claim first.
     #[inline]
     fn next(&mut self) -> Option<ClaimNumber> {
         self.more.pop().or_else(|| self.first.take())

@@ -1,4 +1,4 @@
-//! What a step of a key draws on: the time, numbers that were never used, and where its effects go.
+//! The context of a step of a key: the time, unused numbers, and the effects.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Outcome, Rules, Ticket};
 use crate::protocol::time::Instant;
 
-/// Where a shard's random numbers come from.
+/// The seeds of a shard's random numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Seed {
-    /// The nonce of a claim is SipHash-2-4 of its number under this key (Aumasson and Bernstein, 2012): whoever sees
-    /// some nonces cannot tell the next. From the operating system, except in tests.
+    /// The nonce of a claim is SipHash-2-4 of its number under this key (Aumasson and Bernstein, 2012). A process
+    /// that sees some nonces cannot predict the next. Comes from the operating system, except in tests.
     pub nonce_key: (u64, u64),
-    /// Parts the timers of many nodes. Need not be secret.
+    /// Spreads the timers of many nodes. It need not be secret.
     pub jitter: u64,
 }
 
 impl Seed {
-    /// One that can be repeated, for simulators and tests.
+    /// Returns a seed that can be repeated, for simulators and tests.
     pub fn numbered(n: u64) -> Self {
         Seed {
             nonce_key: (n, !n),
@@ -28,33 +28,33 @@ impl Seed {
     }
 }
 
-/// What every key of a shard draws from.
+/// The state that all keys of a shard share.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct ShardContext {
     pub(crate) node: NodeId,
     pub(crate) rules: Rules,
     /// Whether grants are pushed.
     pub(crate) inbox: InboxState,
-    /// Nothing is taken on any more.
+    /// No caller is accepted any more.
     pub(crate) is_closed: bool,
-    /// When it was last told that numbers of permits differ.
-    pub(crate) unlike_told: Option<Instant>,
+    /// When a difference in the capacity of a semaphore was last reported.
+    pub(crate) capacity_reported: Option<Instant>,
     next_claim: ClaimNumber,
     step: u64,
     nonces: SipHasher24,
     jitter: fastrand::Rng,
 }
 
-impl Source {
-    /// What shard `index` of `of` shards of `node` draws on.
+impl ShardContext {
+    /// Returns the context of shard `index` of `of` shards of `node`.
     pub(crate) fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
         let (key0, key1) = seed.nonce_key;
-        Source {
+        ShardContext {
             node,
             rules,
             inbox: InboxState::default(),
             is_closed: false,
-            unlike_told: None,
+            capacity_reported: None,
             next_claim: ClaimNumber(of + index),
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// A number that this node never used, with a nonce that nobody can guess.
+    /// Returns a claim number that this node never used, with a nonce that no other process can guess.
     pub(crate) fn next_claim_id(&mut self) -> ClaimId {
         let claim = self.next_claim;
         self.next_claim.0 += self.step;
@@ -73,27 +73,27 @@ impl Source {
         }
     }
 
-    /// Somewhere in the last tenth before `span`, so that the timers of many nodes part.
+    /// Returns a random duration in the last tenth of `span`, so that the timers of many nodes spread.
     pub(crate) fn jittered(&mut self, span: Duration) -> Duration {
         span.mul_f64(0.9 + self.jitter.f64() * 0.1)
     }
 
-    /// Somewhere between two spans.
+    /// Returns a random duration between two durations.
     pub(crate) fn between(&mut self, (shortest, longest): (Duration, Duration)) -> Duration {
         shortest + (longest - shortest).mul_f64(self.jitter.f64())
     }
 
-    /// Any number below `end`.
+    /// Returns a random number below `end`.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         self.jitter.u32(..end)
     }
 }
 
-/// One step of one key: the time, and where its effects go.
+/// The context of one step of one key: the time, the shared state, and the effects.
 pub(crate) struct StepContext<'a> {
     pub(crate) now: Instant,
     pub(crate) name: &'a Name,
-    pub(crate) source: &'a mut Source,
+    pub(crate) shard: &'a mut ShardContext,
     pub(crate) effects: &'a mut Vec<Effect>,
 }
 
@@ -102,12 +102,12 @@ impl StepContext<'_> {
         self.effects.push(Effect::Event(event));
     }
 
-    /// A caller gets no lease.
+    /// Denies the caller its lease.
     pub(crate) fn deny(&mut self, ticket: Ticket, why: AcquireError) {
         self.effects.push(Effect::Denied(ticket, why));
     }
 
-    /// Tells what became of a release.
+    /// Reports the outcome of a release.
     pub(crate) fn released(&mut self, ticket: Ticket, outcome: Outcome) {
         self.effects.push(Effect::Released(ticket, outcome));
     }

@@ -1,7 +1,7 @@
-//! What becomes of requests that are not answered, or refused, and of those who wait for the answer.
+//! Handles requests without an answer, or with a refusal: retries them, or reports the error to the waiting callers.
 
 use crate::error::StoreError;
-use crate::protocol::failing::{Failing, LONGEST_RETRY};
+use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
@@ -12,13 +12,13 @@ use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
-    /// A request of a claim came to nothing. If an earlier one has no answer, either, that is what is told: it may have been
-    /// executed, whatever the store says of its repeat.
-    fn failing(&mut self, number: ClaimNumber, mut failing: Failing) -> Failing {
-        self.error = Some(failing.error.clone());
+    /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
+    /// earlier request may have been executed, whatever the store says of its repeat.
+    fn note_failure(&mut self, number: ClaimNumber, mut failure: FailedRequest) -> FailedRequest {
+        self.error = Some(failure.error.clone());
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
-        failing.note_first(&mut self.claims[number].unanswered, believes_all);
-        failing
+        failure.note_first(&mut self.claims[number].unanswered, believes_all);
+        failure
     }
 
     pub(crate) fn failed(
@@ -26,62 +26,62 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         tag: Tag,
         late_after: Instant,
-        failing: Failing,
+        failure: FailedRequest,
     ) {
-        let Some(asked) = self.take_asked(tag) else {
+        let Some(kind) = self.take_in_flight(tag) else {
             return;
         };
-        let failing = self.failing(tag.claim, failing);
-        match asked {
+        let failure = self.note_failure(tag.claim, failure);
+        match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {
-                self.claim_failed(cx, tag.claim, late_after, &failing);
+                self.claim_failed(cx, tag.claim, late_after, &failure);
             }
-            RequestKind::Renew => self.renew_failed(cx, tag.claim, &failing),
-            RequestKind::Leave => self.leave_failed(cx, tag.claim, &failing),
-            RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failing),
+            RequestKind::Renew => self.renew_failed(cx, tag.claim, &failure),
+            RequestKind::Leave => self.leave_failed(cx, tag.claim, &failure),
+            RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failure),
         }
     }
 
-    /// The store refused the request and did nothing. Only callers who know already that somebody has the key go on
+    /// Handles a refusal of the store, which did nothing. Only callers that know already that the key is taken keep
     /// waiting.
     pub(crate) fn refused(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        asked: RequestKind,
+        kind: RequestKind,
         error: StoreError,
     ) {
-        let failing = Failing::of_answer(self.taken, error);
-        let failing = self.failing(number, failing);
-        match asked {
-            RequestKind::Claim { .. } => self.claim_undone(cx, number, &failing),
+        let failure = FailedRequest::of_answer(self.taken_at, error);
+        let failure = self.note_failure(number, failure);
+        match kind {
+            RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
             RequestKind::Yield => {
                 let refusal = Reply::NotThere;
-                self.yield_undone(cx, number, &refusal);
+                self.yield_not_executed(cx, number, &refusal);
             }
-            RequestKind::Renew => self.renew_failed(cx, number, &failing),
-            RequestKind::Leave => self.leave_failed(cx, number, &failing),
-            RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failing),
+            RequestKind::Renew => self.renew_failed(cx, number, &failure),
+            RequestKind::Leave => self.leave_failed(cx, number, &failure),
+            RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failure),
         }
     }
 
-    /// Counts a failure for those for whom a claim is. Whoever does not go on is told. Says who is left, and how many
-    /// failures in a row that was.
+    /// Counts a failure for the callers of a claim, and denies those that do not keep waiting. Returns the callers
+    /// that are left, and the number of failures in a row.
     fn count_failed_claim(
         &mut self,
         cx: &mut StepContext<'_>,
         claimant: Claimant,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) -> (Claimant, u32) {
         let now = cx.now;
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
-            cx.deny(caller.ticket, AcquireError::Store(failing.told.clone()));
+            cx.deny(caller.ticket, AcquireError::Store(failure.reported.clone()));
         };
         match claimant {
-            Claimant::Cohort => {
+            Claimant::LineHead => {
                 self.failed_claims += 1;
                 let failed_claims = self.failed_claims;
-                let stays = |caller: &Caller| failing.keeps_waiting(caller.patience(), failed_claims, now);
+                let stays = |caller: &Caller| failure.keeps_waiting(caller.patience(), failed_claims, now);
                 self.line.retain(stays, |caller| deny(caller, cx));
                 if self.line.is_empty() {
                     self.failed_claims = 0;
@@ -90,40 +90,46 @@ impl<P: Plant> KeyState<P> {
             }
             Claimant::Solo(mut caller) => {
                 caller.failed_claims += 1;
-                if failing.keeps_waiting(caller.patience(), caller.failed_claims, now) {
+                if failure.keeps_waiting(caller.patience(), caller.failed_claims, now) {
                     (Claimant::Solo(caller), caller.failed_claims)
                 } else {
                     deny(&caller, cx);
                     (Claimant::Abandoned, caller.failed_claims)
                 }
             }
-            Claimant::Ahead => {
-                self.asks_for_one = true;
+            Claimant::LineFollower => {
+                self.claims_head_only = true;
                 (Claimant::Abandoned, 0)
             }
             Claimant::Abandoned => (claimant, 0),
         }
     }
 
-    /// A claim is over and was for nothing: whoever goes on waiting is claimed for again, the first time at once.
-    pub(crate) fn claim_again(&mut self, cx: &mut StepContext<'_>, claimant: Claimant, failing: &Failing) {
-        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failing);
+    /// Handles the callers of a claim that is over without a grant. Callers that keep waiting are claimed for again:
+    /// at once after the first failure, and else after a pause.
+    pub(crate) fn claim_again(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claimant: Claimant,
+        failure: &FailedRequest,
+    ) {
+        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failure);
         let lease = match claimant {
             Claimant::Solo(caller) => {
                 self.solos.insert(caller.ticket, caller);
                 caller.lease()
             }
-            Claimant::Cohort if !self.line.is_empty() => {
-                self.line.front().map_or(LONGEST_RETRY, Caller::lease)
+            Claimant::LineHead if !self.line.is_empty() => {
+                self.line.front().map_or(MAX_RETRY_PAUSE, Caller::lease)
             }
             _ => return,
         };
-        if failing.is_repeated_at_once(failed_claims) {
+        if failure.is_repeated_at_once(failed_claims) {
             return;
         }
-        let pause = (lease / 16).min(LONGEST_RETRY);
-        let at = cx.now + cx.source.jittered(pause);
-        let error = failing.error.clone();
+        let pause = (lease / 16).min(MAX_RETRY_PAUSE);
+        let at = cx.now + cx.shard.jittered(pause);
+        let error = failure.error.clone();
         cx.event(KeyEvent::WaitFailed { error });
         self.reclaim.get_or_insert(Reclaim {
             at,
@@ -131,22 +137,23 @@ impl<P: Plant> KeyState<P> {
         });
     }
 
-    /// A first request was not executed: its number leaves nothing behind.
-    fn claim_undone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+    /// Handles a first request that was not executed. Its number leaves nothing behind.
+    fn claim_not_executed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         let claimant = self.claims[number].claimant;
         self.claims.end(number);
-        self.claim_again(cx, claimant, failing);
+        self.claim_again(cx, claimant, failure);
     }
 
-    /// Single use: the answer to a claim that got lost is asked for, the claim is never sent again.
+    /// Handles a claim or yield without an answer. A number is claimed once: the node asks for the outcome, and never
+    /// repeats the claim.
     fn claim_failed(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         late_after: Instant,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) {
-        // The older half of a yield is dead here since it was sent, and is left now whatever happened.
+        // The old number of a yield is dead here since the yield was sent, and is left now in any case.
         if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
@@ -156,97 +163,103 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         match claim.phase {
             Phase::Asked => {}
-            // A push told us more than the answer could have.
-            Phase::Held(_) => return self.schedule(cx, number),
+            // A push said more than the answer could have said.
+            Phase::Held(_) => return self.schedule_renewal(cx, number),
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
-        if !failing.may_be_executed() {
-            return self.claim_undone(cx, number, failing);
+        if !failure.may_be_executed() {
+            return self.claim_not_executed(cx, number, failure);
         }
-        claim.may_execute_until = Some(late_after.max(cx.now));
+        claim.executable_until = Some(late_after.max(cx.now));
         let is_wanted = match claim.claimant {
-            Claimant::Cohort => !self.line.is_empty(),
+            Claimant::LineHead => !self.line.is_empty(),
             Claimant::Solo(_) => true,
-            Claimant::Ahead | Claimant::Abandoned => false,
+            Claimant::LineFollower | Claimant::Abandoned => false,
         };
         if !is_wanted {
-            if claim.claimant == Claimant::Ahead {
+            if claim.claimant == Claimant::LineFollower {
                 claim.claimant = Claimant::Abandoned;
-                self.asks_for_one = true;
+                self.claims_head_only = true;
             }
             return;
         }
-        cx.event(KeyEvent::Asking);
-        self.ask_or_wait(cx, number, failing);
+        cx.event(KeyEvent::OutcomeQueried);
+        self.ask_or_wait(cx, number, failure);
     }
 
-    /// Asks what became of a claim, or the same again: at once for a bystander, and after the first failure.
-    pub(crate) fn ask_or_wait(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+    /// Asks for the outcome of a claim, or repeats a request: at once for a bystander and after the first failure,
+    /// else after a pause.
+    pub(crate) fn ask_or_wait(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        failure: &FailedRequest,
+    ) {
         let claim = &self.claims[number];
-        if failing.is_bystander(cx.now, claim.lease()) {
+        if failure.is_bystander(cx.now, claim.lease()) {
             return self.ask(cx, number, RequestKind::Renew);
         }
-        if self.keeps_holding(cx, number, failing) {
+        if self.continue_holding(cx, number, failure) {
             return;
         }
         let claimant = self.claims[number].claimant;
-        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failing);
+        let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failure);
         let claim = &mut self.claims[number];
         claim.claimant = claimant;
-        let is_first = failing.is_repeated_at_once(failed_claims);
+        let is_first = failure.is_repeated_at_once(failed_claims);
         match claimant {
-            // Nobody is left: it will be found unwanted.
-            Claimant::Ahead | Claimant::Abandoned => {}
-            Claimant::Cohort if self.line.is_empty() => {}
+            // No caller is left: `claim_for_line` finds the claim unwanted.
+            Claimant::LineFollower | Claimant::Abandoned => {}
+            Claimant::LineHead if self.line.is_empty() => {}
             _ if is_first && matches!(claim.phase, Phase::Asked) => {
                 self.ask(cx, number, RequestKind::Renew);
             }
             _ => {
-                let error = failing.error.clone();
+                let error = failure.error.clone();
                 cx.event(KeyEvent::WaitFailed { error });
                 self.schedule_retry(cx, number);
             }
         }
     }
 
-    fn renew_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+    fn renew_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         let claim = &self.claims[number];
         match claim.phase {
             Phase::Leaving(_) => {}
-            Phase::Held(_) if failing.is_bystander(cx.now, claim.lease()) => {
-                if !self.is_overdue(cx, number) {
+            Phase::Held(_) if failure.is_bystander(cx.now, claim.lease()) => {
+                if !self.check_overdue(cx, number) {
                     self.ask(cx, number, RequestKind::Renew);
                 }
             }
             Phase::Held(held) => {
                 let left = held.deadline.since(cx.now);
-                let error = failing.error.clone();
+                let error = failure.error.clone();
                 cx.event(KeyEvent::RenewFailed { left, error });
                 self.schedule_retry(cx, number);
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.ask_or_wait(cx, number, failing);
+                self.ask_or_wait(cx, number, failure);
             }
         }
     }
 
-    /// Sends the leave again, until the lease has ended by itself.
-    fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failing: &Failing) {
+    /// Repeats the leave until the lease has ended by itself.
+    fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         let claim = &mut self.claims[number];
-        let is_bystander = failing.is_bystander(cx.now, claim.lease());
+        let is_bystander = failure.is_bystander(cx.now, claim.lease());
         let Phase::Leaving(leaving) = &mut claim.phase else {
             return;
         };
         cx.event(KeyEvent::LeaveRepeated);
         let is_over = cx.now >= leaving.until;
-        let immediate = is_bystander || (claim.failed_requests == 0 && failing.why != Unanswered::Down);
+        let immediate = is_bystander || (claim.failed_requests == 0 && failure.why != Unanswered::Down);
         if (is_over || !immediate)
             && let Some(ticket) = leaving.release.take()
         {
-            cx.released(ticket, Outcome::Failed(failing.told.clone()));
+            cx.released(ticket, Outcome::Unconfirmed(failure.reported.clone()));
         }
         if is_over {
-            let error = Some(failing.error.clone());
+            let error = Some(failure.error.clone());
             cx.event(KeyEvent::LeaveFailed { error });
             self.claims.end(number);
         } else if immediate {

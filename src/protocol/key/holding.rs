@@ -1,10 +1,10 @@
-//! What is held: from the grant to its end, and who of this process goes on with it.
+//! Holding a lease: from the grant to its end, with local hand-over and guarded writes.
 
 use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claimant, Held, Holders, Local, Phase};
+use crate::protocol::key::claim::{Claimant, HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
@@ -13,7 +13,8 @@ use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
 impl<P: Plant> KeyState<P> {
-    /// The lease is the node's: whoever is first in the line starts, or it is left again.
+    /// Starts a grant: the caller of the claim holds the lease. The claim is left if it has no caller, and given away if
+    /// the lease does not suit the caller.
     pub(crate) fn start(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -24,36 +25,37 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.mode);
         claim.failed_requests = 0;
-        claim.may_execute_until = None;
+        claim.executable_until = None;
         let next = match claim.claimant {
-            Claimant::Cohort | Claimant::Ahead => self.line.front().copied(),
+            Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
             Claimant::Abandoned => None,
         };
-        self.taken = Some(cx.now);
-        // A writer that became a reader has held it since then. Its `max_hold` does not start again.
+        self.taken_at = Some(cx.now);
+        // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
         let origin = claim.origin.take();
-        let before = origin.and_then(|origin| Some(origin.held_to_write(mode)?.local()?.hold));
+        let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
-        if matches!(claim.claimant, Claimant::Cohort | Claimant::Ahead) {
+        if matches!(claim.claimant, Claimant::LineHead | Claimant::LineFollower) {
             self.failed_claims = 0;
-            claim.claimant = Claimant::Cohort;
-            self.asks_for_one = !matches!(claim.phase, Phase::Asked);
-            // Its number has one length and one mode for life, and whoever is first wants more, or another.
+            claim.claimant = Claimant::LineHead;
+            self.claims_head_only = !matches!(claim.phase, Phase::Asked);
+            // A number has one lease length and one mode for life, and the first caller wants a longer lease or
+            // another mode.
             if next.lease() > lease || next.options.mode != mode {
-                cx.event(KeyEvent::TooShort);
-                self.asks_for_one = true;
+                cx.event(KeyEvent::GrantUnsuitable);
+                self.claims_head_only = true;
                 return self.give_way(cx, number, None);
             }
             self.line.pop();
         } else if before.is_some() && !claim.fixed && next.options.max_hold.is_none() {
-            // From now on it is as any other.
-            claim.claimant = Claimant::Cohort;
+            // From now on the claim is like any other claim of the line.
+            claim.claimant = Claimant::LineHead;
         }
-        let is_open = claim.claimant == Claimant::Cohort && mode == Mode::Read;
-        let mut local = Local::new(cx.now, next.ticket, next.options, lease);
+        let is_open = claim.claimant == Claimant::LineHead && mode == Mode::Read;
+        let mut local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
             self.readers.add(local, number, 0);
@@ -61,20 +63,20 @@ impl<P: Plant> KeyState<P> {
         } else {
             Holders::One(local)
         };
-        claim.phase = Phase::Held(Held {
+        claim.phase = Phase::Held(HeldLease {
             number: grant,
             deadline,
             holders,
             index: 0,
             since: cx.now,
             due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
-            ends: cx.now + claim.hold(),
+            ends: cx.now + claim.record_lifetime(),
             writes: 0,
         });
-        self.held = number;
+        self.last_held = number;
         cx.effects
             .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
-        self.schedule(cx, number);
+        self.schedule_renewal(cx, number);
         if is_open {
             self.open_to_readers(cx, number);
         } else if self.line.has_impatient() {
@@ -82,7 +84,7 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Returns until when a grant that is taken up is held at least, or `None` if it is over.
+    /// Returns the time until which a grant that is taken up is held at least, or `None` if it is over.
     pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
         let (number, deadline) = (claim.claim_id.claim, held.deadline);
@@ -98,7 +100,7 @@ impl<P: Plant> KeyState<P> {
         Some(deadline)
     }
 
-    /// The holder is done: the next caller of this process, another node, or nobody.
+    /// Ends the holding of one caller. The lease goes to the next caller of this process, or to other nodes, or is freed.
     pub(crate) fn give_back(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -110,40 +112,43 @@ impl<P: Plant> KeyState<P> {
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        let is_shared = claim.claimant == Claimant::Cohort || self.plant.planted(Flaw::SoloHandedOn);
+        let is_shared = claim.claimant == Claimant::LineHead || self.plant.planted(Flaw::SoloHandedOn);
         let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);
         };
-        let rules = &cx.source.rules;
+        let rules = &cx.shard.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
-        // With less than a third left the renewals are failing: who is next should not inherit that.
-        let weighs = !self.plant.planted(Flaw::PermitHandedToMany);
-        let is_alike = next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !weighs;
+        let checks_mode = !self.plant.planted(Flaw::PermitHandedToMany);
+        let has_same_mode =
+            next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !checks_mode;
+        // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
+        // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
         let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
-        if !in_burst || is_short || !is_alike || may_be_written {
+        if !in_burst || is_short || !has_same_mode || may_be_written {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
-        held.holders = Holders::One(Local::new(cx.now, next.ticket, next.options, lease));
+        held.holders = Holders::One(LocalHolder::new(cx.now, next.ticket, next.options, lease));
         held.index += 1;
         let fence = Fence::new(held.number, held.index);
-        self.taken = Some(cx.now);
+        self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         if let Some(ticket) = release {
             cx.released(ticket, Outcome::Kept);
         }
-        // Its holder before may have held it for too long, or this one may not hold it for long.
+        // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
-        if claim.asking.is_none() && (claim.act.is_none() || next.options.max_hold.is_some()) {
-            self.schedule(cx, number);
+        if claim.in_flight.is_none() && (claim.next_request.is_none() || next.options.max_hold.is_some()) {
+            self.schedule_renewal(cx, number);
         }
     }
 
-    /// A holder is about to write. Counts the write, and returns what it is checked against with the length of the lease; `None` if
-    /// the lease is over. Until the write has [ended](Self::write_ended) the lease is not handed on in this process.
+    /// Begins a write of a holder: counts the write, and returns what it is checked against and the length of the
+    /// lease. Returns `None` if the lease is over. Until the write has [ended](Self::write_ended) the lease is not
+    /// handed on in this process.
     pub(crate) fn begin_write(
         &mut self,
         name: &Name,
@@ -159,22 +164,23 @@ impl<P: Plant> KeyState<P> {
         };
         let lease = claim.lease();
         let is_counted = !self.plant.planted(Flaw::UncountedWrite);
-        self.held_as(&precondition)?.writes += u32::from(is_counted);
+        self.held_under(&precondition)?.writes += u32::from(is_counted);
         Some((precondition, lease))
     }
 
-    /// A write under this lease was answered, or is never sent. If it was refused, the store has no such lease.
+    /// Handles a write under this lease that was answered, or will never be sent. If it was refused, the store has no
+    /// such lease.
     pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
-        match self.held_as(lease) {
+        match self.held_under(lease) {
             Some(_) if is_refused => self.lose(cx, lease.claim_id.claim, LostCause::Gone),
             Some(held) => held.writes = held.writes.saturating_sub(1),
             None => {}
         }
     }
 
-    /// Returns what is held by the claim of this lease under its grant. A claim whose lease was passed on has another number by now,
-    /// and keeps its lease.
-    pub(crate) fn held_as(&mut self, lease: &Precondition) -> Option<&mut Held> {
+    /// Returns what the claim of this lease holds under its grant. A claim whose lease was passed on has another
+    /// number, and keeps its lease.
+    pub(crate) fn held_under(&mut self, lease: &Precondition) -> Option<&mut HeldLease> {
         let claim = self.claims.get_mut(lease.claim_id.claim);
         match &mut claim.filter(|claim| claim.claim_id == lease.claim_id)?.phase {
             Phase::Held(held) if held.number == lease.number => Some(held),
@@ -182,8 +188,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Nobody of this process goes on with it: whoever waits elsewhere has its turn. Who waits here has a claim already that
-    /// stands in the store's queue, where there may be several holders.
+    /// Ends local hand-over: yields the lease, or leaves it if it is for permits. With permits, the waiting callers
+    /// already have a claim in the store's queue.
     pub(crate) fn give_way(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -196,10 +202,10 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The end of a holding that nobody asked for. Told first, then left: a renewal whose answer was lost may have
-    /// extended the record.
+    /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
+    /// renewal whose answer was lost may have extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
-        match self.claims[number].held().map(Held::local) {
+        match self.claims[number].held().map(HeldLease::local) {
             Some(Some(local)) => {
                 let cause = cause.seen_by(local.unfetched.is_none());
                 cx.effects.push(Effect::Lost(local.ticket, cause));

@@ -1,12 +1,12 @@
-//! One key, as long as somebody in this process cares: the line, the claims, and what callers do to them.
+//! The state of one key, kept while a caller or a claim of this process needs it, and what callers do to it.
 
 use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::failing::Failing;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, Held, Holders, Holding, Origin, Phase, RequestKind};
+use crate::protocol::key::claim::{Claim, Claimant, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
@@ -15,47 +15,49 @@ use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
-/// The state of one key.
+/// The state of one key: its line, its claims and its calls.
 #[derive(Debug, Default)]
 pub(crate) struct KeyState<P> {
     pub(crate) plant: P,
     pub(crate) line: Line,
-    /// Callers that hold as readers of the line.
+    /// The callers of the line that hold as readers.
     pub(crate) readers: Readers,
-    /// The claim that lets readers in.
-    pub(crate) open: Option<ClaimNumber>,
-    /// Nobody is asked for but the first of the line: the store last had no permits for who asked for some, or did not answer.
-    pub(crate) asks_for_one: bool,
-    /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
+    /// The held claim that lets further readers in.
+    pub(crate) open_claim: Option<ClaimNumber>,
+    /// Only the first caller of the line has a claim: the last claim for permits was not granted at once, or had no
+    /// answer.
+    pub(crate) claims_head_only: bool,
+    /// Callers that want a claim of their own and have none, because they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
-    /// The calls of the key. Mostly there are none.
+    /// The calls of the key; `None` while there are none, which is usual.
     pub(crate) calls: Option<Box<Calls<P>>>,
-    /// When to claim again for those that have no claim.
+    /// When to claim again for the callers that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
-    /// Failures in a row of the line's claims.
+    /// How many claims for the line failed in a row.
     pub(crate) failed_claims: u32,
-    /// When the store last said that somebody has the key, one of our callers included.
-    pub(crate) taken: Option<Instant>,
-    /// By then the present owner's record has ended unless it is renewed, as the store told us last in its queue.
+    /// When the key was last known to be taken: the store said so, or a caller of this process was granted it.
+    pub(crate) taken_at: Option<Instant>,
+    /// When the present owner's record ends unless it is renewed, from the last answer that the store gave to a
+    /// waiter.
     pub(crate) owner_ends: Option<Instant>,
-    /// The node of that owner, if it owns alone.
+    /// The node of the present owner, if it owns alone.
     pub(crate) owner: Option<NodeId>,
-    /// What kept requests from being answered since the last answer.
+    /// Why requests have had no answer since the last answer; `None` after an answer.
     pub(crate) error: Option<StoreError>,
     /// The claim that was held last.
-    pub(crate) held: ClaimNumber,
-    /// What its shard tells it apart by.
+    pub(crate) last_held: ClaimNumber,
+    /// The number by which the shard identifies the key in its timers.
     pub(crate) number: u64,
     /// The timer that the shard keeps for this key.
-    pub(crate) due: Option<Instant>,
+    pub(crate) timer: Option<Instant>,
 }
 
 /// When to claim again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reclaim {
     pub(crate) at: Instant,
-    /// Because the store was away. Else because somebody has the key, in a store that cannot queue.
+    /// The store was away. If false, the key is taken, in a store that has no queue.
     pub(crate) after_failure: bool,
 }
 
@@ -96,17 +98,17 @@ impl<P: Plant> KeyState<P> {
                 away,
                 error,
             } => {
-                let failing = Failing::new(why, heard, away, error);
-                self.failed(cx, tag, late_after, failing);
+                let failure = FailedRequest::new(why, heard, away, error);
+                self.failed(cx, tag, late_after, failure);
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
-            // Those are of the calls.
+            // The calls handle these inputs.
             Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }
         self.claim_for_line(cx);
     }
 
-    /// Takes a step of the calls, if there are any, and sends what they need.
+    /// Takes a step of the calls, if there are any, and sends their requests.
     pub(crate) fn step_calls(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -118,7 +120,7 @@ impl<P: Plant> KeyState<P> {
         self.calls.take_if(|calls| calls.is_idle());
     }
 
-    /// As new, when it is idle, with the room that it had, unless that was much.
+    /// Makes an idle state new again. The state keeps its memory, unless that is much.
     #[inline]
     pub(crate) fn forget(&mut self) {
         let (mut line, mut claims) = (std::mem::take(&mut self.line), std::mem::take(&mut self.claims));
@@ -140,10 +142,10 @@ impl<P: Plant> KeyState<P> {
         Effect::Released(ticket, Outcome::Lost(LostCause::Deadline))
     }
 
-    // What others ask.
+    // Lookups.
 
-    /// Nobody of this process has the key, waits for it or asks for it: a caller that comes now is the only one, and its
-    /// claim is sent at once. It follows what is being given back.
+    /// Returns whether no caller of this process has the key, waits for it or makes a call about it. The claim of a
+    /// caller that arrives now is then sent at once. It may follow the leave of an earlier claim.
     pub(crate) fn is_free(&self) -> bool {
         let mut claims = self.claims.iter();
         self.line.is_empty()
@@ -153,8 +155,8 @@ impl<P: Plant> KeyState<P> {
             && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
     }
 
-    /// The claim by which a caller holds, with what it holds, and its place among the local holders.
-    pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &Held, u64)> {
+    /// Returns the claim by which a caller holds, the lease, and the caller's place among the local holders.
+    pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &HeldLease, u64)> {
         if let Some(claim) = self.claims.of(ticket) {
             let held = claim.held()?;
             return Some((claim, held, held.index));
@@ -187,32 +189,36 @@ impl<P: Plant> KeyState<P> {
             })
     }
 
-    /// Somebody has the key for sure: the store said so since then, or a caller of ours holds it.
-    pub(crate) fn told_taken(&self, now: Instant, since: Instant) -> bool {
-        let held = self.claims.get(self.held).and_then(Claim::held);
-        // What the store said of a place in its queue holds until it is asked again.
+    /// Returns whether the key is surely taken: the store said so at or after `since`, or a caller of this process
+    /// holds it.
+    pub(crate) fn is_known_taken(&self, now: Instant, since: Instant) -> bool {
+        let held = self.claims.get(self.last_held).and_then(Claim::held);
+        // The place in the queue that the store last reported is valid until the next request.
         let is_queued = |claim: &Claim| {
-            matches!(claim.phase, Phase::Queued { .. }) && claim.asking.is_none() && !claim.retries
+            matches!(claim.phase, Phase::Queued { .. }) && claim.in_flight.is_none() && !claim.is_retry
         };
-        let was_told = self.taken.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
-        // Nor does it hold through an outage.
+        let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
+        // What the store reported is not valid through an outage.
         held.is_some_and(|held| now < held.deadline)
             || was_told && self.error.is_none()
-            || self.calls.as_ref().is_some_and(|calls| calls.is_watched(since))
+            || self
+                .calls
+                .as_ref()
+                .is_some_and(|calls| calls.has_no_news_since(since))
     }
 
-    /// What kept requests from being answered since the last answer.
+    /// Returns why requests have had no answer since the last answer.
     pub(crate) fn last_error(&self) -> Option<StoreError> {
         let of_calls = self.calls.as_ref().and_then(|calls| calls.error.clone());
         of_calls.or_else(|| self.error.clone())
     }
 
-    /// The claim is not over: asked, queued, held, or being left. A yield pursues the number it leaves, too, and who passes a
-    /// lease on the number that had it.
-    pub(crate) fn pursues(&self, claim_id: ClaimId) -> bool {
+    /// Returns whether the claim is not over: asked, queued, held, or being left. The old number of a yield and the
+    /// old number of a local pass count, too.
+    pub(crate) fn knows_claim(&self, claim_id: ClaimId) -> bool {
         let goes_on_with = |origin: &Origin| match origin {
             Origin::Yield(yielded) => yielded.from == claim_id,
-            Origin::Pass(pass) => pass.ours.is_some() && pass.from == claim_id,
+            Origin::Pass(pass) => pass.local.is_some() && pass.from == claim_id,
         };
         self.claims
             .iter()
@@ -222,7 +228,8 @@ impl<P: Plant> KeyState<P> {
     // What callers do.
 
     fn lock(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, mut options: LockOptions) {
-        // Who may not wait tries, and is told why it may not when it would have to.
+        // In a full node a caller still tries, and is denied as `NodeFull` only if it would have to wait. A caller that
+        // does not wait anyway is denied as `Busy`.
         options.node_is_full &= options.wait;
         let mut caller = Caller {
             ticket,
@@ -232,11 +239,13 @@ impl<P: Plant> KeyState<P> {
             failed_claims: 0,
         };
         if options.rests && !self.plant.planted(Flaw::NeverRests) {
-            // A holder that loses its lease again and again, as its machine is short of something, leaves others time.
-            caller.entered = cx.now + cx.source.jittered(caller.lease() / 3);
+            // A holder that loses its lease again and again, because its machine lacks some resource, leaves time to
+            // others.
+            caller.entered = cx.now + cx.shard.jittered(caller.lease() / 3);
         }
         if options.mark.is_some() {
-            // The store alone knows what became of a tick. What made others of this job wait is no news of this one.
+            // Only the store knows the state of a tick. What made other ticks of this job wait does not concern this
+            // one.
             self.reclaim = None;
             self.solos.insert(ticket, caller);
             return;
@@ -246,13 +255,13 @@ impl<P: Plant> KeyState<P> {
             return cx.deny(ticket, denial);
         }
         caller.options.wait &= !options.node_is_full;
-        // A caller that comes to a store that is away hears of it at once, and not when others are tried again.
+        // A caller that arrives during an outage is told of it at once, and not when the others are tried again.
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         let has_own_claim = match options.mode {
             Mode::Exclusive => false,
-            // A bound for one reader is none for the others.
+            // The `max_hold` of one reader must not bind the other readers.
             Mode::Read => options.max_hold.is_some(),
-            // The store alone knows whether there are permits for a caller that would not wait.
+            // Only the store knows whether there are permits for a caller that does not wait.
             Mode::Permits(_) => !options.wait,
         };
         if options.fixed || options.solo || options.rests || has_own_claim {
@@ -281,7 +290,7 @@ impl<P: Plant> KeyState<P> {
             return;
         }
         let Some(claim) = self.claims.of(ticket) else {
-            return self.part(cx, ticket, None);
+            return self.leave_share(cx, ticket, None);
         };
         let number = claim.claim_id.claim;
         if claim.held().is_some() {
@@ -303,11 +312,11 @@ impl<P: Plant> KeyState<P> {
                 }
                 self.give_back(cx, number, Some(ticket));
             }
-            Holders::Readers(_) => self.part(cx, ticket, Some(ticket)),
+            Holders::Readers(_) => self.leave_share(cx, ticket, Some(ticket)),
         }
     }
 
-    /// Gives up everything. What is being told to the store is told only until the lease behind it has ended.
+    /// Gives up everything. A leave is repeated only until its lease has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::close);
         self.expire(cx);
@@ -321,7 +330,7 @@ impl<P: Plant> KeyState<P> {
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
-                    if claim.retries {
+                    if claim.is_retry {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }

@@ -1,27 +1,27 @@
-//! Who waits in this process: callers, and the line that they stand in.
+//! The local queue of a key: the callers of this process that wait, in the *line*.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::protocol::failing::Patience;
+use crate::protocol::failed_request::Patience;
 use crate::protocol::message::Mode;
 use crate::protocol::step::{LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
-/// For so many callers an empty line keeps room.
-const FEW: usize = 8;
+/// The number of callers that an empty line keeps memory for.
+const MAX_KEPT_CALLERS: usize = 8;
 
-/// Somebody who waits for a key.
+/// A caller that waits for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) ticket: Ticket,
     pub(crate) options: LockOptions,
-    /// When it came; for a caller that rests, when that is over: nothing is claimed for it before. A caller that came before the
-    /// store was last heard waits through an outage.
+    /// When the caller arrived. For a caller that rests, when its rest ends: nothing is claimed for it before. A
+    /// caller that arrived before the store was last heard waits through an outage.
     pub(crate) entered: Instant,
-    /// A claim of this node waited for the key or held it then.
+    /// A claim of this node waited for the key or held it when the caller arrived.
     pub(crate) behind: bool,
-    /// Failures in a row of a claim of its own.
+    /// How many claims of the caller's own failed in a row.
     pub(crate) failed_claims: u32,
 }
 
@@ -40,20 +40,21 @@ impl Caller {
     }
 }
 
-/// The callers that share the cohort's claim, in order of their tickets.
+/// The local queue: the callers that share one claim of their node, in order of their tickets.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     callers: VecDeque<Caller>,
-    /// How many of them would not wait. Kept, so that an answer to a long line costs no walk along it.
+    /// The number of callers that do not wait. Kept up to date, so that an answer to a long line costs no walk along
+    /// it.
     impatient: usize,
-    /// How many of them want to read. Kept for the same reason.
+    /// The number of callers that want to read. Kept for the same reason.
     readers: usize,
 }
 
 impl Line {
-    /// Keeps room for a few.
+    /// Frees memory, except for a few callers.
     pub(crate) fn shrink(&mut self) {
-        self.callers.shrink_to(FEW);
+        self.callers.shrink_to(MAX_KEPT_CALLERS);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -68,12 +69,12 @@ impl Line {
         self.callers.front()
     }
 
-    /// From the first to the last.
+    /// Returns the callers from first to last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Caller> {
         self.callers.iter()
     }
 
-    /// Of those at its head who want the same, somebody would wait.
+    /// Returns whether a caller at the head waits. The head is all callers before the first one with another mode.
     pub(crate) fn has_patient(&self) -> bool {
         let (all, Some(head)) = (self.callers.len(), self.front()) else {
             return false;
@@ -88,7 +89,7 @@ impl Line {
         alike.any(|caller| caller.options.wait)
     }
 
-    /// The mode that is wanted first.
+    /// Returns the mode that the first caller wants.
     pub(crate) fn mode(&self) -> Option<Mode> {
         self.front().map(|head| head.options.mode)
     }
@@ -124,7 +125,7 @@ impl Line {
         removed.inspect(|caller| self.uncount(caller)).is_some()
     }
 
-    /// Keeps whom `stays` says, and names everybody else to `leaves`.
+    /// Removes the callers for which `stays` returns false, and passes each of them to `leaves`.
     pub(crate) fn retain(&mut self, mut stays: impl FnMut(&Caller) -> bool, mut leaves: impl FnMut(&Caller)) {
         let (mut impatient, mut readers) = (0, 0);
         self.callers.retain(|caller| {

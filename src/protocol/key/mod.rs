@@ -1,9 +1,8 @@
-//! The key machine: one key, as long as a caller or a claim of this process needs it.
+//! The key machine: the state of one key, kept while a caller or a claim of this process needs it.
 //!
-//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `asking`, `holding`, `readers`, `sharing`,
-//! `transfer`, [`replies`], [`failures`], [`renewal`].
+//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `requests`, `holding`, `readers`,
+//! `shared_lease`, `transfer`, [`replies`], [`failures`], [`renewal`].
 
-pub(crate) mod asking;
 pub mod claim;
 pub mod claims;
 pub mod context;
@@ -14,6 +13,7 @@ pub mod line;
 pub(crate) mod readers;
 pub mod renewal;
 pub mod replies;
+pub(crate) mod requests;
 pub mod shard;
-pub(crate) mod sharing;
+pub(crate) mod shared_lease;
 pub(crate) mod transfer;

@@ -1,12 +1,12 @@
-//! What time does to a claim: losses, renewals, repeats.
+//! The timers of a claim: losses, renewals and retries.
 
 use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::call::calls::Calls;
-use crate::protocol::failing::LONGEST_RETRY;
+use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Holders, Local, Phase, RequestKind};
+use crate::protocol::key::claim::{Holders, LocalHolder, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Kind};
@@ -14,17 +14,18 @@ use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
-const SHORTEST_RETRY: Duration = Duration::from_millis(10);
-/// The pause before a grant that was too old is asked about again; it doubles.
-const CONFIRMATION: Duration = Duration::from_millis(20);
-/// How often a waiter looks while nobody knows whether grants are pushed.
-const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
-/// How often a key is looked at while its owner does not know the queue, in the first [`SOON`] of a wait. Other
-/// libraries poll, too: redis-py every 100 ms.
-const FOREIGN_SOON: Duration = Duration::from_millis(30);
-/// How often after that: whoever waits so long waits for something long.
-const FOREIGN_LATER: Duration = Duration::from_millis(250);
-const SOON: Duration = Duration::from_secs(2);
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// The shortest pause before a grant that was too old is confirmed again. The pause doubles.
+const MIN_CONFIRMATION_PAUSE: Duration = Duration::from_millis(20);
+/// The bounds of a waiter's pause while it is unknown whether grants are pushed.
+const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
+/// How often a waiting claim asks while the owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait.
+/// Other libraries poll, too: redis-py every 100 ms.
+const FOREIGN_EARLY_PERIOD: Duration = Duration::from_millis(30);
+/// How often a waiting claim asks after that: a caller that has waited so long waits for a long holder.
+const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
+/// How long a wait for a foreign owner counts as early.
+const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 
 impl<P: Plant> KeyState<P> {
     #[inline]
@@ -47,16 +48,16 @@ impl<P: Plant> KeyState<P> {
         self.step_calls(cx, Calls::wake);
         self.expire(cx);
         for number in self.claims.due(cx.now) {
-            if self.claims[number].act.is_some_and(|act| act <= cx.now) {
-                self.act(cx, number);
+            if self.claims[number].next_request.is_some_and(|act| act <= cx.now) {
+                self.send_due_request(cx, number);
             }
         }
         self.claim_for_line(cx);
     }
 
-    /// Its pause is over.
-    fn act(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.is_overdue(cx, number) {
+    /// Sends the request of a claim whose pause is over.
+    fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.check_overdue(cx, number) {
             return;
         }
         match self.claims[number].phase {
@@ -71,32 +72,33 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The holder has held it for as long as it may: it is told so, and the lease is renewed no more. What is left of it
-    /// is its time to come to an end.
-    pub(crate) fn is_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
+    /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
+    /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
+    /// for long.
+    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
         let renews_all = self.plant.planted(Flaw::OverdueRenewed);
         let claim = &mut self.claims[number];
         let Phase::Held(held) = &mut claim.phase else {
             return false;
         };
         let left = held.deadline.since(cx.now);
-        let Holders::One(Local { ticket, hold, .. }) = &mut held.holders else {
+        let Holders::One(LocalHolder { ticket, hold, .. }) = &mut held.holders else {
             self.note_long_readers(cx, number);
             return false;
         };
         let held_for = cx.now.since(hold.since);
         if hold.until().is_none_or(|until| cx.now < until) || renews_all {
-            // A job takes as long as it takes, and a leader leads for as long as it lives.
+            // The time of a job or of a leader has no usual length.
             let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);
-            let is_long = held_for >= cx.source.rules.long_hold && !hold.is_told && is_lock;
-            hold.is_told |= is_long;
+            let is_long = held_for >= cx.shard.rules.long_hold && !hold.is_reported && is_lock;
+            hold.is_reported |= is_long;
             if is_long {
                 cx.event(KeyEvent::HeldLong { held: held_for });
             }
             return false;
         }
-        claim.act = None;
-        claim.retries = false;
+        claim.next_request = None;
+        claim.is_retry = false;
         if !hold.is_overdue {
             hold.is_overdue = true;
             cx.effects.push(Effect::Overdue(*ticket));
@@ -105,12 +107,12 @@ impl<P: Plant> KeyState<P> {
         true
     }
 
-    /// The deadline is checked on every step, not by its timer alone: a process that stood still and woke up is
-    /// lost before it does anything else.
+    /// Ends the leases whose deadlines have passed. Every step checks the deadlines, not only their timers. A process
+    /// that stood still loses its leases before it does anything else.
     #[inline]
     pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
-        // Its timer is that of whatever is due first. Without one nothing is.
-        if self.due.is_none_or(|due| due > cx.now) {
+        // The timer is the earliest time at which anything is due.
+        if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
         let late_renewal_revives = self.plant.planted(Flaw::LateRenewalRevives);
@@ -118,7 +120,7 @@ impl<P: Plant> KeyState<P> {
             let claim = &self.claims[number];
             let Phase::Held(held) = claim.phase else { continue };
             if cx.now >= held.deadline {
-                if claim.is_asking(RequestKind::Renew) && late_renewal_revives {
+                if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
                 let cause = if claim.fixed {
@@ -141,22 +143,23 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Whether grants are pushed has changed, or they are again and some may have been missed.
+    /// Handles a change of whether grants are pushed, or a new start of pushes, before which some may have been
+    /// missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::inbox);
         self.expire(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
-            match cx.source.inbox {
-                InboxState::Confirmed if claim.asking.is_none() && is_queued => {
+            match cx.shard.inbox {
+                InboxState::Confirmed if claim.in_flight.is_none() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);
                 }
-                // The answer may say "queued" of a time before that.
-                InboxState::Confirmed => claim.look_again = claim.asking.is_some(),
+                // The answer may say "queued" about a time before pushes started.
+                InboxState::Confirmed => claim.recheck_on_answer = claim.in_flight.is_some(),
                 InboxState::Unconfirmed if is_queued => {
-                    let look = cx.now + cx.source.between(LOOK);
-                    claim.act = claim.act.map(|act| act.min(look));
+                    let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);
+                    claim.next_request = claim.next_request.map(|act| act.min(look));
                 }
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
@@ -164,25 +167,25 @@ impl<P: Plant> KeyState<P> {
         self.claim_for_line(cx);
     }
 
-    /// A connection opened: what failed and waits to be repeated is repeated now.
+    /// Repeats the failed requests that wait, because a connection opened.
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::reachable);
         self.expire(cx);
         for number in self.claims.all() {
-            if self.claims[number].retries {
-                self.act(cx, number);
+            if self.claims[number].is_retry {
+                self.send_due_request(cx, number);
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
         self.claim_for_line(cx);
     }
 
-    /// A lease is renewed when a third of it is over. A lease of fixed length is not.
+    /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.
     ///
-    /// A late renewal does not put off those after it. An outage of the store makes all leases due at once, and counted
-    /// from when they were renewed at last, they would stay in step for ever, on every node that saw it.
-    pub(crate) fn schedule(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.is_overdue(cx, number) {
+    /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
+    /// renewals counted from the late ones, all leases of every node would stay in step for ever.
+    pub(crate) fn schedule_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.check_overdue(cx, number) {
             return;
         }
         let claim = &mut self.claims[number];
@@ -196,13 +199,14 @@ impl<P: Plant> KeyState<P> {
             let next = held.due.min(latest);
             let until = held.local().and_then(|local| local.hold.until());
             let next = until.map_or(next, |until| next.min(until));
-            claim.act = (!claim.fixed).then_some(next);
-            claim.retries = false;
+            claim.next_request = (!claim.fixed).then_some(next);
+            claim.is_retry = false;
         }
     }
 
-    /// A waiting claim is renewed when the owner's record should be over, but after a third of its own lease at
-    /// the latest, whatever the store says of the record: t₀ must never be old, and a lost push only a delay.
+    /// Schedules the renewal of a waiting claim, when the owner's record should be over. The pause is at most a third
+    /// of the claim's own lease, whatever the store says of the record. So t₀ is never old, and a lost push is only a
+    /// delay.
     pub(crate) fn schedule_wait(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -210,7 +214,7 @@ impl<P: Plant> KeyState<P> {
         left: Option<u64>,
         is_foreign: bool,
     ) {
-        if self.claims[number].look_again {
+        if self.claims[number].recheck_on_answer {
             return self.ask(cx, number, RequestKind::Renew);
         }
         let third = self.claims[number].lease() / 3;
@@ -218,32 +222,37 @@ impl<P: Plant> KeyState<P> {
         let mut pause = if owner < third {
             owner
         } else {
-            cx.source.jittered(third)
+            cx.shard.jittered(third)
         };
         if is_foreign {
-            pause = pause.min(self.look_at_foreign(cx, number));
+            pause = pause.min(self.foreign_pause(cx, number));
         }
-        if cx.source.inbox == InboxState::Unconfirmed {
-            pause = pause.min(cx.source.between(LOOK));
+        if cx.shard.inbox == InboxState::Unconfirmed {
+            pause = pause.min(cx.shard.between(UNCONFIRMED_PAUSES));
         }
-        self.pause(cx, number, pause);
+        self.schedule_request(cx, number, pause);
     }
 
-    /// How long until a claim looks whether an owner that tells nobody has released.
+    /// Returns how long a claim waits before it checks whether a foreign owner has released. Such an owner does not
+    /// announce its release.
     ///
-    /// All keys of a node are looked at in the same moments, which are a node's own: so they travel in one batch, and it is
-    /// the trip that costs. Whichever claim of a key looks moves its queue on, so they take turns: many fixed leases look
-    /// no more often together than one claim does.
-    fn look_at_foreign(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
-        let is_new = cx.now.since(self.claims[number].asked) < SOON;
-        let look = if is_new { FOREIGN_SOON } else { FOREIGN_LATER };
+    /// A node checks all its keys at the same moments, which differ from node to node. The checks of a node then
+    /// travel in one batch, and the round trip is the cost. Any claim that checks moves the queue of its key on, so
+    /// the claims take turns. Many fixed leases check no more often together than one claim does.
+    fn foreign_pause(&self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Duration {
+        let is_new = cx.now.since(self.claims[number].created_at) < FOREIGN_EARLY_WAIT;
+        let look = if is_new {
+            FOREIGN_EARLY_PERIOD
+        } else {
+            FOREIGN_LATE_PERIOD
+        };
         let period = look.as_nanos() as u64;
-        let since_last = (cx.now.as_nanos() + cx.source.node.phase(period)) % period;
+        let since_last = (cx.now.as_nanos() + cx.shard.node.phase(period)) % period;
         let others = self.claims.len() as u32 - 1;
-        look * (1 + cx.source.below(2 * others + 1)) - Duration::from_nanos(since_last)
+        look * (1 + cx.shard.below(2 * others + 1)) - Duration::from_nanos(since_last)
     }
 
-    /// When a grant that was too old to be used is asked about again.
+    /// Schedules another confirmation of a grant that was too old to be used.
     pub(crate) fn schedule_confirmation(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -253,28 +262,28 @@ impl<P: Plant> KeyState<P> {
         if let Phase::Confirming { tries: tried, .. } = &mut self.claims[number].phase {
             *tried = tries;
         }
-        let pause = CONFIRMATION * (1 << tries.clamp(1, 6).saturating_sub(1));
-        let pause = cx.source.jittered(pause.min(LONGEST_RETRY));
-        self.pause(cx, number, pause);
+        let pause = MIN_CONFIRMATION_PAUSE * (1 << tries.clamp(1, 6).saturating_sub(1));
+        let pause = cx.shard.jittered(pause.min(MAX_RETRY_PAUSE));
+        self.schedule_request(cx, number, pause);
     }
 
-    /// When a failed request is repeated: soon at first, and always while something is left.
+    /// Schedules the retry of a failed request: soon at first, and always while some of the lease is left.
     pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = &mut self.claims[number];
         claim.failed_requests += 1;
-        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(LONGEST_RETRY);
+        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(MAX_RETRY_PAUSE);
         let pause = match &claim.phase {
             Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
             _ => step,
         };
-        let pause = cx.source.jittered(pause).max(SHORTEST_RETRY);
-        self.pause(cx, number, pause);
-        self.claims[number].retries = true;
+        let pause = cx.shard.jittered(pause).max(MIN_RETRY_PAUSE);
+        self.schedule_request(cx, number, pause);
+        self.claims[number].is_retry = true;
     }
 
-    fn pause(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
+    fn schedule_request(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
         let claim = &mut self.claims[number];
-        claim.act = Some(cx.now + pause);
-        claim.retries = false;
+        claim.next_request = Some(cx.now + pause);
+        claim.is_retry = false;
     }
 }

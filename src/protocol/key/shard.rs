@@ -1,4 +1,4 @@
-//! A share of the keys: finds the state of a key, and keeps the timers.
+//! A shard: a share of the keys, with their states and timers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
@@ -9,35 +9,35 @@ use foldhash::quality::RandomState;
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
-use crate::protocol::key::context::{Seed, Source, StepContext};
+use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Name, NodeId};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
-/// A shard keeps room for so many effects between steps.
+/// The number of effects that a shard keeps memory for between steps.
 const MAX_KEPT_EFFECTS: usize = 64;
 
-/// The keys whose hash falls here. Shards know nothing of each other, so that no lock is global.
+/// The keys whose hash falls to this shard. Shards share no state, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard<P = Sound> {
     plant: P,
     keys: HashMap<Name, Box<KeyState<P>>, RandomState>,
-    /// The state of a key that was forgotten, empty and with room, for the next.
+    /// The empty state of a forgotten key, which keeps its memory for the next key.
     spare: Option<Box<KeyState<P>>>,
     timers: Timers,
-    numbers: u64,
-    source: Source,
-    tickets: u64,
-    /// Those of the step that is taken. Empty between steps: see [`Effects`].
+    last_key: u64,
+    context: ShardContext,
+    last_ticket: u64,
+    /// The effects of the current step. Empty between steps: see [`Effects`].
     effects: Vec<Effect>,
 }
 
-/// The effects of one step, to be carried out in order. Dropping it empties their buffer, so that no step sees those of
-/// another.
+/// The effects of one step, to be carried out in order. Dropping this empties the buffer, so that no step sees the
+/// effects of another.
 #[derive(Debug)]
-#[must_use = "effects are to be carried out"]
+#[must_use = "effects must be carried out"]
 pub struct Effects<'a, P: Plant = Sound> {
     effects: &'a mut Vec<Effect>,
     plant: P,
@@ -65,14 +65,15 @@ impl<P: Plant> Drop for Effects<'_, P> {
 }
 
 impl Shard<Sound> {
-    /// Shard `index` of `of` shards of `node`. Claim numbers are one counter per node, dealt out in turn.
+    /// Returns shard `index` of `of` shards of `node`. The shards share one sequence of claim numbers, dealt out in
+    /// turn.
     pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
         Shard::with_plant(node, index, of, seed, rules, Sound)
     }
 }
 
 impl<P: Plant> Shard<P> {
-    /// The same, with a mistake planted.
+    /// Returns a shard with a planted mistake.
     #[doc(hidden)]
     pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: P) -> Self {
         Shard {
@@ -80,20 +81,20 @@ impl<P: Plant> Shard<P> {
             keys: HashMap::default(),
             spare: None,
             timers: Timers::default(),
-            numbers: 0,
-            source: Source::new(node, index, of, seed, rules),
-            tickets: 0,
+            last_key: 0,
+            context: ShardContext::new(node, index, of, seed, rules),
+            last_ticket: 0,
             effects: Vec::new(),
         }
     }
 
-    /// A ticket for the next caller.
+    /// Returns a ticket for the next caller.
     pub fn issue(&mut self) -> Ticket {
-        self.tickets += 1;
-        Ticket(self.tickets)
+        self.last_ticket += 1;
+        Ticket(self.last_ticket)
     }
 
-    /// Takes in what happened to `name` at `now`, and returns what is to be done.
+    /// Handles one input of the key `name` at `now`, and returns the effects.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
         self.begin();
         match input {
@@ -101,7 +102,7 @@ impl<P: Plant> Shard<P> {
             | Input::Call(ticket, _)
             | Input::Act(ticket, ..)
             | Input::Adopt(ticket, ..)
-                if self.source.is_closed =>
+                if self.context.is_closed =>
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
@@ -113,12 +114,12 @@ impl<P: Plant> Shard<P> {
     fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
         let effects = &mut self.effects;
         let key = match input {
-            // Only these begin anything. All else is about what is over.
+            // Only these inputs create a state. All others are about something that is over.
             Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) | Input::Call(..) | Input::Act(..) => {
                 self.keys.entry(name.clone()).or_insert_with(|| {
                     let mut key = self.spare.take().unwrap_or_default();
-                    self.numbers += 1;
-                    (key.plant, key.number) = (self.plant, self.numbers);
+                    self.last_key += 1;
+                    (key.plant, key.number) = (self.plant, self.last_key);
                     key
                 })
             }
@@ -138,7 +139,7 @@ impl<P: Plant> Shard<P> {
         let mut cx = StepContext {
             now,
             name,
-            source: &mut self.source,
+            shard: &mut self.context,
             effects,
         };
         key.handle(&mut cx, input);
@@ -147,11 +148,11 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// A caller takes up what it was granted: from here on there is a guard. Returns until when it is held at least, or
-    /// `None` if the lease is over, and then there must be no guard. A lease that is not taken up is renewed for one lease,
-    /// and then given back.
+    /// Takes up a grant, so that the caller gets its guard. Returns the time until which the lease is held at least.
+    /// Returns `None` if the lease is over; there must be no guard then. A lease that is not taken up is renewed for
+    /// one lease, and then given back.
     ///
-    /// No step: it happens for every grant, and has no effects.
+    /// This is no step: it happens for every grant, and has no effects.
     pub fn take_up(&mut self, now: Instant, name: &Name, ticket: Ticket) -> Option<Instant> {
         let deadline = self.keys.get_mut(name).and_then(|key| key.take_up(now, ticket));
         if self.plant.planted(Flaw::LostGrantReturned) {
@@ -164,21 +165,22 @@ impl<P: Plant> Shard<P> {
         deadline
     }
 
-    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
+    /// now on.
     pub fn reads_with_others(&mut self, name: &Name, ticket: Ticket) -> bool {
         self.keys
             .get_mut(name)
             .is_some_and(|key| key.reads_with_others(ticket))
     }
 
-    /// When [`wake`](Self::wake) has something to do next.
+    /// Returns when [`wake_next`](Self::wake_next) has something to do next.
     pub fn next_due(&self) -> Option<Instant> {
         let (due, _) = self.timers.first()?;
         Some(due)
     }
 
-    /// Does what is due for one key: tells losses, renews, asks again. Returns the key, and what is to be done; `None` when
-    /// nothing is due.
+    /// Does what is due for one key: reports losses, renews, asks again. Returns the key and the effects, or `None`
+    /// if nothing is due.
     pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
         let name = name.clone();
@@ -186,39 +188,43 @@ impl<P: Plant> Shard<P> {
         Some((name, self.effects()))
     }
 
-    /// Whether grants are pushed. When they are again, some may have been missed, so every waiting claim is renewed. While
-    /// that is not known, every waiting claim looks often.
+    /// Handles a change of whether grants are pushed. When pushes start again, some may have been missed, so every
+    /// waiting claim is renewed. While the state is unknown, every waiting claim asks often.
     pub fn inbox(&mut self, now: Instant, state: InboxState, perform: impl FnMut(&Name, &Effect)) {
-        let before = std::mem::replace(&mut self.source.inbox, state);
+        let before = std::mem::replace(&mut self.context.inbox, state);
         if before != state || state == InboxState::Confirmed {
             self.each(now, KeyState::inbox, perform);
         }
     }
 
-    /// A connection opened: whatever failed and waits to be tried again is tried now.
+    /// Handles a new connection: every failed request that waits to be repeated is sent now.
     pub fn reachable(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
         self.each(now, KeyState::reachable, perform);
     }
 
-    /// Nobody of this process has the key, waits for it or asks for it: a [`Input::Lock`] is answered with a claim to be
-    /// sent, and nothing else.
+    /// Returns whether no caller of this process has the key, waits for it or makes a call about it. An
+    /// [`Input::Lock`] then only sends a claim.
     pub fn is_free(&self, name: &Name) -> bool {
-        !self.source.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
+        !self.context.is_closed && self.keys.get(name).is_none_or(|key| key.is_free())
     }
 
-    /// Somebody has the key for sure: the store said so at or after `since`, or a caller of this process holds it.
-    pub fn told_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
-        self.keys.get(name).is_some_and(|key| key.told_taken(now, since))
+    /// Returns whether the key is surely taken: the store said so at or after `since`, or a caller of this process
+    /// holds it.
+    pub fn is_known_taken(&self, now: Instant, name: &Name, since: Instant) -> bool {
+        self.keys
+            .get(name)
+            .is_some_and(|key| key.is_known_taken(now, since))
     }
 
-    /// What kept this key's requests from being answered since the last answer.
+    /// Returns why the requests of this key have had no answer since the last answer.
     pub fn last_error(&self, name: &Name) -> Option<StoreError> {
         self.keys.get(name)?.last_error()
     }
 
-    /// Gives up everything: waiters are denied, holders lose, claims are left. No lock is given from now on.
+    /// Gives up everything: waiters are denied, holders lose their leases, and claims are left. No lock is granted
+    /// from now on.
     pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
-        self.source.is_closed = true;
+        self.context.is_closed = true;
         self.each(now, KeyState::close, perform);
     }
 
@@ -227,8 +233,9 @@ impl<P: Plant> Shard<P> {
         self.keys.get(name)?.holding(now, ticket)
     }
 
-    /// A holder is about to write something: returns what that is checked against, and the length of the lease. `None`: the lease
-    /// is over, and nothing may be sent. Until [`Input::WriteEnded`] the lease is not handed on in this process.
+    /// Begins a write of a holder. Returns what the write is checked against, and the length of the lease. Returns
+    /// `None` if the lease is over; nothing may be sent then. Until [`Input::WriteEnded`] the lease is not handed on
+    /// in this process.
     pub fn begin_write(
         &mut self,
         now: Instant,
@@ -240,16 +247,19 @@ impl<P: Plant> Shard<P> {
 
     /// Returns whether the lease of a write is still held here.
     pub fn holds(&mut self, now: Instant, lease: &Precondition) -> bool {
-        let held = self.keys.get_mut(&lease.name).and_then(|key| key.held_as(lease));
+        let held = self
+            .keys
+            .get_mut(&lease.name)
+            .and_then(|key| key.held_under(lease));
         held.is_some_and(|held| now < held.deadline)
     }
 
-    /// How many keys have any state here.
+    /// Returns how many keys have a state here.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// No key has any state here.
+    /// Returns whether no key has a state here.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -263,19 +273,19 @@ impl<P: Plant> Shard<P> {
         })
     }
 
-    /// Returns what the one holder of this process holds of the key, which excludes others.
+    /// Returns what the first local holder of the key holds. An exclusive key has only one.
     pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holding> {
         let (_, holding) = self.keys.get(name)?.holders(now).next()?;
         Some(holding)
     }
 
-    /// The claim is not over here, for checkers.
+    /// Returns whether the claim is not over here, for checkers.
     #[doc(hidden)]
-    pub fn pursues(&self, name: &Name, claim_id: ClaimId) -> bool {
-        self.keys.get(name).is_some_and(|key| key.pursues(claim_id))
+    pub fn knows_claim(&self, name: &Name, claim_id: ClaimId) -> bool {
+        self.keys.get(name).is_some_and(|key| key.knows_claim(claim_id))
     }
 
-    /// A line per key, for histories.
+    /// Returns a description of the key in one line, for histories.
     #[doc(hidden)]
     pub fn describe(&self, name: &Name) -> String {
         format!("{:?}", self.keys.get(name))
@@ -287,7 +297,7 @@ impl<P: Plant> Shard<P> {
         step: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
         mut perform: impl FnMut(&Name, &Effect),
     ) {
-        // In order of names: a simulation must not depend on how a map is laid out.
+        // The order of names makes a simulation independent of the layout of a map.
         let mut names: Vec<Name> = self.keys.keys().cloned().collect();
         names.sort_unstable();
         for name in names {
@@ -296,7 +306,7 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// Takes one step of a key that has any state.
+    /// Takes one step of a key that has a state.
     fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>)) {
         self.begin();
         let Some(key) = self.keys.get_mut(name) else {
@@ -305,7 +315,7 @@ impl<P: Plant> Shard<P> {
         let mut cx = StepContext {
             now,
             name,
-            source: &mut self.source,
+            shard: &mut self.context,
             effects: &mut self.effects,
         };
         step(key, &mut cx);
@@ -314,7 +324,7 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// Begins a step. Drops what a step left that panicked.
+    /// Begins a step. Drops the effects of a step that panicked.
     #[inline]
     fn begin(&mut self) {
         if !self.effects.is_empty() && !self.plant.planted(Flaw::EffectsLeft) {
@@ -330,11 +340,11 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// After a step its timer is set again. True when nothing of it is left.
+    /// Sets the timer of a key after a step. Returns whether the key is idle, and its state can be forgotten.
     #[inline]
     fn settle(key: &mut KeyState<P>, name: &Name, timers: &mut Timers) -> bool {
         let due = key.next_due();
-        timers.change(name, key.number, &mut key.due, due);
+        timers.change(name, key.number, &mut key.timer, due);
         debug_assert!(due.is_none() || !key.is_idle(), "an idle key has no timer");
         key.is_idle()
     }
@@ -347,15 +357,15 @@ impl<P: Plant> Shard<P> {
     }
 }
 
-/// When a key is due. A number tells those of one moment apart.
+/// When a key is due. The number distinguishes the keys of one moment.
 type Due = (Instant, u64);
 
-/// One timer per key at the most. The earliest is kept beside the others: most of the time there is one or none, and a tree would
-/// be made and freed for each lease.
+/// At most one timer per key. The earliest is kept apart from the others, because there is usually one or none. A
+/// tree alone would allocate and free a node for each lease.
 #[derive(Debug, Default)]
 struct Timers {
     first: Option<(Due, Name)>,
-    /// All later ones. Empty when there is no first.
+    /// All later timers. Empty when there is no first.
     rest: BTreeMap<Due, Name>,
 }
 
@@ -365,7 +375,7 @@ impl Timers {
         self.first.as_ref().map(|((due, _), name)| (*due, name))
     }
 
-    /// Moves the timer of that number from `old`, which is kept beside it, to `due`.
+    /// Moves the timer of the key with this number to `due`. `old` is the present timer, and is updated.
     #[inline]
     fn change(&mut self, name: &Name, number: u64, old: &mut Option<Instant>, due: Option<Instant>) {
         if *old == due {

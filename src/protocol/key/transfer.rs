@@ -1,14 +1,14 @@
-//! A lease that a holder of this process gives away by a text, a lease that a caller of this process takes over, and a writer
-//! that becomes a reader.
+//! A lease that changes its owner. A holder of this process gives it away by a transfer, a caller of this process
+//! takes it over, or a writer becomes a reader.
 //!
-//! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a grant. That is
-//! done once, so it may be asked for again: a repeat finds what the first has done.
+//! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a
+//! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
 use crate::error::LostCause;
-use crate::protocol::failing::Failing;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
-    Claim, Claimant, Held, Holders, Local, Origin, Pass, Phase, RequestKind, Yielded,
+    Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind, Yielded,
 };
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
@@ -18,7 +18,8 @@ use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
-    /// Others read by the lease of this holder. If not, nobody else is let in by it from now on.
+    /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
+    /// now on.
     pub(crate) fn reads_with_others(&mut self, ticket: Ticket) -> bool {
         let Some(reader) = self.readers.get(ticket) else {
             return false;
@@ -31,7 +32,7 @@ impl<P: Plant> KeyState<P> {
         others
     }
 
-    /// From now on the number that it was held by is dead here.
+    /// Gives the lease of a holder away. The number by which it was held is dead here from now on.
     pub(crate) fn transfer(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -40,8 +41,9 @@ impl<P: Plant> KeyState<P> {
         term: LeaseTimes,
     ) {
         if self.readers.get(ticket).is_some() && self.reads_with_others(ticket) {
-            // Whoever asked before is refused.
-            self.part(cx, ticket, Some(ticket));
+            // `into_transfer` refuses a lease that is read with others, so only a caller that did not ask first gets
+            // here.
+            self.leave_share(cx, ticket, Some(ticket));
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
@@ -55,7 +57,7 @@ impl<P: Plant> KeyState<P> {
         self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
-    /// A writer becomes a reader. From now on the number that it wrote by is dead here.
+    /// Makes a writer a reader. The number by which it wrote is dead here from now on.
     pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
         let writes = self
             .held_by(ticket)
@@ -63,7 +65,7 @@ impl<P: Plant> KeyState<P> {
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
-        // A fixed lease ends when it would have.
+        // A fixed lease ends when it would have ended without the downgrade.
         let left_ms = held.deadline.since(cx.now).as_millis() as u64;
         let lease_ms = if old.fixed {
             left_ms.max(1)
@@ -74,24 +76,30 @@ impl<P: Plant> KeyState<P> {
         let options = LockOptions {
             mode: Mode::Read,
             fixed: old.fixed,
-            max_hold: held.local().and_then(|local| local.hold.most),
+            max_hold: held.local().and_then(|local| local.hold.max),
             ..LockOptions::new(term)
         };
         self.take_over(cx, to, options, (old.claim_id, Some(old)));
     }
 
-    /// Ends what a holder holds. Its claim is kept as it was, as held under the ticket that what it becomes is for.
-    fn end_holding(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) -> Option<(Claim, Held)> {
+    /// Ends what a holder holds. Returns its claim and lease as they were, but held under the ticket of the caller
+    /// that continues.
+    fn end_holding(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        ticket: Ticket,
+        to: Ticket,
+    ) -> Option<(Claim, HeldLease)> {
         let (claim, held, index) = self.held_by(ticket)?;
         let (number, held) = (claim.claim_id.claim, *held);
         let local = held.local().map(|local| local.hold);
         let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
-        let local = Local {
+        let local = LocalHolder {
             ticket: to,
             hold: local.or(reader)?.under_another_ticket(),
             unfetched: None,
         };
-        let held = Held {
+        let held = HeldLease {
             index,
             holders: Holders::One(local),
             ..held
@@ -101,8 +109,8 @@ impl<P: Plant> KeyState<P> {
         cx.released(ticket, Outcome::Kept);
         let old = Claim {
             phase: Phase::Held(held),
-            asking: None,
-            act: None,
+            in_flight: None,
+            next_request: None,
             ..old
         };
         Some((old, held))
@@ -120,7 +128,7 @@ impl<P: Plant> KeyState<P> {
         options: LockOptions,
         from: ClaimId,
     ) {
-        // A caller that adopts waits through an outage.
+        // A caller that adopts a lease waits through an outage.
         let options = LockOptions {
             wait: true,
             ..options
@@ -128,17 +136,18 @@ impl<P: Plant> KeyState<P> {
         self.take_over(cx, ticket, options, (from, None));
     }
 
-    /// `ours`: the claim of this process that gives the lease up.
+    /// Claims the lease of `from` by a pass. `local`: the claim of this process that gives the lease up.
     fn take_over(
         &mut self,
         cx: &mut StepContext<'_>,
         ticket: Ticket,
         options: LockOptions,
-        (from, ours): (ClaimId, Option<Claim>),
+        (from, local): (ClaimId, Option<Claim>),
     ) {
-        // A holder that gives a lease up waits for the answer as long as that lasts, and not as long as it is kept for others.
-        let term = match &ours {
-            Some(ours) if ours.term.lease_ms < options.term.lease_ms => ours.term,
+        // A holder that gives a lease up waits for the answer while its own lease lasts, and not while the lease is
+        // kept for others.
+        let term = match &local {
+            Some(local) if local.term.lease_ms < options.term.lease_ms => local.term,
             _ => options.term,
         };
         let caller = Caller {
@@ -148,14 +157,14 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
-        let claim_id = cx.source.next_claim_id();
+        let claim_id = cx.shard.next_claim_id();
         let mut claim = Claim::new(claim_id, Claimant::Solo(caller), &options, cx.now);
-        claim.origin = Some(Origin::Pass(Box::new(Pass { from, ours })));
+        claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
         self.claims.insert(claim);
         self.ask(cx, claim_id.claim, RequestKind::Pass);
     }
 
-    /// Nobody renews it here, or gives it back.
+    /// Forgets a lease that was given away. No caller of this process renews it or gives it back.
     pub(crate) fn handed_out(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if let Some((claim, ..)) = self.held_by(ticket) {
             let number = claim.claim_id.claim;
@@ -169,31 +178,32 @@ impl<P: Plant> KeyState<P> {
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         late_after: Instant,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) {
         let gives_up = self.plant.planted(Flaw::DowngradeGivesUp);
         let claim = &mut self.claims[number];
-        if failing.may_be_executed() {
-            claim.may_execute_until = Some(late_after.max(cx.now));
+        if failure.may_be_executed() {
+            claim.executable_until = Some(late_after.max(cx.now));
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
-                && origin.held_to_write(claim.mode).is_some()
+                && origin.held_as_writer(claim.mode).is_some()
             {
                 claim.claimant = Claimant::Abandoned;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
             }
         }
-        self.ask_or_wait(cx, number, failing);
+        self.ask_or_wait(cx, number, failure);
     }
 
-    /// The store is known to have done nothing of a pass that is given up: what was held goes on, if it would have lasted. A
-    /// request without an answer proves nothing, and its number stays dead.
-    pub(crate) fn keeps_holding(
+    /// Continues the old lease after a pass that is given up, if the store surely did nothing and the lease still
+    /// lasts. Returns whether the lease continues. A request without an answer proves nothing, and the old number
+    /// then stays dead.
+    pub(crate) fn continue_holding(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        failing: &Failing,
+        failure: &FailedRequest,
     ) -> bool {
         let claim = &mut self.claims[number];
         let Claimant::Solo(caller) = claim.claimant else {
@@ -201,7 +211,7 @@ impl<P: Plant> KeyState<P> {
         };
         let failed_claims = caller.failed_claims + 1;
         let goes_on =
-            !failing.is_refused() && failing.keeps_waiting(caller.patience(), failed_claims, cx.now);
+            !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now);
         let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
         if goes_on || claim.unanswered.is_some() {
             return false;
@@ -209,7 +219,7 @@ impl<P: Plant> KeyState<P> {
         let Some(Origin::Pass(pass)) = &mut claim.origin else {
             return false;
         };
-        let Some(mut old) = pass.ours.take_if(lasts) else {
+        let Some(mut old) = pass.local.take_if(lasts) else {
             return false;
         };
         self.claims.end(number);
@@ -220,16 +230,16 @@ impl<P: Plant> KeyState<P> {
             && let Holders::One(local) = &mut held.holders
         {
             local.unfetched = Some(cx.now + lease);
-            let kept = AcquireError::Kept(Fence::new(held.number, held.index), failing.told.clone());
+            let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported.clone());
             cx.deny(caller.ticket, kept);
         }
         self.claims.insert(old);
-        self.held = number;
-        self.schedule(cx, number);
+        self.last_held = number;
+        self.schedule_renewal(cx, number);
         true
     }
 
-    /// Leaves the number of a lease that was to be passed on, and perhaps was.
+    /// Leaves the number of a lease whose pass may or may not have been executed.
     pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
         let yielded = Yielded {
             from: old.claim_id,

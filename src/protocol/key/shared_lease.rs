@@ -1,22 +1,22 @@
-//! Readers of one process behind one claim of their node.
+//! A read lease that several callers of this process share, by one claim of their node.
 //!
-//! A claim that reads lets callers in until the burst is over, as an exclusive one is handed on; whoever comes later has a
-//! claim of their own node's again, behind whoever waits in the store. The line is in order, so nobody is let in past a
-//! writer of this process.
+//! A claim that reads lets callers in until its burst is over, in the same way as an exclusive one is handed on.
+//! Later callers get another claim of their node, which queues in the store behind all waiters. Callers are let in in
+//! the order of the line, so no reader passes a writer of this process.
 
 use crate::error::LostCause;
 use crate::protocol::flaw::Plant;
-use crate::protocol::key::claim::{Held, Holders, Local, Phase};
+use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 
 impl<P: Plant> KeyState<P> {
-    /// Lets readers in that are first in the line, by the claim that is open to them.
+    /// Lets in the readers at the head of the line, by the claim that is open to them.
     pub(crate) fn let_readers_in(&mut self, cx: &mut StepContext<'_>) {
         while self.line.mode() == Some(Mode::Read)
-            && let Some(number) = self.open
+            && let Some(number) = self.open_claim
         {
             if self.let_reader_in(cx, number).is_none() {
                 return;
@@ -24,13 +24,13 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// The first of the line. `None` when it is not let in by this claim.
+    /// Lets in the first caller of the line. Returns `None` if this claim does not let it in.
     fn let_reader_in(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Option<()> {
         let next = *self.line.front()?;
-        let rules = cx.source.rules;
+        let rules = cx.shard.rules;
         let claim = self.claims.get_mut(number)?;
         let lease = claim.lease();
-        let Phase::Held(Held {
+        let Phase::Held(HeldLease {
             number: grant,
             deadline,
             holders: Holders::Readers(count),
@@ -42,9 +42,10 @@ impl<P: Plant> KeyState<P> {
             return None;
         };
         let in_burst = *index < u64::from(rules.burst) && cx.now.since(*since) < rules.burst_time;
-        // With less than a third left the renewals are failing, as for whoever is handed an exclusive one.
+        // With less than a third of the lease left, the renewals are failing. The next reader should not inherit
+        // that.
         if !in_burst || deadline.since(cx.now) < lease / 3 {
-            self.open = None;
+            self.open_claim = None;
             return None;
         }
         if next.lease() > lease {
@@ -54,18 +55,18 @@ impl<P: Plant> KeyState<P> {
         *count += 1;
         let (index, fence) = (*index, Fence::new(*grant, *index));
         self.line.pop();
-        let local = Local::new(cx.now, next.ticket, next.options, lease);
+        let local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
         self.readers.add(local, number, index);
-        self.taken = Some(cx.now);
+        self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         Some(())
     }
 
-    /// A claim that reads was granted, and the first of the line reads by it: so may others. Whoever would not wait and
-    /// cannot read now hears of it.
+    /// Opens a granted claim to further readers, after the first of the line reads by it. Callers that do not wait
+    /// and cannot read now are denied.
     pub(crate) fn open_to_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        self.open = Some(number);
+        self.open_claim = Some(number);
         self.let_readers_in(cx);
         if self.line.has_impatient() {
             self.deny_impatient(cx, true);
@@ -73,7 +74,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A claim of this mode was granted to one caller: the callers that would not wait and cannot hold beside it are told.
+    /// Denies the callers that do not wait and cannot hold beside a claim of this mode, which was granted to one
+    /// caller.
     pub(crate) fn deny_beside(&mut self, cx: &mut StepContext<'_>, mode: Mode) {
         match mode {
             Mode::Exclusive => self.deny_impatient(cx, false),
@@ -82,15 +84,15 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// A claim of this mode was not granted: the callers that would not wait are told. A writer that has to wait says nothing of
-    /// whether readers have to.
+    /// Denies the callers that do not wait, after a claim of this mode was not granted. Readers are spared if a
+    /// writer was not granted, because readers may still be let in.
     pub(crate) fn deny_behind(&mut self, cx: &mut StepContext<'_>, mode: Mode) {
         if self.line.has_impatient() {
             self.deny_impatient(cx, mode == Mode::Exclusive);
         }
     }
 
-    /// Denies the callers that would not wait. `spares_readers`: except readers that no writer waits before.
+    /// Denies the callers that do not wait. `spares_readers`: except for readers in front of every waiting writer.
     fn deny_impatient(&mut self, cx: &mut StepContext<'_>, spares_readers: bool) {
         let mut is_spared = spares_readers;
         self.line.retain(
@@ -103,38 +105,39 @@ impl<P: Plant> KeyState<P> {
         );
     }
 
-    /// A reader is done. The last of a claim gives it back.
-    pub(crate) fn part(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, release: Option<Ticket>) {
+    /// Ends the holding of a reader. The last reader of a claim gives the lease back.
+    pub(crate) fn leave_share(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, release: Option<Ticket>) {
         let Some(reader) = self.readers.remove(ticket) else {
             return;
         };
-        if let Phase::Held(Held {
+        if let Phase::Held(HeldLease {
             holders: Holders::Readers(count),
             writes,
             ..
         }) = &mut self.claims[reader.claim].phase
         {
             *count -= 1;
-            // What this one wrote may still be done, and would pass for that of who is let in after it.
+            // A write of this reader may be executed late. It would pass for a write of a reader that is let in
+            // later.
             let may_be_written = *writes > 0;
             if *count > 0 {
                 if may_be_written {
                     self.close_to_readers(reader.claim);
                 }
-                let told = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
-                return cx.effects.extend(told);
+                let released = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
+                return cx.effects.extend(released);
             }
         }
         self.close_to_readers(reader.claim);
         self.leave(cx, reader.claim, release);
     }
 
-    /// Nobody else is let in by this claim.
+    /// Lets no further reader in by this claim.
     pub(crate) fn close_to_readers(&mut self, number: ClaimNumber) {
-        self.open = self.open.filter(|open| *open != number);
+        self.open_claim = self.open_claim.filter(|open| *open != number);
     }
 
-    /// All readers of a claim have lost it.
+    /// Reports the loss to all readers of a claim.
     pub(crate) fn lose_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         self.close_to_readers(number);
         let readers = self.readers.of(number);
@@ -147,21 +150,21 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Who was let in to read and did not take it up for a whole lease.
+    /// Gives back the grants that readers did not take up for a whole lease.
     pub(crate) fn give_back_unfetched(&mut self, cx: &mut StepContext<'_>) {
         while let Some(ticket) = self.readers.overdue(cx.now) {
             cx.effects.push(Effect::Lost(ticket, LostCause::Unfetched));
-            self.part(cx, ticket, None);
+            self.leave_share(cx, ticket, None);
         }
     }
 
-    /// Readers that have held for longer than is usual are told of, once.
+    /// Reports readers that have held for longer than is usual, once each.
     pub(crate) fn note_long_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let long = cx.source.rules.long_hold;
+        let long = cx.shard.rules.long_hold;
         for reader in self.readers.of_mut(number) {
             let held = cx.now.since(reader.local.hold.since);
-            if held >= long && !reader.local.hold.is_told {
-                reader.local.hold.is_told = true;
+            if held >= long && !reader.local.hold.is_reported {
+                reader.local.hold.is_reported = true;
                 cx.effects.push(Effect::Event(KeyEvent::HeldLong { held }));
             }
         }

@@ -1,4 +1,4 @@
-//! The claims of a key: which it needs for those who wait here, and what is asked of the store for them.
+//! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -9,14 +9,14 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
-/// For so many leases the store is told that a tick was run to its end: longer than it would stand in anybody's way.
-const FINISH_LEASES: u32 = 8;
+/// How many leases long a finish is repeated: longer than an unfinished tick can block others.
+const MAX_FINISH_LEASES: u32 = 8;
 
-/// So many of a line are asked for at once, while there are permits.
-const MOST_AHEAD: usize = 16;
+/// The greatest number of callers of a line with claims at one time, while there are permits.
+const MAX_LINE_CLAIMS: usize = 16;
 
 impl<P: Plant> KeyState<P> {
-    /// Tells of a grant that came because its owner before did not renew, as far as that can be known here. Fixed leases
+    /// Reports a grant that came because the previous owner did not renew, as far as this node can know. Fixed leases
     /// run out as they should.
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
@@ -26,9 +26,9 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Sees to it that a line has a claim, and a claim somebody who wants it.
+    /// Claims for the callers that have no claim, and leaves the claims that no caller wants.
     pub(crate) fn claim_for_line(&mut self, cx: &mut StepContext<'_>) {
-        if self.open.is_some() {
+        if self.open_claim.is_some() {
             self.let_readers_in(cx);
         }
         for number in self.claims.unsettled() {
@@ -36,23 +36,23 @@ impl<P: Plant> KeyState<P> {
                 continue;
             };
             let wanted = match claim.claimant {
-                Claimant::Cohort => claim.held().is_some() || self.line.mode() == Some(claim.mode),
-                Claimant::Solo(_) | Claimant::Ahead => true,
+                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.mode),
+                Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
             match claim.phase {
                 _ if wanted => {}
-                // An answer is under way: it decides.
-                Phase::Asked if claim.asking.is_some() => {}
+                // The answer to the request in flight decides.
+                Phase::Asked if claim.in_flight.is_some() => {}
                 Phase::Leaving(_) => {}
-                _ if claim.is_asking(RequestKind::Leave) => {}
+                _ if claim.is_in_flight(RequestKind::Leave) => {}
                 _ if self.plant.planted(Flaw::CancelledForgotten) => {
                     self.claims.end(number);
                 }
                 _ => self.leave(cx, number, None),
             }
         }
-        // What is due is taken off at once, or its timer would fire without end.
+        // A pause that is over is removed at once, because its timer would fire without end.
         self.reclaim = self.reclaim.filter(|reclaim| cx.now < reclaim.at);
         if self.reclaim.is_some() {
             return;
@@ -64,11 +64,11 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let options = head.options;
-        if self.claims.pursuit().is_none() {
-            self.claim(cx, Claimant::Cohort, &options, self.line.has_patient());
+        if self.claims.head_claim().is_none() {
+            self.claim(cx, Claimant::LineHead, &options, self.line.has_patient());
         }
         if matches!(options.mode, Mode::Permits(_)) {
-            self.ask_ahead(cx);
+            self.claim_for_followers(cx);
         }
     }
 
@@ -84,19 +84,22 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// While there are permits, those behind the first of the line are asked for in the same trip. Of one key and node at
-    /// most one claim waits in the store.
-    fn ask_ahead(&mut self, cx: &mut StepContext<'_>) {
-        let pursuit = self.claims.pursuit().and_then(|number| self.claims.get(number));
-        let is_new = pursuit.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
-        if self.asks_for_one || !is_new {
+    /// Claims for callers behind the first of the line in the same round trip, while there are permits. Only the
+    /// claim of the first may wait in the store.
+    fn claim_for_followers(&mut self, cx: &mut StepContext<'_>) {
+        let head_claim = self
+            .claims
+            .head_claim()
+            .and_then(|number| self.claims.get(number));
+        let is_new = head_claim.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
+        if self.claims_head_only || !is_new {
             return;
         }
-        let behind = 1 + self.claims.ahead();
-        let next = self.line.iter().take(MOST_AHEAD).skip(behind);
+        let behind = 1 + self.claims.follower_claims();
+        let next = self.line.iter().take(MAX_LINE_CLAIMS).skip(behind);
         let options: Vec<_> = next.map(|caller| caller.options).collect();
         for options in options {
-            self.claim(cx, Claimant::Ahead, &options, false);
+            self.claim(cx, Claimant::LineFollower, &options, false);
         }
     }
 
@@ -107,33 +110,33 @@ impl<P: Plant> KeyState<P> {
         options: &LockOptions,
         wait: bool,
     ) {
-        let claim_id = cx.source.next_claim_id();
+        let claim_id = cx.shard.next_claim_id();
         self.claims
             .insert(Claim::new(claim_id, claimant, options, cx.now));
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
 
-    /// From the moment in which a leave is handed out the number is dead here, whatever the answer.
+    /// Leaves a claim. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
-        let is_closed = cx.source.is_closed;
+        let is_closed = cx.shard.is_closed;
         let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
-        let latest = claim.may_execute_until.unwrap_or(cx.now).max(cx.now) + claim.hold();
+        let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
-            // Nothing under way, or given up, can have extended it since.
-            Phase::Held(held) if claim.asking.is_none() && claim.failed_requests == 0 => {
+            // No request in flight or without an answer can have extended the record.
+            Phase::Held(held) if claim.in_flight.is_none() && claim.failed_requests == 0 => {
                 held.ends.min(latest)
             }
             _ => latest,
         };
         let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
         let until = if is_finished && !is_closed {
-            cx.now + FINISH_LEASES * claim.hold()
+            cx.now + MAX_FINISH_LEASES * claim.record_lifetime()
         } else {
             ends
         };
         if keeps_number && claim.held().is_none() {
-            claim.claimant = Claimant::Cohort;
+            claim.claimant = Claimant::LineHead;
         } else {
             claim.phase = Phase::Leaving(Leaving { release, ends, until });
         }
@@ -149,20 +152,20 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Lets other nodes have their turn, and goes on at the end of the queue, for whoever is first in the line.
+    /// Yields the lease to other nodes, and claims again at the end of the queue for the first caller of the line.
     pub(crate) fn yield_(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
-        // Without a local caller there is nothing to go on for.
+        // Without a local caller there is nothing to claim again.
         let Some(options) = self.line.front().map(|head| head.options) else {
             return self.leave(cx, number, release);
         };
         let Some(old) = self.claims.remove(number) else {
             return;
         };
-        let mut claim_id = cx.source.next_claim_id();
+        let mut claim_id = cx.shard.next_claim_id();
         if self.plant.planted(Flaw::YieldKeepsNumber) {
             claim_id = old.claim_id;
         }
-        let mut claim = Claim::new(claim_id, Claimant::Cohort, &options, cx.now);
+        let mut claim = Claim::new(claim_id, Claimant::LineHead, &options, cx.now);
         claim.seq = old.seq;
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
@@ -174,9 +177,8 @@ impl<P: Plant> KeyState<P> {
         self.ask(cx, claim_id.claim, RequestKind::Yield);
     }
 
-    /// A dead number that was the older half of a yield, to be left. `unanswered`: why the yield has no answer, which may have
-    /// done it.
-    /// `seq`: so many requests were counted of it, or of the claim that went on with its count.
+    /// Leaves a number that is dead here: the old number of a yield or pass, or an unknown one. `unanswered` is the
+    /// error of the yield, which may have been executed. `seq` is the number of requests so far.
     pub(crate) fn leave_old_number(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -194,27 +196,27 @@ impl<P: Plant> KeyState<P> {
             until: ends,
         });
         claim.unanswered = unanswered;
-        // A late answer to one of those is none to what follows.
+        // A late answer to an earlier request must not count for the leave.
         claim.seq = seq;
         self.claims.insert(claim);
         self.ask(cx, number, RequestKind::Leave);
     }
 
-    /// Hands out a request of the claim. At most one is under way that anybody listens to.
-    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, what: RequestKind) {
+    /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
+    pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let claim = &mut self.claims[number];
-        // What became of it is found out by asking for it again: that is done once.
-        let what = match what {
+        // The outcome of a pass is found out by a repeat, because a pass is executed only once.
+        let kind = match kind {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
-            what => what,
+            kind => kind,
         };
         claim.seq += 1;
-        claim.asking = Some(what);
-        claim.act = None;
-        claim.retries = false;
-        claim.look_again = false;
-        let (verb, class) = claim.asks_for(what);
-        let claim_id = claim.asks_as(what);
+        claim.in_flight = Some(kind);
+        claim.next_request = None;
+        claim.is_retry = false;
+        claim.recheck_on_answer = false;
+        let (verb, class) = claim.verb_and_class(kind);
+        let claim_id = claim.request_claim_id(kind);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),

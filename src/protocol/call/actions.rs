@@ -1,14 +1,15 @@
-//! Calls that are sent once: actions. An action without an answer ends with an error that says that the outcome is unknown.
+//! Actions: calls that are sent once. If an action has no answer, the caller's error says that the outcome is
+//! unknown.
 //!
-//! The claims of a guarded write count it until it has ended. A write whose outcome is unknown does not end: it may be executed
-//! late, and must not pass for a write of the next holder.
+//! The claims of a guarded write count it until it has ended. A write with an unknown outcome does not end: it may be
+//! executed late, and must not pass for a write of the next holder.
 
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::call::pending::PendingAction;
-use crate::protocol::failing::Failing;
+use crate::protocol::call::pending_call::PendingAction;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
@@ -17,7 +18,7 @@ use crate::protocol::write::Action;
 
 impl<P: Plant> Calls<P> {
     pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
-        let claim = cx.source.next_claim_id().claim;
+        let claim = cx.shard.next_claim_id().claim;
         self.actions.push(PendingAction {
             number: claim,
             caller: Some(ticket),
@@ -32,7 +33,7 @@ impl<P: Plant> Calls<P> {
         }));
     }
 
-    /// Takes out the action that an answer is for.
+    /// Removes and returns the action that an answer is for.
     pub(crate) fn take_action(&mut self, tag: Tag) -> Option<PendingAction> {
         let at = self
             .actions
@@ -49,7 +50,7 @@ impl PendingAction {
             _ => &[],
         };
         self.end_write(cx, refused);
-        let told = match reply {
+        let result = match reply {
             Reply::Busy(_) => Err(AcquireError::Busy),
             Reply::Refused(refusal) => Err(AcquireError::Store(StoreError::refused(refusal))),
             reply => CallAnswer::from_reply(reply, false).ok_or_else(|| {
@@ -57,27 +58,28 @@ impl PendingAction {
                 AcquireError::Unanswered(StoreError::new(StoreErrorKind::Interrupted, text))
             }),
         };
-        self.tell(cx, told);
+        self.report(cx, result);
     }
 
-    pub(crate) fn failed(self, cx: &mut StepContext<'_>, failing: Failing) {
-        let denial = if failing.may_be_executed() {
-            AcquireError::Unanswered(failing.told)
+    pub(crate) fn failed(self, cx: &mut StepContext<'_>, failure: FailedRequest) {
+        let denial = if failure.may_be_executed() {
+            AcquireError::Unanswered(failure.reported)
         } else {
             self.end_write(cx, &[]);
-            AcquireError::Store(failing.told)
+            AcquireError::Store(failure.reported)
         };
-        self.tell(cx, Err(denial));
+        self.report(cx, Err(denial));
     }
 
-    fn tell(self, cx: &mut StepContext<'_>, told: Result<CallAnswer, AcquireError>) {
-        cx.effects.extend(self.caller.map(|ticket| match told {
+    fn report(self, cx: &mut StepContext<'_>, result: Result<CallAnswer, AcquireError>) {
+        cx.effects.extend(self.caller.map(|ticket| match result {
             Ok(answer) => Effect::Answered(ticket, answer),
             Err(why) => Effect::Denied(ticket, why),
         }));
     }
 
-    /// Tells the claims of a write that it has ended, and those at the places `refused` that their leases are over.
+    /// Tells the claims of a write that it has ended. The claims at the places `refused` are told that their leases
+    /// are over.
     fn end_write(&self, cx: &mut StepContext<'_>, refused: &[usize]) {
         if let Action::Write(write) = &self.action {
             let leases = write.leases.iter().cloned().enumerate();
