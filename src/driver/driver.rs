@@ -18,7 +18,7 @@ use crate::driver::node::Node;
 use crate::driver::servers::{Connection, Server};
 use crate::driver::waiter::lock;
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
-use crate::observe::{self, background};
+use crate::observe;
 use crate::options::Options;
 use crate::protocol::message::{BatchReply, Executed, Failure, Name};
 use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
@@ -60,7 +60,7 @@ pub(crate) fn start(
         .spawn(move || {
             // A fault of ours must not end the renewals of everybody else without a word.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {
-                driven.events.push(background::driver_failed());
+                driven.events.push(observe::driver_failed());
                 runtime.block_on(async { tokio::time::sleep(RESTART).await });
             }
             driven
@@ -225,7 +225,7 @@ impl Node {
             SessionEffect::Event(event) => self.session_event(server, event, now),
         }));
         if done.is_err() {
-            self.events.push(background::driver_failed());
+            self.events.push(observe::driver_failed());
         }
     }
 
@@ -239,7 +239,7 @@ impl Node {
             let input = match opened {
                 Ok(link) => {
                     for text in link.warnings().to_vec() {
-                        node.events.push(background::server_warning(text));
+                        node.events.push(observe::server_warning(text));
                     }
                     node.note_run(&to, link.run_id());
                     let time = link.time();

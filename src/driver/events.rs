@@ -6,6 +6,7 @@
 //! sees is no matter of this: its own thread calls [`observe`].
 
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -14,9 +15,7 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::driver::events::queue::{Entry, Queue};
 use crate::error::LostCause;
-use crate::observe::background;
-use crate::observe::event::Event;
-use crate::observe::{Label, kept, shielded};
+use crate::observe::{self, Event, Label, kept, shielded};
 use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
@@ -66,14 +65,41 @@ impl EventSink {
         }
     }
 
-    /// Tells what happened to a key.
-    pub(crate) fn key_event(&self, name: &Name, event: &KeyEvent) {
-        self.push(background::of_key(name, event));
+    /// Pushes an event of a key machine. Some of them only concern the simulator.
+    pub(crate) fn push_key_event(&self, name: &Name, event: &KeyEvent) {
+        self.push(match event.clone() {
+            KeyEvent::HandedOn => observe::handed_on(name),
+            KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
+                observe::taken_over(name)
+            }
+            KeyEvent::Inherited { from } => observe::inherited(name, from),
+            KeyEvent::Renewed { slack } => observe::renewed(name, slack),
+            KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, left, error),
+            KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
+            KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error),
+            KeyEvent::Requeued => observe::requeued(name),
+            KeyEvent::Asking => observe::asked_again(name),
+            KeyEvent::Late => observe::late(name),
+            KeyEvent::UnknownLeft => observe::unknown_grant(name),
+            KeyEvent::PushStale => observe::stale_grant(name),
+            KeyEvent::PushForged => observe::forged_grant(name),
+            KeyEvent::Overdue { held, left } => observe::overdue(name, held, left),
+            KeyEvent::HeldLong { held } => observe::held_long(name, held),
+            KeyEvent::UnlikeCapacity { ours, theirs } => observe::capacity_differs(name, ours, theirs),
+            KeyEvent::TooShort
+            | KeyEvent::GhostLeft
+            | KeyEvent::Yielded
+            | KeyEvent::LeaveRepeated
+            | KeyEvent::AnswerStale => None,
+        });
     }
 
-    /// A lease ended while it was held.
-    pub(crate) fn lost(&self, name: &Name, cause: LostCause) {
-        self.push(background::lost(name, cause, None));
+    /// Pushes the event that a lease ended while it was held. `paused` is the length of the pause of this process in which
+    /// the deadline passed.
+    pub(crate) fn push_loss(&self, name: &Name, cause: LostCause, paused: Option<Duration>) {
+        let event = observe::lost(name, cause, paused);
+        let is_trouble = matches!(cause, LostCause::Deadline | LostCause::Gone);
+        self.push(if is_trouble { event.map(Event::loss) } else { event });
     }
 
     /// A batch of so many requests leaves for the store. One without any is a sign of life, and no batch.

@@ -12,7 +12,7 @@ use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::background;
+use crate::observe;
 use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
@@ -28,7 +28,7 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
             let Some(node) = node.upgrade() else { return };
             match told(event) {
                 Ok((name, input)) => node.drive(&name, input),
-                Err(text) => node.events.push(background::server_warning(text)),
+                Err(text) => node.events.push(observe::server_warning(text)),
             }
         })
     };

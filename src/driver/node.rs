@@ -20,7 +20,7 @@ use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
 use crate::driver::waiter::{Told, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::observe::{Label, background};
+use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
@@ -427,14 +427,14 @@ impl Node {
             Effect::WriteEnded(lease, is_refused) => {
                 self.drive(&lease.name, Input::WriteEnded(lease.clone(), *is_refused));
             }
-            Effect::Event(event) => self.events.key_event(name, event),
+            Effect::Event(event) => self.events.push_key_event(name, event),
             Effect::Lost(_, cause) => {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {
                     self.servers.of(name).outage.lost_lease();
                 }
                 let is_by_deadline = *cause == LostCause::Deadline;
                 let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
-                self.events.push(background::lost(name, *cause, paused));
+                self.events.push_loss(name, *cause, paused);
             }
             Effect::Denied(_, AcquireError::Store(error) | AcquireError::Kept(_, error)) => {
                 self.failed(self.servers.of(name), Failed::Caller, error);

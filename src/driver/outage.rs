@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::background::Recovery;
+use crate::observe::Recovery;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::driver::node::Node;
 use crate::driver::pulse::{BEAT, Pause};
 use crate::driver::waiter::lock;
-use crate::observe::background;
+use crate::observe;
 use crate::protocol::time::Instant;
 
 impl Node {
@@ -44,7 +44,7 @@ impl Node {
         // Another thread may have told it meanwhile.
         let Some(by) = self.pulse.overdue(now) else { return };
         let lasted = now.since(by);
-        self.events.push(background::process_paused(lasted));
+        self.events.push(observe::process_paused(lasted));
         *latest = Some(Pause {
             from: Instant::from_nanos(by.as_nanos().saturating_sub(BEAT.as_nanos() as u64)),
             to: now,

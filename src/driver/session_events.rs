@@ -7,7 +7,7 @@ use crate::driver::outage::{Ended, Failed, InboxLoss};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::background;
+use crate::observe;
 use crate::protocol::message::Reply;
 use crate::protocol::session::step::SessionEvent;
 use crate::protocol::step::{InboxState, Input};
@@ -23,10 +23,10 @@ impl Node {
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
             self.events
-                .push(background::store_failing(server.text.clone(), error.clone()));
+                .push(observe::store_failing(server.text.clone(), error.clone()));
         }
         if let Some(error) = inbox {
-            self.events.push(background::inbox_lost(error, false));
+            self.events.push(observe::inbox_lost(error, false));
         }
     }
 
@@ -47,7 +47,7 @@ impl Node {
     /// A connection to a server opened, which says which run of it this is.
     pub(crate) fn note_run(&self, server: &Server, run_id: Option<&str>) {
         if run_id.is_some_and(|run_id| server.outage.is_changed(run_id)) {
-            self.events.push(background::server_changed(server.text.clone()));
+            self.events.push(observe::server_changed(server.text.clone()));
         }
     }
 
@@ -59,11 +59,11 @@ impl Node {
 
     fn tell_ended(&self, server: &Server, ended: Option<Ended>) {
         self.events.push(match ended {
-            Some(Ended::Outage(recovery)) => background::store_recovered(server.text.clone(), recovery),
+            Some(Ended::Outage(recovery)) => observe::store_recovered(server.text.clone(), recovery),
             Some(Ended::Doubt(error, lasted)) => {
-                self.events.push(background::inbox_lost(error, true));
+                self.events.push(observe::inbox_lost(error, true));
                 match lasted {
-                    Some(_) => background::inbox_open(lasted),
+                    Some(_) => observe::inbox_open(lasted),
                     None => return,
                 }
             }
@@ -84,7 +84,7 @@ impl Node {
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
         if self.pause_until_now().is_some() {
-            return self.events.push(background::inbox_lost(error, false));
+            return self.events.push(observe::inbox_lost(error, false));
         }
         let is_news = match server.outage.inbox_lost(now, &error, is_decided) {
             _ if self.is_abandoned() => false,
@@ -97,20 +97,20 @@ impl Node {
                 return;
             }
         };
-        self.events.push(background::inbox_lost(error, is_news));
+        self.events.push(observe::inbox_lost(error, is_news));
     }
 
     /// What happened between this node and a server, at the time of the session's step: an answer to what was sent in that
     /// step decides what it means.
     pub(crate) fn session_event(self: &Arc<Self>, server: &Arc<Server>, event: SessionEvent, now: Instant) {
         match event {
-            SessionEvent::Connected(took) => self.events.push(background::connected(took)),
+            SessionEvent::Connected(took) => self.events.push(observe::connected(took)),
             SessionEvent::ConnectionLost { error, idle } => {
                 // One that was idle is no trouble, unless the inbox broke with it.
                 if !idle || server.outage.is_doubted() {
                     self.failed(server, Failed::Connection, &error);
                 }
-                self.events.push(background::connection_lost(error));
+                self.events.push(observe::connection_lost(error));
             }
             SessionEvent::Answered { refused: false, sent } => {
                 let ended = server.outage.answered(now, sent);
@@ -118,7 +118,7 @@ impl Node {
             }
             SessionEvent::InboxOpen => {
                 if let Some(away) = server.outage.inbox_open(now) {
-                    self.events.push(background::inbox_open(away));
+                    self.events.push(observe::inbox_open(away));
                 }
                 if server.outage.is_on() {
                     self.probe_server(server);

@@ -301,12 +301,11 @@ impl LockFuture {
         let (label, name) = (self.label(), &self.name);
         match why {
             AcquireError::Busy if self.options.goes_on => return,
-            AcquireError::Kept(_, source) => return observe::denied_by_store(label, name, source),
+            AcquireError::Kept(..) => return observe::denied(label, name, why),
             AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
-            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
-                observe::denied_by_store(label, name, source);
-            }
-            AcquireError::Busy
+            AcquireError::Store(_)
+            | AcquireError::Unanswered(_)
+            | AcquireError::Busy
             | AcquireError::QueueFull { .. }
             | AcquireError::NodeFull
             | AcquireError::Closed

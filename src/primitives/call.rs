@@ -116,12 +116,7 @@ impl<T> CallFuture<T> {
             }
             Err(why) => why,
         };
-        match &why {
-            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
-                observe::denied_by_store(label, name, source);
-            }
-            why => observe::denied(label, name, why),
-        }
+        observe::denied(label, name, &why);
         let limit = handle.options().max_waiters_per_key;
         Err(denial::error(handle, name, why, (limit, Duration::ZERO)))
     }

@@ -426,7 +426,7 @@ impl Guard {
             Outcome::Lost(cause) => {
                 // Found only now. Any other loss was told when it happened.
                 if cause == LostCause::Gone {
-                    node.events.lost(&held.name, cause);
+                    node.events.push_loss(&held.name, cause, None);
                 }
                 let cause = told.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })

@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use tracing::Dispatch;
 
-use crate::observe::background;
-use crate::observe::event::Event;
-use crate::observe::{Label, kept, shielded};
+use crate::observe::{self, Event, Label, kept, shielded};
 
 const THREAD: &str = "tenure-events";
 /// So many events wait at the most, and beyond them so many losses.
@@ -157,7 +155,7 @@ impl Queue {
                 }
                 Some(Work::TellDropped(dispatch)) => {
                     let count = self.dropped.swap(0, Ordering::SeqCst);
-                    shielded(|| to(dispatch.as_ref(), || background::events_dropped(count)));
+                    shielded(|| to(dispatch.as_ref(), || observe::events_dropped(count)));
                 }
                 // A caller that waited too long for it is gone.
                 #[cfg(any(test, feature = "testing"))]
@@ -185,7 +183,7 @@ impl Queue {
 impl Entry {
     fn tell(self) {
         if let Some(event) = self.event {
-            to(self.dispatch.as_ref(), || event.tell(&self.label));
+            to(self.dispatch.as_ref(), || event.emit(&self.label));
         }
     }
 }

@@ -103,15 +103,15 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     let told = Told::default();
     let (sink, is_blocked, go) = blocking(&told);
-    sink.push(background::inbox_open(None));
+    sink.push(observe::inbox_open(None));
     is_blocked.recv_timeout(PATIENCE).unwrap();
     for _ in 0..ROOM + 100 {
-        sink.key_event(&name("a"), &KeyEvent::Late);
+        sink.push_key_event(&name("a"), &KeyEvent::Late);
     }
     // An ended lease is no trouble, and has no room of its own.
-    sink.lost(&name("a"), LostCause::Ended);
+    sink.push_loss(&name("a"), LostCause::Ended, None);
     for _ in 0..ROOM_BEYOND + 10 {
-        sink.lost(&name("a"), LostCause::Deadline);
+        sink.push_loss(&name("a"), LostCause::Deadline, None);
     }
     assert_eq!(count(&told, ""), 0);
     go.send(()).unwrap();
@@ -121,7 +121,7 @@ fn a_subscriber_that_blocks_costs_events_and_no_loss() {
     assert_eq!(count(&told, "event=\"events_dropped\""), 1);
     assert_eq!(count(&told, &format!("count={} ", 100 + 1 + 10)), 1);
     // And there is room again.
-    sink.key_event(&name("a"), &KeyEvent::Late);
+    sink.push_key_event(&name("a"), &KeyEvent::Late);
     sink.queue.flush(PATIENCE);
     assert_eq!(count(&told, "event=\"late\""), ROOM + 1);
 }
@@ -136,7 +136,7 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
             let sink = sink.clone();
             scope.spawn(move || {
                 for _ in 0..EACH {
-                    sink.key_event(&name(&format!("of {n}.")), &KeyEvent::Requeued);
+                    sink.push_key_event(&name(&format!("of {n}.")), &KeyEvent::Requeued);
                 }
             });
         }
@@ -157,7 +157,7 @@ fn of_a_hundred_producers_each_event_is_told_or_counted() {
 fn what_only_the_simulator_counts_is_not_told() {
     let told = Told::default();
     let sink = sink_for(keeps(&told));
-    sink.key_event(&name("a"), &KeyEvent::Yielded);
+    sink.push_key_event(&name("a"), &KeyEvent::Yielded);
     sink.queue.flush(PATIENCE);
     assert_eq!(count(&told, ""), 0);
 }
