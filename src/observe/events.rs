@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::observe::event::{Event, Label, emit, events, function, is_on, level};
-use crate::observe::metrics::{self, kept};
+use crate::observe::metrics::{self, pending};
 use crate::protocol::message::{Fence, Name, NodeId};
 use crate::protocol::step::AcquireError;
 #[cfg(feature = "scheduler")]
@@ -34,10 +34,10 @@ node now {
 
 (name: &Name) later {
     /// A lease went to the next caller of this process.
-    TRACE handed_on(): "a lease went to the next caller of this process", counts kept::handed(name, "local");
+    TRACE handed_on(): "a lease went to the next caller of this process", counts pending::handed(name, "local");
 
     /// The lease came to this process from another process, after a wait in the store's queue.
-    TRACE taken_over(): "a lease came from another process", counts kept::handed(name, "remote");
+    TRACE taken_over(): "a lease came from another process", counts pending::handed(name, "remote");
 
     /// The lease came from another process whose owner had let it expire, as far as this process can know. That owner
     /// died, or could not reach the store. `from` is the node of that owner, if the owner held the lease alone.
@@ -45,11 +45,11 @@ node now {
         "a lease was granted because its owner let it expire";
 
     /// A lease was renewed. `slack_ms` of it were left.
-    TRACE renewed(slack: Duration): [slack_ms = ms(slack)] "a lease was renewed", counts kept::renewed(slack);
+    TRACE renewed(slack: Duration): [slack_ms = ms(slack)] "a lease was renewed", counts pending::renewed(slack);
 
     /// A renewal failed. The node retries while time is left.
     DEBUG renew_failed(left: Duration, error: StoreError): [left_ms = ms(left), %error] "a renewal failed; retrying",
-        counts kept::store_failed("renew", &error);
+        counts pending::store_failed("renew", &error);
 
     /// A lock was held for as long as its `max_hold` allows. The lease is not renewed again, and is lost after `left_ms`.
     WARN overdue(held: Duration, left: Duration): [held_ms = ms(held), left_ms = ms(left)]
@@ -72,7 +72,7 @@ node now {
         (WARN if matches!(cause, LostCause::Overdue | LostCause::Unfetched))
         lost(cause: LostCause, paused: Option<Duration>):
         [cause = %loss(cause, paused), paused_ms = paused.map(ms)] "a lease ended while it was held",
-        counts kept::lost(name, cause);
+        counts pending::lost(name, cause);
 }
 
 (name: &Name) now {
@@ -87,7 +87,7 @@ node now {
 (name: &Name) later {
     /// A waiter's heartbeat failed. The node retries.
     DEBUG wait_failed(error: StoreError): [%error] "a waiter's heartbeat failed; retrying",
-        counts kept::store_failed("wait", &error);
+        counts pending::store_failed("wait", &error);
 
     /// The store forgot a waiter. The waiter is at the end of the queue again.
     DEBUG requeued(): "the store forgot a waiter; queueing it again";
@@ -129,7 +129,7 @@ node later {
 
     /// A connection was given up, was found closed, or could not be opened.
     DEBUG connection_lost(error: StoreError): [%error] "a connection to the store was given up",
-        counts kept::store_failed("connection", &error);
+        counts pending::store_failed("connection", &error);
 
     /// Grants are pushed to this node. WARN with `away_ms` if a WARN said before that they were not.
     DEBUG (WARN if away.is_some()) inbox_open(away: Option<Duration>): [away_ms = away.map(ms)]
@@ -138,7 +138,7 @@ node later {
     /// Grants are not pushed. Waiters use timers until the inbox is open again. Emitted when the connection for commands
     /// still answers. DEBUG if `store_failing` explains the loss, or if the loss was reported before.
     WARN (DEBUG if !is_news) inbox_lost(error: StoreError, is_news: bool): [%error]
-        "grants are not pushed to this node; waiters use timers", counts kept::store_failed("inbox", &error);
+        "grants are not pushed to this node; waiters use timers", counts pending::store_failed("inbox", &error);
 
     /// The configuration of a server endangers leases.
     WARN server_warning(text: String): "{text}";
@@ -189,7 +189,7 @@ request now {
 (name: &Name) later {
     /// A dead claim could not be withdrawn. The claim expires by itself.
     DEBUG leave_failed(error: Option<StoreError>): [error = error.map(tracing::field::display)]
-        "a claim could not be withdrawn; it expires by itself", counts kept::leave_failed(error.as_ref());
+        "a claim could not be withdrawn; it expires by itself", counts pending::leave_failed(error.as_ref());
 }
 
 (job: &Key) now {

@@ -362,7 +362,7 @@ impl Guard {
         let is_taken = held.part_alone();
         if is_taken {
             let over = held.waiter.over();
-            held.waiter.give_back();
+            held.waiter.mark_over();
             self.share = Share::Ended;
             self.tell_end(over);
         }
@@ -405,7 +405,7 @@ impl Guard {
                 return if is_held { Ok(()) } else { Err(held.lost()) };
             }
         }
-        held.waiter.give_back();
+        held.waiter.mark_over();
         self.share = Share::Last { lost };
         Ok(())
     }
