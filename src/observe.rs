@@ -6,8 +6,8 @@
 //! [`EVENTS`] lists all events, with their levels. All events have the target `tenure` and a field `event` with their
 //! name. Events about a key have the fields `key` and `kind`: `lock`, `job`, `semaphore`, `election` or `latch`. Keys are
 //! never labels of metrics. Events about a node have its id as `node`. If the
-//! [builder](crate::locks::Builder::node_name) gave the node a name, all events but those of layers have it as `node_name`.
-//! Events of a tick have its nominal time as `tick_ms`; when a run begins, fails or ends, also as `tick`, by RFC 3339.
+//! [builder](crate::locks::Builder::node_name) gave the node a name, all events but those of layers have the name as
+//! `node_name`. Events of a tick have its nominal time as `tick_ms`; when a run begins, fails or ends, also as `tick`, by RFC 3339.
 //!
 //! A server that fails causes two events, however many leases and callers it concerns. `store_failing` is emitted when the
 //! first connection is given up, or when the first request is refused or not answered in time; its fields are `server` and

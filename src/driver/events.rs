@@ -31,7 +31,7 @@ fn queue() -> &'static EventQueue {
     mine.unwrap_or(&QUEUES[0])
 }
 
-/// Where a node's events go. Clones are equal.
+/// The sink for the events of a node. Clones share its queue.
 #[derive(Debug, Clone)]
 pub(crate) struct EventSink {
     label: Label,

@@ -73,8 +73,8 @@ impl Node {
         let Some(store) = self.servers.immediate() else {
             return;
         };
-        if self.is_pushed.load(Ordering::Acquire) {
-            self.is_pushed.store(false, Ordering::SeqCst);
+        if self.has_pushed.load(Ordering::Acquire) {
+            self.has_pushed.store(false, Ordering::SeqCst);
             let pushed = std::mem::take(&mut *lock(&self.pushed));
             for (name, input) in pushed {
                 self.drive(&name, input);
@@ -149,7 +149,7 @@ impl Node {
         Arc::new(move |event| {
             if let (Some(node), Ok(pushed)) = (node.upgrade(), inbox::key_input(event)) {
                 lock(&node.pushed).push(pushed);
-                node.is_pushed.store(true, Ordering::Release);
+                node.has_pushed.store(true, Ordering::Release);
                 if IS_EXCHANGING.get() {
                     node.leave_to_outermost();
                 } else {

@@ -55,7 +55,7 @@ pub(crate) struct Node {
     /// What a store in memory pushed, until a thread handles it.
     pub(crate) pushed: Mutex<Vec<(Name, Input)>>,
     /// Set when `pushed` may have entries.
-    pub(crate) is_pushed: AtomicBool,
+    pub(crate) has_pushed: AtomicBool,
 }
 
 /// A shard, and the callers that wait for it.
@@ -161,7 +161,7 @@ pub(super) struct FollowUp {
     /// The time of the latest step.
     pub(super) now: Instant,
     /// Set if a request is queued.
-    pub(super) sends: bool,
+    pub(super) has_requests: bool,
     /// When a shard is next due, in nanoseconds.
     pub(super) due: u64,
     /// Set if a shard has become empty.
@@ -178,7 +178,7 @@ impl FollowUp {
     pub(super) fn take() -> Box<FollowUp> {
         let kept = FOLLOW_UP.try_with(RefCell::take).ok().flatten();
         let mut after: Box<FollowUp> = kept.unwrap_or_default();
-        (after.sends, after.due, after.is_empty) = (false, u64::MAX, false);
+        (after.has_requests, after.due, after.is_empty) = (false, u64::MAX, false);
         after
     }
 
@@ -237,7 +237,7 @@ impl Node {
             inbox: watch::Sender::new(InboxState::Unconfirmed),
             longest_ms: AtomicU64::new(0),
             pushed: Mutex::default(),
-            is_pushed: AtomicBool::new(false),
+            has_pushed: AtomicBool::new(false),
             options,
         })
     }
@@ -372,18 +372,18 @@ impl Node {
         let wakes = &mut after.wakes;
         match effect {
             Effect::Send(outgoing) => {
-                after.sends = true;
+                after.has_requests = true;
                 match &mut after.together {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
             }
             Effect::Act(action) => {
-                after.sends = true;
+                after.has_requests = true;
                 lock(&self.servers.for_name(&action.name).session).queue_action(action.clone());
             }
             Effect::Granted(ticket, fence) => {
-                // A lease that is handed on has the number of its first grant.
+                // A lease that is handed on has the number of its first grant, which was noted then.
                 if fence.is_first() {
                     // Noted here, and not when a push arrives: only the key machine can tell a forged grant.
                     lock(&self.servers.for_name(name).session).saw(fence.number());
@@ -464,13 +464,13 @@ impl Node {
 
     /// Notes whether grants are pushed.
     pub(crate) fn inbox_state(self: &Arc<Self>, state: InboxState) {
-        self.each(|shard, now, perform| shard.inbox(now, state, perform));
+        self.step_every_key(|shard, now, perform| shard.inbox(now, state, perform));
         self.inbox.send_replace(state);
     }
 
     /// Notes that a connection opened, so that queued releases can be sent.
     pub(crate) fn reachable(self: &Arc<Self>) {
-        self.each(|shard, now, perform| shard.reachable(now, perform));
+        self.step_every_key(|shard, now, perform| shard.reachable(now, perform));
     }
 
     /// Returns a watch on whether grants are pushed to this node.
@@ -483,7 +483,7 @@ impl Node {
 
     /// Gives up everything that callers hold and wait for.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.each(|shard, now, perform| shard.close(now, perform));
+        self.step_every_key(|shard, now, perform| shard.close(now, perform));
     }
 
     /// Notes that no handle is left: the driver finishes its work and ends.

@@ -89,15 +89,15 @@ impl Node {
         }
         let FollowUp {
             now,
-            sends,
+            has_requests,
             due,
             is_empty,
             ..
         } = *after;
         after.keep();
-        if sends && self.servers.immediate().is_some() {
+        if has_requests && self.servers.immediate().is_some() {
             self.exchange(now);
-        } else if sends {
+        } else if has_requests {
             self.alarm.ring();
         } else {
             self.alarm.expect(due);
@@ -130,7 +130,10 @@ impl Node {
     }
 
     /// Takes a step of every key, one shard at a time, so that no caller waits for all of them.
-    pub(super) fn each(self: &Arc<Self>, step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect))) {
+    pub(super) fn step_every_key(
+        self: &Arc<Self>,
+        step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect)),
+    ) {
         let mut after = FollowUp::take();
         for cell in &self.shards {
             let mut keys = lock(&cell.keys);

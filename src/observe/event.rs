@@ -77,7 +77,8 @@ pub(super) fn is_on(level: Level) -> bool {
 ///
 /// ```text
 /// /// What happened.
-/// LEVEL «(OTHER_LEVEL if condition)» name(parameters): «[fields]» "text" «(argument of the text)»«, counts expression»;
+/// LEVEL «(OTHER_LEVEL if condition)» name(parameters):
+///     «[fields]» "text" «(argument of the text)»«, counts expression»;
 /// ```
 macro_rules! events {
     ($($subject:tt $when:ident {$(
@@ -108,7 +109,10 @@ macro_rules! events {
 /// Makes the function of one event. Each subject has an arm, with its parameters and its fields.
 macro_rules! function {
     (($name:ident: &Name) now $($row:tt)+) => {
-        function! { @now [of: &Label, $name: &Name,] [node_name = of.name(), kind = $name.kind.word(), key = %$name.key,] $($row)+ }
+        function! {
+            @now [of: &Label, $name: &Name,]
+            [node_name = of.name(), kind = $name.kind.word(), key = %$name.key,] $($row)+
+        }
     };
     (($name:ident: &Name) later $($row:tt)+) => {
         function! {
@@ -138,7 +142,8 @@ macro_rules! function {
         function! { @now [] [] $($row)+ }
     };
 
-    (@now [$($subject:tt)*] $about:tt $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
+    (@now [$($subject:tt)*] $about:tt
+        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
         pub(crate) fn $event($($subject)* $($parameter: $type),*) {
             $($counter;)?
             emit!($levels $event $about $body);

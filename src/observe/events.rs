@@ -204,7 +204,8 @@ request now {
         tick(mark: TickTime, outcome: &'static str, ran: Option<Ran>):
         [tick = date(mark), tick_ms = mark.0, outcome, took_ms = ran.map(|ran| ms(ran.took)),
          attempt = ran.map(|ran| ran.attempt), fence = ran.map(|ran| ran.fence)]
-        "{}" (if outcome == "missed" { "a tick was missed: no node has run it to its end, and none will" } else { "a tick is over" }),
+        "{}" (if outcome == "missed" { "a tick was missed: no node ran it to its end, and none will" }
+            else { "a tick is over" }),
         counts metrics::ticked(outcome);
 
     /// A job failed, panicked or reached its timeout: "try 2 of 4, again in 3 s". INFO if the job is tried again after
@@ -267,11 +268,13 @@ request now {
         counts metrics::alarmed("went_back");
 
     /// Another service or another expression uses the name of the job.
-    WARN job_differs(): "another service or another expression uses the name of this job, and each runs the ticks of the other",
+    WARN job_differs():
+        "another service or another expression uses the name of this job, and each runs the ticks of the other",
         counts metrics::alarmed("differs");
 
     /// The scheduler did not fire a tick within a second. The node starts the tick itself.
-    WARN engine_missed(mark: TickTime): [tick_ms = mark.0] "the scheduler did not fire a tick; starting it without the scheduler",
+    WARN engine_missed(mark: TickTime): [tick_ms = mark.0]
+        "the scheduler did not fire a tick; starting it without the scheduler",
         counts metrics::alarmed("engine_missed");
 
     /// The scheduler's storage has jobs of another process.
