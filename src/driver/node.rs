@@ -256,7 +256,7 @@ impl Node {
         lock(&self.cell(name).keys).shard.reads_with_others(name, ticket)
     }
 
-    /// Enters a caller whose claim has these lengths, and returns when it entered. Its waiter gets the decision.
+    /// Enters a caller whose claim has these lengths. Its waiter gets the decision.
     pub(crate) fn enter(
         self: &Arc<Self>,
         name: &Name,
@@ -286,8 +286,8 @@ impl Node {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes up the lease that a caller was granted, at `now` or at a later step of its shard. Tells the waiter until
-    /// when the lease is held at least.
+    /// Takes up the lease that a caller was granted, at `now`, or at the time of its shard's latest step if that is
+    /// later. Tells the waiter until when the lease is held at least.
     ///
     /// # Errors
     /// The cause of the loss, if the lease ended before the caller took it up.

@@ -61,7 +61,7 @@ impl Node {
         self.pulse.pause_at(now)
     }
 
-    /// Returns whether this process stood still at the time `ago` before now, or up to `slack` later.
+    /// Returns whether this process stood still at the time `ago` before now, or `slack` after that time.
     #[cfg(feature = "scheduler")]
     pub(crate) fn was_paused(&self, ago: Duration, slack: Duration) -> bool {
         let now = self.clock.now();

@@ -82,7 +82,8 @@ impl Node {
 
     /// Reports that the inbox is lost, or was not opened.
     fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError, now: Instant) {
-        // A server that refuses is reachable. A local store cannot be asked.
+        // A server that refuses is reachable. A local store cannot be asked. A node without handles has no
+        // waiters, so the loss is no news for it.
         let is_decided =
             matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
         if self.pause_until_now().is_some() {

@@ -14,6 +14,7 @@ use crate::observe::{self, Event, Label, catch_foreign_panic, pending};
 const THREAD: &str = "tenure-events";
 /// The queue holds at most this many events. Beyond that, only losses are queued.
 pub(super) const MAX_WAITING_EVENTS: usize = 4_096;
+/// Beyond `MAX_WAITING_EVENTS`, at most this many losses, and subscribers to drop, are queued.
 pub(super) const MAX_EXTRA_LOSSES: usize = 1_024;
 /// How long counts are gathered before they go to the recorder.
 const GATHER: Duration = Duration::from_millis(100);
