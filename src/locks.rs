@@ -223,7 +223,7 @@ impl Locks {
         self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();
         node.ping().await.map_err(|source| Error::Connect {
-            store: node.servers.of_any().text.to_string(),
+            store: node.servers.any().text.to_string(),
             source,
         })
     }
@@ -326,7 +326,7 @@ impl Locks {
 
     fn tell_built(&self) {
         let node = self.handle.node();
-        let server = &node.servers.of_any().text;
+        let server = &node.servers.any().text;
         observe::locks_built(node.events.label(), server, &node.options.prefix);
     }
 

@@ -1,4 +1,4 @@
-//! The clocks of a node: the one that leases are judged by, and the one that jobs are due by.
+//! The clocks of a node: the clock that judges leases, and the clock that starts jobs.
 
 use std::fmt::Debug;
 #[cfg(feature = "scheduler")]
@@ -16,36 +16,36 @@ use crate::protocol::time::Instant;
 #[cfg(feature = "scheduler")]
 use crate::store::BoxFuture;
 
-/// `CLOCK_BOOTTIME` counts the time in which the machine was suspended; Rust's `Instant` stands still in it
-/// (rust-lang/rust#87906), and a laptop that slept for a minute would believe in its lease beside the next holder.
+/// `CLOCK_BOOTTIME` counts the time in which the machine was suspended. Rust's `Instant` stands still in that time
+/// (rust-lang/rust#87906): after a minute of sleep, a laptop would believe in its lease beside the next holder.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const CLOCK: ClockId = ClockId::Boottime;
-/// The nearest that there is elsewhere. On macOS and the BSDs it may stand still in suspend: fence your writes.
+/// The nearest clock on other systems. On macOS and the BSDs it may stand still in suspend: fence your writes.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// Tells the time of a node. Clones tell the same time.
+/// The clock of a node. Clones show the same time.
 #[derive(Debug, Clone, Default)]
 #[allow(
     unreachable_pub,
-    reason = "tests of ours are given it by the feature `testing`"
+    reason = "the tests of this crate get it through the feature `testing`"
 )]
 pub struct Clock {
-    /// Added to the machine's clock, so that a test can let a machine sleep.
+    /// Is added to the machine's clock, so that a test can simulate a suspend.
     ahead: Arc<AtomicU64>,
-    /// Whose clock it is, if that is simulated.
+    /// The process that owns the clock, in a simulation.
     #[cfg(all(feature = "scheduler", feature = "testing"))]
     process: Option<Arc<Process>>,
 }
 
 #[allow(unreachable_pub, reason = "as above")]
 impl Clock {
-    /// The machine's own clock.
+    /// Returns the machine's own clock.
     pub fn new() -> Self {
         Clock::default()
     }
 
-    /// Now.
+    /// Returns the current time.
     #[allow(clippy::disallowed_methods, reason = "this is where leases get it from")]
     pub fn now(&self) -> Instant {
         #[cfg(all(feature = "scheduler", feature = "testing"))]
@@ -57,7 +57,7 @@ impl Clock {
         Instant::from_nanos(nanos + self.ahead.load(Ordering::Relaxed))
     }
 
-    /// It is that of a process that is simulated.
+    /// Returns whether the clock belongs to a simulated process.
     pub(crate) fn is_simulated(&self) -> bool {
         #[cfg(all(feature = "scheduler", feature = "testing"))]
         return self.process.is_some();
@@ -65,7 +65,7 @@ impl Clock {
         false
     }
 
-    /// What waking up from a suspend of that length looks like. Timers do not move.
+    /// Simulates that the machine wakes from a suspend of length `span`. Timers do not move.
     #[cfg(any(test, feature = "testing"))]
     pub fn jump(&self, span: std::time::Duration) {
         self.ahead.fetch_add(span.as_nanos() as u64, Ordering::Relaxed);
@@ -74,8 +74,8 @@ impl Clock {
 
 #[cfg(feature = "scheduler")]
 impl Clock {
-    /// What the wall clock shows, which may step. Jobs are due by it; what becomes of a tick is judged by the store's clock,
-    /// and leases by another.
+    /// Returns the time of the wall clock, which may step. Jobs are started by it. The store's clock decides what
+    /// becomes of a tick; a monotonic clock judges leases.
     #[allow(clippy::disallowed_methods, reason = "this is where jobs get it from")]
     pub(crate) fn wall(&self) -> SystemTime {
         #[cfg(feature = "testing")]
@@ -85,8 +85,9 @@ impl Clock {
         SystemTime::now()
     }
 
-    /// Sleeps until the wall clock should show that it is time: for `longest` at most, as it may be set meanwhile.
-    pub(crate) async fn nap(&self, pause: Duration, longest: Duration) {
+    /// Sleeps for `pause`, until the wall clock is expected to show the right time, but for at most `max_sleep`: the
+    /// clock may be set meanwhile.
+    pub(crate) async fn sleep(&self, pause: Duration, max_sleep: Duration) {
         #[cfg(feature = "testing")]
         if let Some(process) = &self.process {
             tokio::select! {
@@ -95,56 +96,58 @@ impl Clock {
             }
             return;
         }
-        tokio::time::sleep(pause.min(longest)).await;
+        tokio::time::sleep(pause.min(max_sleep)).await;
     }
 
-    /// Whether the store may answer otherwise than it did; only a simulation knows.
-    pub(crate) fn news(&self) -> News {
-        News {
+    /// Returns a watch on changes of the store's answers. Only a simulation knows of such changes.
+    pub(crate) fn news(&self) -> StoreNews {
+        StoreNews {
             #[cfg(feature = "testing")]
-            told: self.process.as_ref().map(|process| process.news()),
+            changes: self.process.as_ref().map(|process| process.news()),
         }
     }
 
-    /// A task of this node's process, which stops and ends with it, where that is simulated.
-    pub(crate) fn task(&self, of: impl Future<Output = ()> + Send + 'static) -> BoxFuture<'static, ()> {
+    /// Returns a task of this node's process. In a simulation, the task stops and ends with the process.
+    pub(crate) fn task(&self, future: impl Future<Output = ()> + Send + 'static) -> BoxFuture<'static, ()> {
         #[cfg(feature = "testing")]
         if let Some(process) = &self.process {
-            return Box::pin(process.task(of));
+            return Box::pin(process.task(future));
         }
-        Box::pin(of)
+        Box::pin(future)
     }
 }
 
-/// See [`Clock::news`].
+/// A watch on changes of the store's answers; see [`Clock::news`].
 #[cfg(feature = "scheduler")]
-pub(crate) struct News {
+pub(crate) struct StoreNews {
     #[cfg(feature = "testing")]
-    told: Option<tokio::sync::watch::Receiver<()>>,
+    changes: Option<tokio::sync::watch::Receiver<()>>,
 }
 
 #[cfg(feature = "scheduler")]
-impl News {
-    /// What happened up to now is known.
-    pub(crate) fn heard(&mut self) {
+impl StoreNews {
+    /// Marks all changes up to now as seen.
+    pub(crate) fn mark_seen(&mut self) {
         #[cfg(feature = "testing")]
-        self.told.iter_mut().for_each(|told| told.mark_unchanged());
+        self.changes
+            .iter_mut()
+            .for_each(|changes| changes.mark_unchanged());
     }
 
-    /// Resolves when something has happened since then.
+    /// Resolves when something has changed since [`mark_seen`](Self::mark_seen).
     #[allow(clippy::unused_async, reason = "it waits in a simulation")]
-    pub(crate) async fn come(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         #[cfg(feature = "testing")]
-        if let Some(told) = &mut self.told {
-            let _ = told.changed().await;
+        if let Some(changes) = &mut self.changes {
+            let _ = changes.changed().await;
         }
     }
 }
 
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 impl Clock {
-    /// The clocks of a process that is simulated.
-    pub(crate) fn of(process: Arc<Process>) -> Clock {
+    /// Returns the clock of a simulated process.
+    pub(crate) fn of_process(process: Arc<Process>) -> Clock {
         Clock {
             process: Some(process),
             ..Clock::default()

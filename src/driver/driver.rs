@@ -1,7 +1,7 @@
 //! The thread that does all input and output: it steps the sessions, owns every connection, and keeps the timers.
 //!
-//! One per [`Locks`](crate::Locks), with a small tokio runtime of its own. A runtime of the user's may block or end; it can
-//! neither lose a lease nor leave one behind.
+//! Each [`Locks`](crate::Locks) has one such thread, with a small tokio runtime of its own. If a user's runtime
+//! blocks or ends, no lease is lost or left behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::time::timeout;
 use crate::driver::clock::Clock;
 use crate::driver::inbox;
 use crate::driver::node::Node;
-use crate::driver::servers::{Connection, Server};
+use crate::driver::servers::{OpenConnection, Server};
 use crate::driver::waiter::lock;
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
-use crate::observe::{self, background};
+use crate::observe;
 use crate::options::Options;
 use crate::protocol::message::{BatchReply, Executed, Failure, Name};
 use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
@@ -26,14 +26,14 @@ use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
 use crate::store::{BoxFuture, Link, Store};
 
-/// While a node that nobody holds on to has something left to do, it is looked at this often.
-const LAST_LOOKS: Duration = Duration::from_millis(50);
-/// The pause after a panic, which may come again.
-const RESTART: Duration = Duration::from_millis(100);
-/// So often replies that can be read are read before a timer counts.
-const READS: usize = 3;
+/// The interval between two steps of an abandoned node that still has work to do.
+const ABANDONED_STEP_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause after a panic, because the panic may repeat.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+/// How often the driver lets tasks read replies before it acts on a timer.
+const READS_BEFORE_TIMER: usize = 3;
 
-/// A node and its driver. The driver ends when the node is abandoned and nothing is left to do.
+/// Creates a node and starts its driver. The driver ends when the node is abandoned and has no work left.
 pub(crate) fn start(
     store: Arc<dyn Store>,
     options: Options,
@@ -44,7 +44,7 @@ pub(crate) fn start(
     #[cfg(all(feature = "scheduler", feature = "testing"))]
     if let Some(process) = node.clock.process() {
         let driven = node.clone();
-        // Its timers are those of the simulation.
+        // The timers of this task are those of the simulation.
         tokio::spawn(process.task(async move { drive(&driven).await }));
         observe::describe();
         return Ok(node);
@@ -58,22 +58,22 @@ pub(crate) fn start(
     std::thread::Builder::new()
         .name("tenure-driver".into())
         .spawn(move || {
-            // A fault of ours must not end the renewals of everybody else without a word.
+            // A panic in this crate must not silently end the renewals of all other leases.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {
-                driven.events.push(background::driver_failed());
-                runtime.block_on(async { tokio::time::sleep(RESTART).await });
+                driven.events.push(observe::driver_failed());
+                runtime.block_on(async { tokio::time::sleep(RESTART_PAUSE).await });
             }
             driven
                 .servers
                 .all()
                 .for_each(|server| *lock(&server.io) = Default::default());
-            // Connections are closed with it; nothing of ours blocks.
+            // The connections close with the runtime. No task of this crate blocks.
             runtime.shutdown_background();
         })
         .map_err(failed)?;
     if node.servers.immediate().is_some() {
-        // There is nothing to wait for, and a push finds its node from the beginning.
-        let server = node.servers.of_any();
+        // A store that answers at once needs no waiting. From the beginning, a push finds its node.
+        let server = node.servers.any();
         node.feed(server, SessionInput::InboxWanted);
         node.exchange(node.clock.now());
     }
@@ -86,7 +86,7 @@ async fn drive(node: &Arc<Node>) {
     loop {
         let now = node.clock.now();
         node.note_awake(now);
-        node.turn(now);
+        node.step_all(now);
         if node.is_abandoned() {
             let since = *gone_since.get_or_insert(now);
             if node.is_idle() || now.since(since) > node.longest_hold() {
@@ -94,22 +94,22 @@ async fn drive(node: &Arc<Node>) {
                 return;
             }
         }
-        let look = gone_since.map(|_| now + LAST_LOOKS);
+        let look = gone_since.map(|_| now + ABANDONED_STEP_INTERVAL);
         if sleep(node, look).await {
-            // What can be read was there before the timer.
-            for _ in 0..READS {
+            // Replies that can be read arrived before the timer.
+            for _ in 0..READS_BEFORE_TIMER {
                 yield_now().await;
             }
         }
     }
 }
 
-/// Sleeps until something is to be done. True when it is for a timer.
+/// Sleeps until there is work to do. Returns whether a timer ended the sleep.
 async fn sleep(node: &Node, look: Option<Instant>) -> bool {
     let earliest = || node.next_due().into_iter().chain(look).min();
     let planned = &node.alarm.planned;
     planned.store(earliest().map_or(u64::MAX, Instant::as_nanos), Ordering::SeqCst);
-    // A timer that was set before that was stored may have been compared with the old value.
+    // Compares again: a timer that was set before the store above may have been compared with the old value.
     let now = node.clock.now();
     match earliest().map(|next| next.since(now)) {
         Some(pause) if pause.is_zero() => {
@@ -127,8 +127,8 @@ async fn sleep(node: &Node, look: Option<Instant>) -> bool {
 }
 
 impl Node {
-    /// Does what is due, and sends what waits to be sent.
-    fn turn(self: &Arc<Self>, now: Instant) {
+    /// Does what is due in all shards and sessions, and sends all queued requests.
+    fn step_all(self: &Arc<Self>, now: Instant) {
         self.wake(now);
         if self.servers.immediate().is_some() {
             return self.exchange(now);
@@ -138,7 +138,7 @@ impl Node {
         }
     }
 
-    /// Sends what waits to be sent to a server, and does what is due there.
+    /// Does what is due in the session of a server, and sends its queued requests.
     fn step(self: &Arc<Self>, server: &Arc<Server>) {
         let mut effects = Vec::new();
         loop {
@@ -152,7 +152,7 @@ impl Node {
         self.note_idle();
     }
 
-    /// Tells a session what happened.
+    /// Feeds an input to a session, and performs the effects.
     pub(crate) fn feed(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
         let mut effects = Vec::new();
         let now = self.clock.now();
@@ -166,9 +166,9 @@ impl Node {
         }
     }
 
-    /// The same, and sends what follows from it. The driver sleeps meanwhile, until a time that it chose before: it is woken
-    /// when something is due sooner now, such as what still gathers behind this reply.
-    pub(super) fn happened(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
+    /// Feeds an input to a session, and then steps the session. The driver may sleep meanwhile until a planned time.
+    /// It is woken if something is due earlier now, such as requests that gather behind this reply.
+    pub(super) fn feed_and_step(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
         self.feed(server, input);
         self.step(server);
         let due = lock(&server.session).next_due();
@@ -177,11 +177,11 @@ impl Node {
         }
     }
 
-    /// Does what a session wants done, at `now`. One that panics does not keep the rest from being done.
+    /// Performs an effect of a session, at `now`. If one effect panics, the others are still performed.
     pub(crate) fn perform(self: &Arc<Self>, server: &Arc<Server>, effect: SessionEffect, now: Instant) {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
             SessionEffect::Tell(name, input) => {
-                self.note_failure(server, &input);
+                self.note_failed_input(server, &input);
                 self.drive_at(now, &name, input);
             }
             SessionEffect::Send {
@@ -189,7 +189,7 @@ impl Node {
                 id,
                 batch,
             } => {
-                self.events.sent(batch.requests.len());
+                self.events.note_batch(batch.requests.len());
                 self.send(server, connection, id, |link| link.apply(batch));
             }
             SessionEffect::Act {
@@ -225,7 +225,7 @@ impl Node {
             SessionEffect::Event(event) => self.session_event(server, event, now),
         }));
         if done.is_err() {
-            self.events.push(background::driver_failed());
+            self.events.push(observe::driver_failed());
         }
     }
 
@@ -234,29 +234,29 @@ impl Node {
         let (node, to) = (self.clone(), server.clone());
         let task = tokio::spawn(async move {
             // Connecting runs foreign code: a pool's customizer, a TLS provider.
-            let opened = inbox::caught("connecting", connecting).await;
+            let opened = inbox::catch_panic("connecting", connecting).await;
             lock(&to.io).connecting.remove(&attempt);
             let input = match opened {
                 Ok(link) => {
                     for text in link.warnings().to_vec() {
-                        node.events.push(background::server_warning(text));
+                        node.events.push(observe::server_warning(text));
                     }
                     node.note_run(&to, link.run_id());
                     let time = link.time();
                     let batches = JoinSet::new();
                     lock(&to.io)
                         .connections
-                        .insert(attempt, Connection { link, batches });
+                        .insert(attempt, OpenConnection { link, batches });
                     SessionInput::Connected { attempt, time }
                 }
                 Err(error) => SessionInput::ConnectFailed { attempt, error },
             };
-            node.happened(&to, input);
+            node.feed_and_step(&to, input);
         });
         lock(&server.io).connecting.insert(attempt, task.abort_handle());
     }
 
-    /// Sends an action, unless a lease that it needs is over: it may have waited for a connection.
+    /// Sends an action, unless a lease that the action needs has ended: the action may have waited for a connection.
     fn act(
         self: &Arc<Self>,
         server: &Arc<Server>,
@@ -305,7 +305,7 @@ impl Node {
         let (node, to) = (self.clone(), server.clone());
         open.batches.spawn(async move {
             let reply = reply.await;
-            node.happened(&to, SessionInput::Replied { batch: id, reply });
+            node.feed_and_step(&to, SessionInput::Replied { batch: id, reply });
         });
     }
 }

@@ -1,96 +1,124 @@
-//! What the driver, and the steps of keys under their locks, have to tell, without running a line of foreign code
-//! there.
+//! The events of the background: emitted without running foreign code on the driver's thread, or under the lock of a
+//! shard.
 //!
-//! A subscriber may block, panic, or ask the very locks that tell it. So nothing is told where it happens: it is
-//! counted in atomics and, if its level is on, queued for the one event thread of the process. What a caller itself
-//! sees is no matter of this: its own thread calls [`observe`].
+//! A subscriber may block, panic, or use the locks that emit to it. So an event of the background is counted in
+//! atomics and, if its level is on, queued for the event thread of the process. What a caller itself sees is emitted
+//! on its own thread, by [`observe`].
 
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 
-use crate::driver::events::queue::{Entry, Queue};
+use crate::driver::events::queue::{EventQueue, QueuedEvent};
 use crate::error::LostCause;
-use crate::observe::background;
-use crate::observe::event::Event;
-use crate::observe::{Label, kept, shielded};
+use crate::observe::{self, Event, Label, catch_foreign_panic, pending};
 use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
 mod queue;
 
-/// One for a process, and for its child after a fork, and for that one's: a thread is not copied, and a lock may have
-/// been copied in use.
-static QUEUES: [Queue; 4] = [const { Queue::new() }; 4];
+/// One queue for a process, one for its child after a fork, and so on: a fork does not copy threads, and may copy a
+/// lock that is in use.
+static QUEUES: [EventQueue; 4] = [const { EventQueue::new() }; 4];
 
-/// The queue of this process. From the fourth fork in a row on nothing is told.
-fn queue() -> &'static Queue {
-    let mine = QUEUES.iter().find(|queue| queue.is_mine());
+/// Returns the queue of this process. From the fourth fork in a row on, no events are emitted.
+fn queue() -> &'static EventQueue {
+    let mine = QUEUES.iter().find(|queue| queue.is_of_this_process());
     mine.unwrap_or(&QUEUES[0])
 }
 
-/// Where a node's events go. Clones are the same.
+/// The sink for the events of a node. Clones share its queue.
 #[derive(Debug, Clone)]
 pub(crate) struct EventSink {
     label: Label,
-    /// The subscriber that was the default where the node was built. `None`: the global one of the moment.
+    /// The subscriber that was the default where the node was built. `None`: the global subscriber at the time of
+    /// each event.
     dispatch: Option<Dispatch>,
-    queue: &'static Queue,
+    queue: &'static EventQueue,
 }
 
 impl EventSink {
-    /// For a node that is built here and now.
+    /// Returns a sink with the current default subscriber, for a node that is built here.
     pub(crate) fn capture(label: Label) -> EventSink {
-        EventSink::to(queue(), label)
+        EventSink::with_queue(queue(), label)
     }
 
-    fn to(queue: &'static Queue, label: Label) -> EventSink {
+    fn with_queue(queue: &'static EventQueue, label: Label) -> EventSink {
         let dispatch = tracing::dispatcher::get_default(Clone::clone);
         EventSink {
             label,
-            // One that is set later is looked up later.
+            // Without a subscriber, each event looks up the global one, which may be set later.
             dispatch: (!dispatch.is::<NoSubscriber>()).then_some(dispatch),
             queue,
         }
     }
 
-    /// Tells an event, unless no subscriber listens. Never blocks, fails or panics.
+    /// Queues an event for the event thread. Never blocks, fails or panics. `None` is an event that no subscriber
+    /// listens to.
     pub(crate) fn push(&self, event: Option<Event>) {
-        // Some events are counted, too.
-        self.queue.counted();
+        // Such an event may have been counted, so the event thread must run.
+        self.queue.note_count();
         if event.is_some() {
-            self.queue.push(self.entry(event));
+            self.queue.push(self.queued(event));
         }
     }
 
-    /// Tells what happened to a key.
-    pub(crate) fn key_event(&self, name: &Name, event: &KeyEvent) {
-        self.push(background::of_key(name, event));
+    /// Pushes an event of a key machine. Some of these events only concern the simulator.
+    pub(crate) fn push_key_event(&self, name: &Name, event: &KeyEvent) {
+        self.push(match event.clone() {
+            KeyEvent::HandedOn => observe::handed_on(name),
+            KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
+                observe::taken_over(name)
+            }
+            KeyEvent::Inherited { from } => observe::inherited(name, from),
+            KeyEvent::Renewed { slack } => observe::renewed(name, slack),
+            KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, left, error),
+            KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
+            KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error),
+            KeyEvent::Requeued => observe::requeued(name),
+            KeyEvent::OutcomeQueried => observe::asked_again(name),
+            KeyEvent::Late => observe::late(name),
+            KeyEvent::UnknownLeft => observe::unknown_grant(name),
+            KeyEvent::PushStale => observe::stale_grant(name),
+            KeyEvent::PushForged => observe::forged_grant(name),
+            KeyEvent::Overdue { held, left } => observe::overdue(name, held, left),
+            KeyEvent::HeldLong { held } => observe::held_long(name, held),
+            KeyEvent::CapacityDiffers { local, recorded } => observe::capacity_differs(name, local, recorded),
+            KeyEvent::GrantUnsuitable
+            | KeyEvent::GhostLeft
+            | KeyEvent::Yielded
+            | KeyEvent::LeaveRepeated
+            | KeyEvent::AnswerStale => None,
+        });
     }
 
-    /// A lease ended while it was held.
-    pub(crate) fn lost(&self, name: &Name, cause: LostCause) {
-        self.push(background::lost(name, cause, None));
+    /// Pushes the event that a lease ended while it was held. `paused` is the length of the pause of this process in
+    /// which the deadline passed.
+    pub(crate) fn push_loss(&self, name: &Name, cause: LostCause, paused: Option<Duration>) {
+        let event = observe::lost(name, cause, paused);
+        let is_trouble = matches!(cause, LostCause::Deadline | LostCause::Gone);
+        self.push(if is_trouble { event.map(Event::loss) } else { event });
     }
 
-    /// A batch of so many requests leaves for the store. One without any is a sign of life, and no batch.
-    pub(crate) fn sent(&self, requests: usize) {
+    /// Counts the requests of a batch that is sent. A batch without requests is a ping, which is not counted.
+    pub(crate) fn note_batch(&self, requests: usize) {
         if requests > 0 {
-            kept::departed(requests);
-            self.queue.counted();
+            pending::departed(requests);
+            self.queue.note_count();
         }
     }
 
-    /// Whose they are.
+    /// Returns the label of the node.
     pub(crate) fn label(&self) -> &Label {
         &self.label
     }
 
-    fn entry(&self, event: Option<Event>) -> Entry {
-        Entry {
+    fn queued(&self, event: Option<Event>) -> QueuedEvent {
+        QueuedEvent {
             label: self.label.clone(),
             dispatch: self.dispatch.clone(),
             event,
@@ -99,10 +127,10 @@ impl EventSink {
 }
 
 impl Drop for EventSink {
-    /// The last handle of a subscriber runs its `Drop`: not here.
+    /// The last handle of a subscriber runs the subscriber's `Drop`, which must happen on the event thread.
     fn drop(&mut self) {
         if let Some(dispatch) = self.dispatch.take() {
-            self.queue.push(Entry {
+            self.queue.push(QueuedEvent {
                 label: self.label.clone(),
                 dispatch: Some(dispatch),
                 event: None,
@@ -111,26 +139,26 @@ impl Drop for EventSink {
     }
 }
 
-/// Waits until everything that was queued and counted before has been told; ten seconds at the most, and not on the
-/// event thread.
+/// Waits until all events and counts so far were emitted, for at most ten seconds. Returns at once on the event
+/// thread.
 #[cfg(feature = "testing")]
 pub(crate) fn flush() {
     queue().flush(std::time::Duration::from_secs(10));
 }
 
-/// Wakes a caller. A waker is foreign: it may panic, but not into us.
+/// Wakes a caller. A waker is foreign code; its panic is caught.
 pub(crate) fn wake(waker: Waker) {
-    shielded(|| waker.wake());
+    catch_foreign_panic(|| waker.wake());
 }
 
-/// Tells a caller, which wakes it.
-pub(crate) fn tell<T>(caller: oneshot::Sender<T>, told: T) {
-    shielded(|| drop(caller.send(told)));
+/// Sends a caller its result, which wakes the caller.
+pub(crate) fn answer<T>(caller: oneshot::Sender<T>, result: T) {
+    catch_foreign_panic(|| drop(caller.send(result)));
 }
 
-/// Cancels a token, which wakes whoever waits for it.
+/// Cancels a token, which wakes the tasks that wait for it.
 pub(crate) fn cancel(token: CancellationToken) {
-    shielded(|| token.cancel());
+    catch_foreign_panic(|| token.cancel());
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What users' values hold on to: when the last of them is gone, the driver finishes and ends.
+//! The handle that users' values hold. When the last handle of a node is dropped, the driver finishes its work and
+//! ends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,20 +14,20 @@ use crate::error::{ClosedCause, Error};
 use crate::key::Key;
 use crate::options::Options;
 
-/// A share in a node.
+/// A handle of a node.
 #[derive(Clone)]
-pub(crate) struct Handle(Arc<Owner>);
+pub(crate) struct Handle(Arc<HandleInner>);
 
-struct Owner {
+struct HandleInner {
     node: Arc<Node>,
     #[cfg(feature = "scheduler")]
     jobs: Arc<Jobs>,
-    /// Work that goes on whether or not its caller stays.
+    /// Tasks that continue even if their caller leaves.
     #[cfg(feature = "tower")]
     tasks: TaskTracker,
 }
 
-impl Drop for Owner {
+impl Drop for HandleInner {
     fn drop(&mut self) {
         if !self.node.is_forked() {
             self.node.abandon();
@@ -36,7 +37,7 @@ impl Drop for Owner {
 
 impl Handle {
     pub(crate) fn new(node: Arc<Node>) -> Self {
-        Handle(Arc::new(Owner {
+        Handle(Arc::new(HandleInner {
             node,
             #[cfg(feature = "scheduler")]
             jobs: Arc::default(),
@@ -49,10 +50,11 @@ impl Handle {
         &self.0.node
     }
 
-    /// Refuses a call about `key` in a forked child, before any mutex is taken: the child may have inherited it locked.
+    /// Refuses a call about `key` in a forked child, before any mutex is taken: the child may have inherited the
+    /// mutex locked.
     ///
     /// # Errors
-    /// [`Error::Closed`] in a fork.
+    /// [`Error::Closed`] in a forked child.
     #[inline]
     pub(crate) fn not_forked(&self, key: &Key) -> Result<(), Error> {
         if self.node().is_forked() {
@@ -64,13 +66,13 @@ impl Handle {
         Ok(())
     }
 
-    /// The jobs of this node.
+    /// Returns the jobs of this node.
     #[cfg(feature = "scheduler")]
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.0.jobs
     }
 
-    /// Work that goes on whether or not its caller stays.
+    /// Returns the tasks that continue even if their caller leaves.
     #[cfg(feature = "tower")]
     pub(crate) fn tasks(&self) -> &TaskTracker {
         &self.0.tasks

@@ -1,8 +1,8 @@
-//! A store that answers at once is asked by the caller's own thread, through the same session.
+//! Stores that answer at once: the caller's own thread asks them, through the same session.
 //!
-//! When a call returns, what it had to tell the store was told: a guard that was dropped is given back. A push goes to
-//! the inbox of its node, and the outermost call of a thread sees to every node that got one: done in place, one hand-over
-//! would lead to the next, from node to node, on one stack.
+//! When a call returns, the store knows all that the call had to say: a guard that was dropped is released. A push
+//! goes to the inbox of its node, and the outermost call of a thread handles every node that got a push. If pushes
+//! were handled in place, one hand-over would lead to the next, from node to node, on one stack.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
@@ -17,36 +17,36 @@ use crate::protocol::session::step::{InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
 use crate::store::{Immediate, ServerId, Sink};
 
-/// So many rounds a caller makes for others; then their drivers take over.
-const ROUNDS: usize = 16;
+/// The rounds that a caller makes for other nodes, at most. Then the drivers of these nodes take over.
+const MAX_ROUNDS: usize = 16;
 
-/// What an exchange leads to. A thread keeps one for its next, so that exchanges need not allocate.
+/// The buffers of an exchange. A thread keeps them for its next exchange, so that exchanges need not allocate.
 #[derive(Default)]
-struct Scratch {
+struct ExchangeBuffers {
     effects: Vec<SessionEffect>,
-    told: Vec<SessionEffect>,
+    deferred: Vec<SessionEffect>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
-    /// This thread is in an exchange.
-    static IS_UNDER_WAY: Cell<bool> = const { Cell::new(false) };
-    /// It has to see to other nodes.
-    static IS_OWING: Cell<bool> = const { Cell::new(false) };
-    /// Which.
-    static NODES: RefCell<Vec<Arc<Node>>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Option<Box<ExchangeBuffers>>> = const { RefCell::new(None) };
+    /// Set while this thread runs an exchange.
+    static IS_EXCHANGING: Cell<bool> = const { Cell::new(false) };
+    /// Set when other nodes wait for this thread.
+    static HAS_WAITING_NODES: Cell<bool> = const { Cell::new(false) };
+    /// The nodes that wait for this thread.
+    static WAITING_NODES: RefCell<Vec<Arc<Node>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Node {
-    /// Sends what waits to be sent at `now`, and sees to all that follows from it.
+    /// Sends all queued requests at `now`, and handles everything that follows.
     pub(crate) fn exchange(self: &Arc<Self>, now: Instant) {
-        if IS_UNDER_WAY.replace(true) {
+        if IS_EXCHANGING.replace(true) {
             return self.leave_to_outermost();
         }
-        let _end = End;
+        let _end = ExchangeEnd;
         self.exchange_once(now);
-        for _ in 1..ROUNDS {
-            let nodes = left();
+        for _ in 1..MAX_ROUNDS {
+            let nodes = take_waiting_nodes();
             if nodes.is_empty() {
                 return;
             }
@@ -54,27 +54,27 @@ impl Node {
         }
     }
 
-    /// The outermost call of this thread sees to this node, or its driver, if the thread is ending.
+    /// Leaves this node to the outermost call of this thread, or to its driver, if the thread is ending.
     fn leave_to_outermost(self: &Arc<Self>) {
-        let is_left = NODES.try_with(|nodes| {
+        let is_left = WAITING_NODES.try_with(|nodes| {
             let mut nodes = nodes.borrow_mut();
             if !nodes.iter().any(|node| Arc::ptr_eq(node, self)) {
                 nodes.push(self.clone());
             }
         });
         match is_left {
-            Ok(()) => IS_OWING.set(true),
+            Ok(()) => HAS_WAITING_NODES.set(true),
             Err(_) => self.alarm.ring(),
         }
     }
 
-    /// Takes in what was pushed, and asks the store what waits to be asked.
+    /// Handles what was pushed, and sends the queued requests to the store.
     fn exchange_once(self: &Arc<Self>, now: Instant) {
         let Some(store) = self.servers.immediate() else {
             return;
         };
-        if self.is_pushed.load(Ordering::Acquire) {
-            self.is_pushed.store(false, Ordering::SeqCst);
+        if self.has_pushed.load(Ordering::Acquire) {
+            self.has_pushed.store(false, Ordering::SeqCst);
             let pushed = std::mem::take(&mut *lock(&self.pushed));
             for (name, input) in pushed {
                 self.drive(&name, input);
@@ -82,28 +82,29 @@ impl Node {
         }
         let server = self.servers.get(ServerId(0));
         let mut scratch = SCRATCH.try_with(RefCell::take).ok().flatten().unwrap_or_default();
-        let now = self.ask(store, &mut lock(&server.session), now, &mut scratch);
-        for effect in scratch.told.drain(..) {
+        let now = self.run_session(store, &mut lock(&server.session), now, &mut scratch);
+        for effect in scratch.deferred.drain(..) {
             self.perform(server, effect, now);
         }
         let _ = SCRATCH.try_with(|kept| kept.replace(Some(scratch)));
     }
 
-    /// Has the store do everything that the session wants done, which leaves what is to be told. Says when that was.
-    fn ask(
+    /// Has the store execute everything that the session sends. Other effects are left in `scratch`. Returns the time
+    /// of the last answer.
+    fn run_session(
         self: &Arc<Self>,
         store: &dyn Immediate,
         session: &mut Session,
         mut now: Instant,
-        scratch: &mut Scratch,
+        scratch: &mut ExchangeBuffers,
     ) -> Instant {
-        let Scratch { effects, told } = scratch;
+        let ExchangeBuffers { effects, deferred } = scratch;
         loop {
             session.step(now, effects);
             if effects.is_empty() {
                 return now;
             }
-            // What is sent is answered here and now: after that nothing is left to do.
+            // A sent batch is answered in this loop, so that nothing is left to do after it.
             let mut is_over = true;
             for effect in effects.drain(..) {
                 is_over &= matches!(effect, SessionEffect::Send { .. });
@@ -117,11 +118,11 @@ impl Node {
                         SessionInput::InboxOpened(attempt)
                     }
                     SessionEffect::Send { id, batch, .. } => {
-                        self.events.sent(batch.requests.len());
+                        self.events.note_batch(batch.requests.len());
                         let reply = Ok(store.apply(&batch, session.take_reply_buffer()));
-                        // The step was never later than the sending; what follows is never earlier than the answer.
+                        // The step was not later than the sending, and what follows is not earlier than the answer.
                         now = self.clock.now();
-                        session.handle(now, SessionInput::Replied { batch: id, reply }, told);
+                        session.handle(now, SessionInput::Replied { batch: id, reply }, deferred);
                         session.recycle(batch);
                         continue;
                     }
@@ -130,11 +131,11 @@ impl Node {
                         SessionInput::Replied { batch: id, reply }
                     }
                     other => {
-                        told.push(other);
+                        deferred.push(other);
                         continue;
                     }
                 };
-                session.handle(now, input, told);
+                session.handle(now, input, deferred);
             }
             if is_over && session.is_idle() {
                 return now;
@@ -142,14 +143,14 @@ impl Node {
         }
     }
 
-    /// Where grants and news for this node are pushed to: on the thread of whoever makes them.
+    /// Returns the sink for grants and news for this node. It runs on the thread that pushes.
     fn sink(self: &Arc<Self>) -> Sink {
         let node: Weak<Node> = Arc::downgrade(self);
         Arc::new(move |event| {
-            if let (Some(node), Ok(pushed)) = (node.upgrade(), inbox::told(event)) {
+            if let (Some(node), Ok(pushed)) = (node.upgrade(), inbox::key_input(event)) {
                 lock(&node.pushed).push(pushed);
-                node.is_pushed.store(true, Ordering::Release);
-                if IS_UNDER_WAY.get() {
+                node.has_pushed.store(true, Ordering::Release);
+                if IS_EXCHANGING.get() {
                     node.leave_to_outermost();
                 } else {
                     node.alarm.ring();
@@ -159,22 +160,22 @@ impl Node {
     }
 }
 
-/// What was left to the outermost call.
-fn left() -> Vec<Arc<Node>> {
-    // To look is cheap, to take is not.
-    if !IS_OWING.replace(false) {
+/// Takes the nodes that were left to the outermost call.
+fn take_waiting_nodes() -> Vec<Arc<Node>> {
+    // A look at the flag is cheaper than a take.
+    if !HAS_WAITING_NODES.replace(false) {
         return Vec::new();
     }
-    NODES.try_with(RefCell::take).unwrap_or_default()
+    WAITING_NODES.try_with(RefCell::take).unwrap_or_default()
 }
 
 /// Ends the outermost call, also when a step panics.
-struct End;
+struct ExchangeEnd;
 
-impl Drop for End {
+impl Drop for ExchangeEnd {
     fn drop(&mut self) {
-        IS_UNDER_WAY.set(false);
-        // What is left then is left to the drivers.
-        left().iter().for_each(|node| node.alarm.ring());
+        IS_EXCHANGING.set(false);
+        // The drivers handle the nodes that are left.
+        take_waiting_nodes().iter().for_each(|node| node.alarm.ring());
     }
 }

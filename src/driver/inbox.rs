@@ -12,23 +12,23 @@ use crate::driver::node::Node;
 use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::background;
+use crate::observe;
 use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
 use crate::store::{BoxFuture, Inbox, Sink};
 
-/// Opens an inbox and serves it until it breaks, or is dropped.
+/// Opens an inbox and serves it until it breaks or is dropped.
 pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
-    let (pings, asked) = mpsc::unbounded_channel();
+    let (pings, ping_requests) = mpsc::unbounded_channel();
     let (weak, to) = (Arc::downgrade(node), server.clone());
     let sink: Sink = {
         let node = weak.clone();
         Arc::new(move |event| {
             let Some(node) = node.upgrade() else { return };
-            match told(event) {
+            match key_input(event) {
                 Ok((name, input)) => node.drive(&name, input),
-                Err(text) => node.events.push(background::server_warning(text)),
+                Err(text) => node.events.push(observe::server_warning(text)),
             }
         })
     };
@@ -40,14 +40,14 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
                 node.alarm.ring();
             }
         };
-        let error = match caught("subscribing", opening).await {
+        let error = match catch_panic("subscribing", opening).await {
             Ok(inbox) => {
                 feed(SessionInput::InboxOpened(attempt));
-                serve(inbox, asked, || feed(SessionInput::InboxHeard(attempt))).await
+                serve(inbox, ping_requests, || feed(SessionInput::InboxHeard(attempt))).await
             }
             Err(error) => error,
         };
-        // Taken out first: dropping it would end this very task.
+        // Removed first: its drop would abort this very task.
         let ended = lock(&to.io).inboxes.remove(&attempt);
         feed(SessionInput::InboxFailed(attempt, error));
         drop(ended);
@@ -58,8 +58,8 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         .insert(attempt, OpenInbox { task, pings });
 }
 
-/// What a key is told of that; or else what an operator is.
-pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
+/// Returns the input for the key machine. A warning for the operator is an error here.
+pub(crate) fn key_input(event: InboxEvent) -> Result<(Name, Input), String> {
     match event {
         InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
         InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
@@ -67,20 +67,24 @@ pub(crate) fn told(event: InboxEvent) -> Result<(Name, Input), String> {
     }
 }
 
-async fn serve(mut inbox: Inbox, mut asked: mpsc::UnboundedReceiver<()>, heard: impl Fn()) -> StoreError {
+async fn serve(
+    mut inbox: Inbox,
+    mut ping_requests: mpsc::UnboundedReceiver<()>,
+    note_answer: impl Fn(),
+) -> StoreError {
     loop {
         tokio::select! {
             error = &mut inbox.ended => return error,
-            Some(()) = asked.recv() => match inbox.pings.ping().await {
-                Ok(()) => heard(),
+            Some(()) = ping_requests.recv() => match inbox.pings.ping().await {
+                Ok(()) => note_answer(),
                 Err(error) => return error,
             },
         }
     }
 }
 
-/// What foreign code does when it panics, as an error.
-pub(crate) async fn caught<T>(
+/// Runs foreign code, and returns its panic as an error.
+pub(crate) async fn catch_panic<T>(
     what: &str,
     mut future: BoxFuture<'static, Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
@@ -94,7 +98,7 @@ pub(crate) async fn caught<T>(
 fn panicked(what: &str, panic: &(dyn Any + Send)) -> StoreError {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("it does not say why");
+    let text = text.unwrap_or("without a message");
     StoreError::new(
         StoreErrorKind::Unreachable,
         format_args!("{what} panicked: {text}"),

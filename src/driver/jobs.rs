@@ -1,4 +1,4 @@
-//! The jobs of one node: their names, what runs, and how it is told to end.
+//! The jobs of one node: their names, their runs, and how runs are ended.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,39 +19,40 @@ use crate::driver::waiter::lock;
 use crate::key::Key;
 use crate::protocol::message::TickTime;
 
-/// What the jobs of one node share.
+/// The state that the jobs of one node share.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
-    /// By their names; of those that know their schedule also what the scheduler calls them.
+    /// The names of the jobs. A job that knows its schedule also has its id in the scheduler.
     pub(crate) names: Mutex<HashMap<Key, Option<Uuid>>>,
-    /// No tick is pursued any more.
+    /// Cancelled when the node starts no more ticks.
     pub(crate) closing: CancellationToken,
-    /// What still runs is cancelled.
+    /// Cancelled when the node cancels its runs.
     pub(crate) cancelling: CancellationToken,
-    /// What runs, by its fence, and how it is told.
+    /// The runs by fence, with the means to end them.
     pub(crate) running: Mutex<HashMap<u64, RunEnd>>,
-    /// The scheduler to which they were attached last: what it sets when it is shut down.
+    /// The flag that the latest attached scheduler sets when it is shut down.
     pub(crate) engine: Mutex<Option<Arc<AtomicBool>>>,
-    /// The zones of those that have one, for simulations of a scheduler that freezes offsets.
+    /// The time zones of jobs, for simulations of a scheduler that freezes offsets.
     #[cfg(feature = "testing")]
     pub(crate) zones: Mutex<HashMap<Uuid, chrono_tz::Tz>>,
-    /// The jobs themselves, for tests that fire one.
+    /// The jobs themselves, for tests that fire a job.
     #[cfg(feature = "testing")]
     pub(crate) fired: Fired,
     /// The latest tick of each job that this node knows to be over.
     pub(crate) over: Mutex<HashMap<Key, TickTime>>,
-    /// Every pursuit of a tick.
+    /// The tasks that claim and run ticks.
     pub(crate) pursuits: TaskTracker,
 }
 
 /// A job that a test can fire.
 #[cfg(feature = "testing")]
 pub(crate) trait Fire: Send + Sync {
-    /// As if its scheduler had fired it for that tick. Resolves when it is over here, and says how.
+    /// Fires the job as its scheduler does for that tick. Resolves with the outcome when the tick is over on this
+    /// node.
     fn fire(self: Arc<Self>, mark: TickTime) -> Pin<Box<dyn Future<Output = &'static str> + Send>>;
 }
 
-/// Jobs that a test can fire, by their names.
+/// The jobs that a test can fire, by name.
 #[cfg(feature = "testing")]
 #[derive(Default)]
 pub(crate) struct Fired(pub(crate) Mutex<HashMap<Key, Weak<dyn Fire>>>);
@@ -64,8 +65,8 @@ impl std::fmt::Debug for Fired {
 }
 
 impl Jobs {
-    /// Takes the name, unless another job has it.
-    pub(crate) fn take(&self, name: &Key) -> bool {
+    /// Reserves the name. Returns whether no other job has it.
+    pub(crate) fn reserve(&self, name: &Key) -> bool {
         match lock(&self.names).entry(name.clone()) {
             Entry::Occupied(_) => false,
             Entry::Vacant(free) => {
@@ -75,8 +76,8 @@ impl Jobs {
         }
     }
 
-    /// The job of that name knows its schedule, and is `id` for the scheduler.
-    pub(crate) fn knows_schedule(&self, name: &Key, id: Uuid) {
+    /// Notes that the job of that name knows its schedule, and has this id in the scheduler.
+    pub(crate) fn note_schedule(&self, name: &Key, id: Uuid) {
         if let Some(known) = lock(&self.names).get_mut(name) {
             *known = Some(id);
         }
@@ -86,8 +87,8 @@ impl Jobs {
         lock(&self.names).values().any(|known| *known == Some(id))
     }
 
-    /// Cancels what runs. Each run is told from here, not from its own task, which a job may be blocking while others
-    /// work for it.
+    /// Cancels all runs. They are told from here, not from their own tasks, because a job may block its task while
+    /// other tasks work for it.
     pub(crate) fn cancel(&self) {
         self.cancelling.cancel();
         let running: Vec<_> = lock(&self.running).values().cloned().collect();
@@ -95,7 +96,7 @@ impl Jobs {
     }
 }
 
-/// How a run, and what works for it, is told of its end.
+/// The end of a run, as the run and its helper tasks learn of it.
 #[derive(Debug, Clone)]
 pub(crate) struct RunEnd {
     token: CancellationToken,
@@ -111,12 +112,12 @@ impl RunEnd {
         }
     }
 
-    /// The node drains: the run ends while its lease is still held. One that has ended before was not drained.
+    /// Ends the run while its lease is still held, because the node drains. A run that ended before was not drained.
     pub(crate) fn drain(&self) {
         if self.token.is_cancelled() {
             return;
         }
-        // Before the token, so that whoever it wakes finds the reason.
+        // Set before the token is cancelled, so that a woken task finds the reason.
         self.drained.store(true, Ordering::Release);
         self.token.cancel();
     }
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_ended_before_the_drain_was_not_drained() {
+    fn a_run_that_ended_before_the_drain_is_not_drained() {
         let (ended, runs) = (
             RunEnd::new(CancellationToken::new()),
             RunEnd::new(CancellationToken::new()),

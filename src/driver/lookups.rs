@@ -1,4 +1,4 @@
-//! What callers ask of a node and are told at once, from what it knows: no trip, and no step of a key.
+//! Lookups of a caller that the node answers from its own state, without a round trip or a step of a key.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,37 +13,38 @@ use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
 impl Node {
-    /// Returns what a caller holds, until a step ends it.
+    /// Returns the holding of a caller, until a step ends it.
     pub(crate) fn holding(&self, name: &Name, ticket: Ticket) -> Option<Holding> {
-        self.look_unless_forked(name, |shard, now| shard.holding(now, name, ticket))
+        self.query_unless_forked(name, |shard, now| shard.holding(now, name, ticket))
     }
 
-    /// Returns the claim by which a caller of this process has the key alone.
+    /// Returns the claim of this process that holds the key alone.
     pub(crate) fn held_alone(&self, name: &Name) -> Option<ClaimId> {
-        let holding = self.look_unless_forked(name, |shard, now| shard.held_alone(now, name));
+        let holding = self.query_unless_forked(name, |shard, now| shard.held_alone(now, name));
         holding.map(|holding| holding.claim)
     }
 
-    fn look_unless_forked<T>(
+    fn query_unless_forked<T>(
         &self,
         name: &Name,
         look: impl FnOnce(&mut Shard, Instant) -> Option<T>,
     ) -> Option<T> {
-        // The parent holds it; its child never did.
+        // The parent holds the lease; its child never did.
         if self.is_forked() {
             return None;
         }
         self.look(name, look)
     }
 
-    /// Asks the shard of a key, which takes no step.
+    /// Looks at the shard of a key. The key takes no step.
     pub(crate) fn look<T>(&self, name: &Name, look: impl FnOnce(&mut Shard, Instant) -> T) -> T {
         let mut keys = lock(&self.cell(name).keys);
         let now = keys.now(&self.clock);
         look(&mut keys.shard, now)
     }
 
-    /// Whether it is held. Asked before and after each step of what runs under it, and mostly looks at no key.
+    /// Returns whether the lease is held. Called before and after each step of the guarded code, and rarely looks at
+    /// a key.
     pub(crate) fn is_held(&self, name: &Name, ticket: Ticket, waiter: &Waiter) -> bool {
         if self.is_forked() || waiter.is_over() {
             return false;
@@ -56,12 +57,13 @@ impl Node {
         held.inspect(|held| waiter.note_deadline(held.deadline)).is_some()
     }
 
-    /// Somebody has the key for sure, as was heard since then; else what kept the store from saying so.
+    /// Returns `Ok` if the store reported an owner since `since`; otherwise the error that kept the store from
+    /// reporting one.
     pub(crate) fn why_waiting(&self, name: &Name, since: Instant) -> Result<(), Option<StoreError>> {
         let keys = lock(&self.cell(name).keys);
         let now = self.clock.now();
-        // What it said before it fell silent is no news, except of what is held here.
-        let is_silent = lock(&self.servers.of(name).session).is_silent(now);
+        // What a server said before it fell silent does not count, except for a lease that is held here.
+        let is_silent = lock(&self.servers.for_name(name).session).is_silent(now);
         let is_known = !is_silent || keys.shard.held_alone(now, name).is_some();
         if is_known && keys.shard.is_known_taken(now, name, since) {
             Ok(())
@@ -70,12 +72,12 @@ impl Node {
         }
     }
 
-    /// How many callers wait in this process.
+    /// Returns the number of callers that wait in this process.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// How many keys have any state in this process.
+    /// Returns the number of keys that have state in this process.
     pub(crate) fn keys(&self) -> usize {
         if self.is_forked() {
             return 0;
@@ -83,12 +85,12 @@ impl Node {
         self.shards.iter().map(|cell| lock(&cell.keys).shard.len()).sum()
     }
 
-    /// After this long nothing that was held here can still be held.
+    /// Returns the time after which no lease that was held here can still be held.
     pub(crate) fn longest_hold(&self) -> Duration {
         Duration::from_millis(self.longest_ms.load(Ordering::Relaxed)) + self.options.request_timeout
     }
 
-    /// Nothing is held, waited for or under way.
+    /// Returns whether no lease is held, no caller waits, and no request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|cell| lock(&cell.keys).shard.is_empty())
             && self.servers.all().all(|server| lock(&server.session).is_idle())

@@ -1,9 +1,9 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
-//! Reading order: [`node`] (what callers do), [`steps`] (of keys, on any thread), [`lookups`] (what it is asked without
-//! one), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`],
-//! [`events`], [`outage`] and [`told`] (a server that fails, and what is told of it), [`pulse`] and [`pause`] (a
-//! process that stood still), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
+//! Reading order: [`node`] (the operations of callers), [`steps`] (of keys, on any thread), [`lookups`] (without a
+//! step), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`], [`events`],
+//! [`outage`] and [`session_events`] (a server that fails, and its events), [`pulse`] and [`pause`] (a process that
+//! stood still), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod clock;
 #[allow(clippy::module_inception, reason = "the thread that the folder is about")]

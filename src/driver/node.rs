@@ -1,8 +1,8 @@
-//! One process's part in the protocol: its keys in shards, a session per server, and who waits for what.
+//! One process's part in the protocol: its keys in shards, a session per server, and the callers that wait.
 //!
-//! Every thread may take a step of a key. What a step wants sent is left with the session of its server; the driver sends
-//! it, except where a store answers at once. Lock order: a shard, then a session, then a store; nothing of a user's
-//! runs under any of them.
+//! Every thread may take a step of a key. The requests of a step are left with the session of their server. The
+//! driver sends them, except for a store that answers at once. Lock order: a shard, then a session, then a store. No
+//! code of a user runs under any of these locks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
-use crate::driver::outage::Failed;
+use crate::driver::outage::FailureKind;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::Servers;
-use crate::driver::waiter::{Told, Waiter, Wake, lock};
+use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::observe::{Label, background};
+use crate::observe::Label;
 use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
@@ -30,10 +30,10 @@ use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, R
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
-/// More than there are cores that would contend for one.
+/// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
-/// A thread keeps room for so many effects that are told later, and for so many wakers.
-const KEPT: usize = 64;
+/// A thread keeps buffers with room for at most this many effects, and this many wakers.
+const MAX_KEPT_EFFECTS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -46,31 +46,31 @@ pub(crate) struct Node {
     pub(crate) pulse: Pulse,
     fork: forkguard::Guard,
     hasher: RandomState,
-    pub(super) shards: Vec<Cell>,
+    pub(super) shards: Vec<ShardCell>,
     pub(super) waiting: AtomicUsize,
     abandoned: AtomicBool,
     pub(super) idle: Notify,
     inbox: watch::Sender<InboxState>,
     pub(super) longest_ms: AtomicU64,
-    /// What a store in memory pushed, until somebody takes it in.
+    /// What a store in memory pushed, until a thread handles it.
     pub(crate) pushed: Mutex<Vec<(Name, Input)>>,
-    /// There may be some.
-    pub(crate) is_pushed: AtomicBool,
+    /// Set when `pushed` may have entries.
+    pub(crate) has_pushed: AtomicBool,
 }
 
-/// A shard, and who waits for it.
+/// A shard, and the callers that wait for it.
 #[derive(Debug)]
-pub(super) struct Cell {
-    pub(super) keys: Mutex<Keys>,
-    /// When the shard has something to do next, in nanoseconds.
+pub(super) struct ShardCell {
+    pub(super) keys: Mutex<LockedKeys>,
+    /// When the shard is next due, in nanoseconds.
     pub(super) due: AtomicU64,
 }
 
-impl Cell {
-    /// Unlocks the shard after its steps, and notes what is left to do.
-    pub(super) fn unlock(&self, keys: MutexGuard<'_, Keys>, after: &mut Aftermath) {
+impl ShardCell {
+    /// Unlocks the shard after its steps, and notes when it is next due.
+    pub(super) fn unlock(&self, keys: MutexGuard<'_, LockedKeys>, after: &mut FollowUp) {
         let due = keys.shard.next_due().map_or(u64::MAX, Instant::as_nanos);
-        // To look is cheap, to store is not.
+        // A load is cheaper than a store.
         if self.due.load(Ordering::Relaxed) != due {
             self.due.store(due, Ordering::SeqCst);
         }
@@ -80,68 +80,68 @@ impl Cell {
 }
 
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct LockedKeys {
     pub(super) shard: Shard,
-    /// When its latest step was, or its latest answer to a holder.
+    /// The time of the latest step, or of the latest answer to a holder.
     latest: Instant,
     pub(super) waiters: Waiters,
 }
 
-/// The callers that wait for something, or hold.
+/// The callers that wait or hold.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// For a lease, or with one.
+    /// The callers that wait for a lease or hold one.
     pub(super) locks: HashMap<Ticket, Arc<Waiter>, RandomState>,
-    /// For the answer to a call.
-    pub(super) calls: HashMap<Ticket, oneshot::Sender<Told>, RandomState>,
+    /// The callers that wait for the answer to a call.
+    pub(super) calls: HashMap<Ticket, oneshot::Sender<CallResult>, RandomState>,
 }
 
 impl Waiters {
-    fn tell_lock(&self, ticket: Ticket, tell: impl FnOnce(&Waiter)) {
+    fn with_lock_waiter(&self, ticket: Ticket, act: impl FnOnce(&Waiter)) {
         if let Some(waiter) = self.locks.get(&ticket) {
-            tell(waiter);
+            act(waiter);
         }
     }
 
-    /// Tells the caller of a call when nothing is locked any more.
-    pub(super) fn tell(&mut self, ticket: Ticket, told: Told, wakes: &mut Vec<Wake>) {
+    /// Answers a call. The caller is woken when nothing is locked.
+    pub(super) fn answer_call(&mut self, ticket: Ticket, result: CallResult, wakes: &mut Vec<Wake>) {
         let caller = self.calls.remove(&ticket);
-        wakes.extend(caller.map(|caller| Wake::Call(caller, told)));
+        wakes.extend(caller.map(|caller| Wake::Call(caller, result)));
     }
 }
 
-impl Keys {
-    /// No step is earlier than the one before it, or than what somebody was told: who heard that a lease is over must not
-    /// see it held by an answer of before.
+impl LockedKeys {
+    /// Returns `now`, but no time earlier than the latest step or answer. After a caller heard that a lease is over,
+    /// no older time may show the lease as held.
     pub(super) fn not_before(&mut self, now: Instant) -> Instant {
         self.latest = now.max(self.latest);
         self.latest
     }
 
-    /// For somebody who asks.
+    /// Returns the current time for a caller.
     pub(super) fn now(&mut self, clock: &Clock) -> Instant {
         self.not_before(clock.now())
     }
 }
 
-/// A caller that entered: its ticket, where it waits, and since when.
-pub(crate) type Entered = (Ticket, Arc<Waiter>, Instant);
+/// A caller that entered: its ticket, its waiter, and the time when it entered.
+pub(crate) type EnteredCaller = (Ticket, Arc<Waiter>, Instant);
 
 /// Wakes the driver.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     pub(crate) notify: Notify,
-    /// When it looks up next at the latest, in nanoseconds.
+    /// When the driver wakes at the latest, in nanoseconds.
     pub(crate) planned: AtomicU64,
 }
 
 impl Alarm {
-    /// Something is to be done now.
+    /// Wakes the driver for work that is due now.
     pub(crate) fn ring(&self) {
         self.notify.notify_one();
     }
 
-    /// Something is to be done at `due`. The planned wake-up only moves earlier.
+    /// Wakes the driver if `due` is before its planned wake-up. That time only moves earlier.
     pub(crate) fn expect(&self, due: u64) {
         if due < self.planned.load(Ordering::SeqCst) {
             self.notify.notify_one();
@@ -149,42 +149,43 @@ impl Alarm {
     }
 }
 
-/// What steps lead to that is done when nothing is locked. A thread keeps one for its next step, so that steps need not
+/// The work that steps leave for when nothing is locked. A thread keeps one for its next step, so that steps need not
 /// allocate.
 #[derive(Debug, Default)]
-pub(super) struct Aftermath {
-    pub(super) told: Vec<(Name, Effect)>,
-    /// Wakers may run foreign code.
+pub(super) struct FollowUp {
+    pub(super) effects: Vec<(Name, Effect)>,
+    /// Wakers, which may run foreign code.
     pub(super) wakes: Vec<Wake>,
-    /// Claims that are granted together or not at all: they are left with the session when all of them are known.
+    /// The claims that are granted together or not at all. They go to the session when all of them are known.
     pub(super) together: Option<Vec<Outgoing>>,
-    /// When the latest step was.
+    /// The time of the latest step.
     pub(super) now: Instant,
-    /// Something waits to be sent.
-    pub(super) sends: bool,
-    /// When a shard has something to do next, in nanoseconds.
+    /// Set if a request is queued.
+    pub(super) has_requests: bool,
+    /// When a shard is next due, in nanoseconds.
     pub(super) due: u64,
-    /// A shard has nothing more to do.
+    /// Set if a shard has become empty.
     pub(super) is_empty: bool,
 }
 
 thread_local! {
-    static AFTERMATH: RefCell<Option<Box<Aftermath>>> = const { RefCell::new(None) };
+    static FOLLOW_UP: RefCell<Option<Box<FollowUp>>> = const { RefCell::new(None) };
 }
 
-impl Aftermath {
-    /// One that is empty. Foreign code may step again while this one is in use, and a thread may be ending.
-    pub(super) fn take() -> Box<Aftermath> {
-        let kept = AFTERMATH.try_with(RefCell::take).ok().flatten();
-        let mut after: Box<Aftermath> = kept.unwrap_or_default();
-        (after.sends, after.due, after.is_empty) = (false, u64::MAX, false);
+impl FollowUp {
+    /// Returns an empty value. The kept one may be missing: foreign code may step again while it is in use, and a
+    /// thread may be ending.
+    pub(super) fn take() -> Box<FollowUp> {
+        let kept = FOLLOW_UP.try_with(RefCell::take).ok().flatten();
+        let mut after: Box<FollowUp> = kept.unwrap_or_default();
+        (after.has_requests, after.due, after.is_empty) = (false, u64::MAX, false);
         after
     }
 
-    /// Keeps the room for the next step of this thread.
+    /// Keeps the buffers for the next step of this thread.
     pub(super) fn keep(self: Box<Self>) {
-        if self.told.capacity() <= KEPT && self.wakes.capacity() <= KEPT {
-            let _ = AFTERMATH.try_with(|kept| kept.replace(Some(self)));
+        if self.effects.capacity() <= MAX_KEPT_EFFECTS && self.wakes.capacity() <= MAX_KEPT_EFFECTS {
+            let _ = FOLLOW_UP.try_with(|kept| kept.replace(Some(self)));
         }
     }
 }
@@ -202,14 +203,14 @@ impl Node {
         let id = NodeId::random();
         #[cfg(all(feature = "scheduler", feature = "testing"))]
         let id = clock.process().map_or(id, |process| process.node());
-        // From the operating system: a nonce that can be guessed lets others forge a grant.
+        // Drawn from the operating system: a nonce that can be guessed lets other programs forge a grant.
         let drawn = uuid::Uuid::new_v4().as_u64_pair();
         let nonce_key = options.seed.map_or(drawn, |seed| (seed, !seed));
         let shards = (0..SHARDS).map(|index| {
             let jitter = nonce_key.0.wrapping_add(index);
             let seed = Seed { nonce_key, jitter };
-            Cell {
-                keys: Mutex::new(Keys {
+            ShardCell {
+                keys: Mutex::new(LockedKeys {
                     shard: Shard::new(id, index, SHARDS, seed, rules),
                     latest: Instant::default(),
                     waiters: Waiters::default(),
@@ -236,41 +237,42 @@ impl Node {
             inbox: watch::Sender::new(InboxState::Unconfirmed),
             longest_ms: AtomicU64::new(0),
             pushed: Mutex::default(),
-            is_pushed: AtomicBool::new(false),
+            has_pushed: AtomicBool::new(false),
             options,
         })
     }
 
-    /// A fork copies the node's identity but not its driver, and inherits mutexes that others had locked.
+    /// Returns whether this process is a forked child. A fork copies the node's identity but not its driver, and
+    /// inherits mutexes that other threads had locked.
     pub(crate) fn is_forked(&self) -> bool {
-        // A copy, as a guard tells it once.
+        // A clone, because a guard reports a fork only once.
         self.fork.clone().detected_fork()
     }
 
-    // What callers do.
+    // The operations of callers.
 
-    /// Others of this process read by the lease of this holder. If not, none will.
+    /// Returns whether other callers of this process read by the lease of this holder. If not, no caller will.
     pub(crate) fn reads_with_others(&self, name: &Name, ticket: Ticket) -> bool {
         lock(&self.cell(name).keys).shard.reads_with_others(name, ticket)
     }
 
-    /// Enters a caller whose claim has these lengths, and says when. What is decided comes to its waiter.
+    /// Enters a caller whose claim has these lengths. Its waiter gets the decision.
     pub(crate) fn enter(
         self: &Arc<Self>,
         name: &Name,
         term: LeaseTimes,
         input: impl FnOnce(Ticket) -> Input,
-    ) -> Entered {
+    ) -> EnteredCaller {
         self.note_entry(term);
         self.in_shard(name, |keys, after| self.enter_shard(keys, name, input, after))
     }
 
-    /// A caller enters that asks for no lease.
+    /// Counts a caller that asks for no lease.
     pub(crate) fn note_caller(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A caller enters.
+    /// Counts a caller that asks for a lease.
     pub(crate) fn note_entry(&self, term: LeaseTimes) {
         self.note_caller();
         let hold_ms = term.hold_ms();
@@ -279,16 +281,16 @@ impl Node {
         }
     }
 
-    /// A caller that entered waits no more: it has its answer, or left.
+    /// Counts a caller that waits no longer: it has its answer, or left.
     pub(crate) fn answered(&self) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A caller takes up what it was granted, at `now` or when its shard took a step after that. Its waiter is told until
-    /// when it is held at least.
+    /// Takes up the lease that a caller was granted, at `now`, or at the time of its shard's latest step if that is
+    /// later. Tells the waiter until when the lease is held at least.
     ///
     /// # Errors
-    /// Why there is no guard: the lease ended before it was taken up.
+    /// The cause of the loss, if the lease ended before the caller took it up.
     pub(crate) fn take_up(
         self: &Arc<Self>,
         name: &Name,
@@ -308,14 +310,14 @@ impl Node {
         Err(cause)
     }
 
-    /// Nobody is interested in this ticket any more, waiting or holding.
+    /// Abandons a ticket, which waits or holds.
     pub(crate) fn cancel(self: &Arc<Self>, name: &Name, ticket: Ticket) {
         self.drive(name, Input::Cancel(ticket));
     }
 
-    /// Asks some server for a sign of life.
+    /// Asks one server for a sign of life.
     pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
-        let server = self.servers.of_any();
+        let server = self.servers.any();
         let (probed, answer) = server.probe();
         self.feed(server, probed);
         self.alarm.ring();
@@ -327,18 +329,19 @@ impl Node {
         })
     }
 
-    /// A caller is about to give up: asks the servers for a sign of life, so that the caller is told what kept it.
-    pub(crate) fn look_for_life(self: &Arc<Self>) {
+    /// Asks the servers for a sign of life before a caller gives up, so that the caller learns the reason of its
+    /// wait.
+    pub(crate) fn request_signs_of_life(self: &Arc<Self>) {
         for server in self.servers.all() {
             self.feed(server, SessionInput::SignWanted);
         }
         self.alarm.ring();
     }
 
-    /// Somebody may wait: grants must be pushed here.
+    /// Opens the inbox, through which grants are pushed: a caller may wait soon.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
-        self.feed(self.servers.of_any(), SessionInput::InboxWanted);
+        self.feed(self.servers.any(), SessionInput::InboxWanted);
         self.alarm.ring();
     }
 
@@ -348,55 +351,57 @@ impl Node {
         (self.hasher.hash_one(name) % SHARDS) as usize
     }
 
-    pub(super) fn cell(&self, name: &Name) -> &Cell {
+    pub(super) fn cell(&self, name: &Name) -> &ShardCell {
         &self.shards[self.shard_of(name)]
     }
 
     /// Leaves a request with the session of its server.
     fn queue(&self, outgoing: &Outgoing) {
-        let server = self.servers.of(&outgoing.request.name);
+        let server = self.servers.for_name(&outgoing.request.name);
         lock(&server.session).queue(outgoing);
     }
 
-    /// Carries one effect out while its shard is locked. What may run foreign code is left in `after`.
+    /// Carries out an effect while its shard is locked. Work that may run foreign code is left in `after`.
     pub(super) fn carry_out(
         &self,
         waiters: &mut Waiters,
         name: &Name,
         effect: &Effect,
-        after: &mut Aftermath,
+        after: &mut FollowUp,
     ) {
         let wakes = &mut after.wakes;
         match effect {
             Effect::Send(outgoing) => {
-                after.sends = true;
+                after.has_requests = true;
                 match &mut after.together {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
             }
             Effect::Act(action) => {
-                after.sends = true;
-                lock(&self.servers.of(&action.name).session).queue_action(action.clone());
+                after.has_requests = true;
+                lock(&self.servers.for_name(&action.name).session).queue_action(action.clone());
             }
             Effect::Granted(ticket, fence) => {
-                // A number that is handed on was heard of with its first holder.
+                // A lease that is handed on has the number of its first grant, which was noted then.
                 if fence.is_first() {
-                    // Here, and not when a push arrives: only the key machine knows a forged one.
-                    lock(&self.servers.of(name).session).note_grant(fence.number());
+                    // Noted here, and not when a push arrives: only the key machine can tell a forged grant.
+                    lock(&self.servers.for_name(name).session).note_grant(fence.number());
                 }
-                waiters.tell_lock(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
+                waiters.with_lock_waiter(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }
             Effect::Denied(ticket, error @ AcquireError::StillHeld(..)) => {
-                waiters.tell_lock(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
+                waiters.with_lock_waiter(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
             }
             Effect::Denied(ticket, error) => match waiters.locks.remove(ticket) {
                 Some(waiter) => waiter.decide(Err(error.clone()), wakes),
-                None => waiters.tell(*ticket, Err(error.clone()), wakes),
+                None => waiters.answer_call(*ticket, Err(error.clone()), wakes),
             },
-            Effect::Answered(ticket, answer) => waiters.tell(*ticket, Ok(answer.clone()), wakes),
-            Effect::Overdue(ticket) => waiters.tell_lock(*ticket, |waiter| waiter.overdue(wakes)),
-            Effect::Lost(ticket, cause) => waiters.tell_lock(*ticket, |waiter| waiter.end(*cause, wakes)),
+            Effect::Answered(ticket, answer) => waiters.answer_call(*ticket, Ok(answer.clone()), wakes),
+            Effect::Overdue(ticket) => waiters.with_lock_waiter(*ticket, |waiter| waiter.mark_overdue(wakes)),
+            Effect::Lost(ticket, cause) => {
+                waiters.with_lock_waiter(*ticket, |waiter| waiter.end(*cause, wakes))
+            }
             Effect::Released(ticket, outcome) => {
                 if let Some(waiter) = waiters.locks.remove(ticket) {
                     waiter.settle(outcome.clone(), wakes);
@@ -404,7 +409,7 @@ impl Node {
             }
             Effect::WriteEnded(..) | Effect::PushMissed | Effect::Event(_) => {}
         }
-        let is_told = matches!(
+        let is_reported = matches!(
             effect,
             Effect::Lost(..)
                 | Effect::Denied(_, AcquireError::Store(_) | AcquireError::StillHeld(..))
@@ -412,38 +417,38 @@ impl Node {
                 | Effect::PushMissed
                 | Effect::Event(_)
         );
-        if is_told {
-            after.told.push((name.clone(), effect.clone()));
+        if is_reported {
+            after.effects.push((name.clone(), effect.clone()));
         }
     }
 
-    /// What nobody's own thread tells. Others are heard of where their caller runs on.
-    pub(super) fn tell(self: &Arc<Self>, name: &Name, effect: &Effect) {
+    /// Handles an effect that no caller's own thread reports.
+    pub(super) fn handle_effect(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
             Effect::PushMissed => {
-                self.feed(self.servers.of(name), SessionInput::PushMissed);
+                self.feed(self.servers.for_name(name), SessionInput::PushMissed);
                 self.alarm.ring();
             }
             Effect::WriteEnded(lease, is_refused) => {
                 self.drive(&lease.name, Input::WriteEnded(lease.clone(), *is_refused));
             }
-            Effect::Event(event) => self.events.key_event(name, event),
+            Effect::Event(event) => self.events.push_key_event(name, event),
             Effect::Lost(_, cause) => {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {
-                    self.servers.of(name).outage.lost_lease();
+                    self.servers.for_name(name).outage.lost_lease();
                 }
                 let is_by_deadline = *cause == LostCause::Deadline;
                 let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
-                self.events.push(background::lost(name, *cause, paused));
+                self.events.push_loss(name, *cause, paused);
             }
             Effect::Denied(_, AcquireError::Store(error) | AcquireError::StillHeld(_, error)) => {
-                self.failed(self.servers.of(name), Failed::Caller, error);
+                self.note_server_failure(self.servers.for_name(name), FailureKind::Caller, error);
             }
             _ => {}
         }
     }
 
-    /// When a key has something to do next.
+    /// Returns when a key is next due.
     pub(crate) fn next_key_due(&self) -> Option<Instant> {
         let shards = self.shards.iter().map(|cell| cell.due.load(Ordering::SeqCst));
         let due = shards.min().filter(|due| *due < u64::MAX);
@@ -457,18 +462,18 @@ impl Node {
         sessions.chain(shards).min()
     }
 
-    /// Whether grants are pushed has changed.
+    /// Notes whether grants are pushed.
     pub(crate) fn inbox_state(self: &Arc<Self>, state: InboxState) {
-        self.each(|shard, now, perform| shard.inbox(now, state, perform));
+        self.step_every_key(|shard, now, perform| shard.inbox(now, state, perform));
         self.inbox.send_replace(state);
     }
 
-    /// A connection opened: whatever waits to be told can be told.
+    /// Notes that a connection opened, so that queued releases can be sent.
     pub(crate) fn reachable(self: &Arc<Self>) {
-        self.each(|shard, now, perform| shard.reachable(now, perform));
+        self.step_every_key(|shard, now, perform| shard.reachable(now, perform));
     }
 
-    /// Tells whether grants are pushed to this node.
+    /// Returns a watch on whether grants are pushed to this node.
     #[cfg(feature = "redis")]
     pub(crate) fn inbox(&self) -> watch::Receiver<InboxState> {
         self.inbox.subscribe()
@@ -476,12 +481,12 @@ impl Node {
 
     // The end.
 
-    /// Gives up everything that is held and waited for.
+    /// Gives up everything that callers hold and wait for.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.each(|shard, now, perform| shard.close(now, perform));
+        self.step_every_key(|shard, now, perform| shard.close(now, perform));
     }
 
-    /// No handle is left: the driver finishes what is under way and ends.
+    /// Notes that no handle is left: the driver finishes its work and ends.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         self.alarm.ring();

@@ -1,10 +1,10 @@
-//! When a server fails, and when it is back: told once each, and what happens in between is counted.
+//! The outages of a server: when one begins, when it ends, and what it costs.
 //!
-//! A connection and an inbox of one server break together. Whichever is noticed first, that is one outage, and it is over
-//! when both work again. An inbox that is lost while its connection still answers is told for itself.
+//! The connection and the inbox of a server break together. The first loss that is noticed begins one outage, which
+//! ends when both work again. If the inbox is lost while its connection still answers, the loss has an event of its
+//! own.
 //!
-//! Two thousand leases that cannot be renewed are one outage. Each of them is told, too, but only to who listens at the
-//! level of debugging.
+//! Two thousand leases that cannot be renewed are one outage. Each of them has its own event at level DEBUG.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,192 +12,201 @@ use std::time::Duration;
 
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::background::Recovery;
+use crate::observe::Recovery;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
-/// A server that answers some requests and refuses others is back when it has refused none for so long. So is one that
-/// fails again as soon after it was back.
-const CALM: Duration = Duration::from_secs(5);
+/// A server that answers some requests and refuses others counts as back when nothing was refused for this time. The
+/// same time applies to a server that fails again this soon after its return.
+const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
-/// What failed.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum FailureKind {
     /// A connection was given up, or could not be opened.
     Connection,
     /// A request was refused, or got no answer.
     Request,
-    /// A caller was told that the store did not do it.
+    /// A caller got an error of the store.
     Caller,
 }
 
-/// The failing of one server, as one node sees it: its connection and its inbox together.
+/// The outages of one server, as one node sees them: of its connection and its inbox together.
 #[derive(Debug, Default)]
 pub(crate) struct Outage {
-    /// Read before every request: nearly always there is none, and no inbox is in doubt.
+    /// Set during an outage, and while an inbox is in doubt. Read before every request; rarely set.
     is_on: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    on: Option<On>,
-    /// When the last one was over.
-    over: Option<Instant>,
-    inbox: InboxStory,
-    /// Which run of the server answered last, where it says so.
+struct OutageState {
+    ongoing: Option<OngoingOutage>,
+    /// When the latest outage ended.
+    ended_at: Option<Instant>,
+    inbox: InboxHistory,
+    /// The id of the server's run that answered last, if the server gives one.
     run_id: Option<Box<str>>,
 }
 
-/// What is told of the inbox.
+/// What happened to the inbox.
 #[derive(Debug, Default)]
-struct InboxStory {
+struct InboxHistory {
     is_open: bool,
-    /// Grants were pushed before, and may not be pushed now.
+    /// Set if grants may not be pushed now.
     is_awaited: bool,
-    /// It was lost, and the connection's next answer or failure says whether the server failed with it.
-    doubt: Option<Doubt>,
-    /// Since when it is away, if that was told for itself.
+    /// Set when the inbox was lost, until the next answer or failure of the connection shows whether the server
+    /// failed too.
+    doubt: Option<InboxDoubt>,
+    /// Since when the inbox is away, if its loss had an event of its own.
     away: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Doubt {
+struct InboxDoubt {
     since: Instant,
     error: StoreError,
-    /// It is open again, for so long it was not.
+    /// How long the inbox was away, if it is open again.
     lasted: Option<Duration>,
 }
 
 /// What the loss of an inbox means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InboxLoss {
-    /// It was told, or an outage explains it.
+    /// The loss was reported, or an outage explains it.
     Explained,
-    /// The connection decides. `is_asked`: the session asks for a sign of life.
+    /// The connection decides.
     Doubted {
-        /// The session asks the connection for a sign of life, if there is one.
+        /// Set if the session asks the connection, if there is one, for a sign of life.
         is_asked: bool,
     },
     /// The inbox failed, and the server is well.
     Alone,
 }
 
-/// What an answer of the server puts an end to.
+/// What an answer of the server ends.
 #[derive(Debug, Clone)]
-pub(crate) enum Ended {
+pub(crate) enum OutageEnd {
     /// The outage.
     Outage(Recovery),
-    /// The doubt: only the inbox was lost, for this reason. For how long, if it is open again.
-    Doubt(StoreError, Option<Duration>),
+    /// The doubt: only the inbox was lost, for this reason. The duration is that of the loss, if the inbox is open
+    /// again.
+    InboxOnly(StoreError, Option<Duration>),
 }
 
 #[derive(Debug)]
-struct On {
+struct OngoingOutage {
     since: Instant,
     failed: Instant,
-    /// When it answered first since it failed last.
+    /// When the server first answered after its latest failure.
     answered: Option<Instant>,
-    /// It began right after the last one.
+    /// Set if the outage began right after the previous one.
     is_again: bool,
-    /// A connection was lost: the next one that answers ends it.
+    /// Set if a connection was lost: the next connection that answers ends the outage.
     by_connection: bool,
-    /// What is told when it is over. Its length is known then.
+    /// What is reported when the outage ends. Its length is known then.
     recovery: Recovery,
 }
 
 impl Outage {
-    /// True when it begins with this. Why the inbox was lost, if that was in doubt.
+    /// Notes a failure. Returns whether an outage begins with it, and why the inbox was lost, if that was in doubt.
     pub(crate) fn failed(
         &self,
         now: Instant,
-        what: Failed,
+        what: FailureKind,
         error: &StoreError,
     ) -> (bool, Option<StoreError>) {
         let mut state = lock(&self.state);
-        if let Some(on) = &mut state.on {
-            (on.failed, on.answered) = (now, None);
-            on.count(what);
+        if let Some(outage) = &mut state.ongoing {
+            (outage.failed, outage.answered) = (now, None);
+            outage.count(what);
             return (false, None);
         }
-        // The loss of its connection is told with that, and one that was closed while it was not used is no trouble.
-        let is_told_elsewhere = matches!(
+        // The loss of the connection is reported by itself, and a connection that closed while it was idle is no
+        // trouble.
+        let is_reported_elsewhere = matches!(
             error.kind(),
             StoreErrorKind::Interrupted | StoreErrorKind::Unreachable
         );
-        if what == Failed::Request && is_told_elsewhere {
+        if what == FailureKind::Request && is_reported_elsewhere {
             return (false, None);
         }
         let doubt = state.inbox.doubt.take();
-        let mut on = On {
+        let mut outage = OngoingOutage {
             since: doubt.as_ref().map_or(now, |doubt| doubt.since),
             failed: now,
             answered: None,
-            is_again: state.over.is_some_and(|over| now.since(over) < CALM),
+            is_again: state
+                .ended_at
+                .is_some_and(|ended_at| now.since(ended_at) < RECOVERY_TIME),
             by_connection: false,
             recovery: Recovery::default(),
         };
-        on.count(what);
-        state.on = Some(on);
+        outage.count(what);
+        state.ongoing = Some(outage);
         state.inbox.away = None;
         self.is_on.store(true, Ordering::Release);
         (true, doubt.map(|doubt| doubt.error))
     }
 
-    /// A lease was lost.
+    /// Counts a lost lease.
     pub(crate) fn lost_lease(&self) {
         if self.is_on()
-            && let Some(on) = &mut lock(&self.state).on
+            && let Some(outage) = &mut lock(&self.state).ongoing
         {
-            on.recovery.leases_lost += 1;
+            outage.recovery.leases_lost += 1;
         }
     }
 
-    /// A batch that was sent at `sent` was answered, and nothing of it was refused.
-    pub(crate) fn answered(&self, now: Instant, sent: Instant) -> Option<Ended> {
+    /// Notes that a batch was answered, which was sent at `sent`, and that no request in it was refused.
+    pub(crate) fn answered(&self, now: Instant, sent: Instant) -> Option<OutageEnd> {
         if !self.is_on() {
             return None;
         }
         let mut state = lock(&self.state);
-        if let Some(on) = &mut state.on {
-            on.answered.get_or_insert(now);
+        if let Some(outage) = &mut state.ongoing {
+            outage.answered.get_or_insert(now);
             return self.end(&mut state, now);
         }
-        // What was sent before may have been answered by a server that is gone since.
+        // An earlier batch may have been answered by a server that has failed since.
         let doubt = state.inbox.doubt.take_if(|doubt| sent >= doubt.since)?;
         state.inbox.away = doubt.lasted.is_none().then_some(doubt.since);
         self.is_on.store(false, Ordering::Release);
-        Some(Ended::Doubt(doubt.error, doubt.lasted))
+        Some(OutageEnd::InboxOnly(doubt.error, doubt.lasted))
     }
 
-    /// Ends it, when its connection answers and its inbox is open again.
-    fn end(&self, state: &mut State, now: Instant) -> Option<Ended> {
-        let on = state.on.as_ref()?;
-        let answered = on.answered?;
-        let is_young = (on.is_again || !on.by_connection) && now.since(on.failed) < CALM;
-        if is_young || state.inbox.is_awaited && now.since(answered) < CALM {
+    /// Ends the outage if the connection answers and the inbox is open again.
+    fn end(&self, state: &mut OutageState, now: Instant) -> Option<OutageEnd> {
+        let outage = state.ongoing.as_ref()?;
+        let answered = outage.answered?;
+        let is_young = (outage.is_again || !outage.by_connection) && now.since(outage.failed) < RECOVERY_TIME;
+        if is_young || state.inbox.is_awaited && now.since(answered) < RECOVERY_TIME {
             return None;
         }
-        let away = answered.since(on.since);
-        let recovery = Recovery { away, ..on.recovery };
-        (state.on, state.over) = (None, Some(now));
+        let away = answered.since(outage.since);
+        let recovery = Recovery {
+            away,
+            ..outage.recovery
+        };
+        (state.ongoing, state.ended_at) = (None, Some(now));
         self.is_on.store(false, Ordering::Release);
-        Some(Ended::Outage(recovery))
+        Some(OutageEnd::Outage(recovery))
     }
 
-    /// The inbox is lost, or was not opened. `is_decided`: the connection need not be asked what that means.
+    /// Notes that the inbox is lost, or was not opened. If `is_decided`, the connection need not be asked what that
+    /// means.
     pub(crate) fn inbox_lost(&self, now: Instant, error: &StoreError, is_decided: bool) -> InboxLoss {
         let mut state = lock(&self.state);
         let was_open = std::mem::take(&mut state.inbox.is_open);
-        let InboxStory { doubt, away, .. } = &state.inbox;
-        if state.on.is_some() || doubt.is_some() || away.is_some() {
+        let InboxHistory { doubt, away, .. } = &state.inbox;
+        if state.ongoing.is_some() || doubt.is_some() || away.is_some() {
             return InboxLoss::Explained;
         }
         if is_decided {
             state.inbox.away = Some(now);
             return InboxLoss::Alone;
         }
-        state.inbox.doubt = Some(Doubt {
+        state.inbox.doubt = Some(InboxDoubt {
             since: now,
             error: error.clone(),
             lasted: None,
@@ -206,7 +215,8 @@ impl Outage {
         InboxLoss::Doubted { is_asked: was_open }
     }
 
-    /// The inbox is open. For how long it was away, if that was told. Nothing is told now while that is in doubt.
+    /// Notes that the inbox is open. Returns how long it was away, if its loss was reported; `None` while the loss is
+    /// in doubt.
     pub(crate) fn inbox_open(&self, now: Instant) -> Option<Option<Duration>> {
         let mut state = lock(&self.state);
         state.inbox.is_open = true;
@@ -217,8 +227,8 @@ impl Outage {
         Some(state.inbox.away.take().map(|since| now.since(since)))
     }
 
-    /// Whether grants are pushed has changed.
-    pub(crate) fn inbox_state(&self, now: Instant, inbox: InboxState) -> Option<Ended> {
+    /// Notes whether grants are pushed.
+    pub(crate) fn inbox_state(&self, now: Instant, inbox: InboxState) -> Option<OutageEnd> {
         let mut state = lock(&self.state);
         state.inbox.is_awaited = inbox == InboxState::Unconfirmed;
         if state.inbox.is_awaited {
@@ -227,40 +237,40 @@ impl Outage {
         self.end(&mut state, now)
     }
 
-    /// The inbox was lost, and its connection has not said yet what that means.
+    /// Returns whether the inbox was lost, and the connection has not yet shown what that means.
     pub(crate) fn is_doubted(&self) -> bool {
         self.is_on() && lock(&self.state).inbox.doubt.is_some()
     }
 
-    /// That run of the server answers. True when it is another than before, and no outage is there to tell it.
+    /// Notes which run of the server answers. Returns whether the run is another one, and no outage reports that.
     pub(crate) fn is_changed(&self, run_id: &str) -> bool {
         let mut state = lock(&self.state);
         let was = state.run_id.replace(run_id.into());
         if was.is_none_or(|was| *was == *run_id) {
             return false;
         }
-        if let Some(on) = &mut state.on {
-            on.recovery.is_another = true;
+        if let Some(outage) = &mut state.ongoing {
+            outage.recovery.is_another = true;
             return false;
         }
-        // It explains why the inbox was lost.
+        // The change of the run explains the loss of the inbox.
         state.inbox.doubt = None;
         self.is_on.store(false, Ordering::Release);
         true
     }
 
-    /// It fails, or its inbox is in doubt.
+    /// Returns whether the server fails, or its inbox is in doubt.
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }
 }
 
-impl On {
-    fn count(&mut self, what: Failed) {
+impl OngoingOutage {
+    fn count(&mut self, what: FailureKind) {
         match what {
-            Failed::Connection => self.by_connection = true,
-            Failed::Request => self.recovery.requests_failed += 1,
-            Failed::Caller => self.recovery.callers_refused += 1,
+            FailureKind::Connection => self.by_connection = true,
+            FailureKind::Request => self.recovery.requests_failed += 1,
+            FailureKind::Caller => self.recovery.callers_refused += 1,
         }
     }
 }
@@ -279,16 +289,16 @@ mod tests {
         StoreError::new(kind, "it fails")
     }
 
-    /// Begins with this, or does not.
-    fn begins(outage: &Outage, ms: u64, what: Failed, kind: StoreErrorKind) -> bool {
+    /// Returns whether an outage begins with the failure.
+    fn begins(outage: &Outage, ms: u64, what: FailureKind, kind: StoreErrorKind) -> bool {
         outage.failed(at(ms), what, &error(kind)).0
     }
 
-    /// What is over with the answer to what was sent now.
+    /// Returns the recovery that the answer to a batch of this moment completes.
     fn answered(outage: &Outage, ms: u64) -> Option<Recovery> {
         match outage.answered(at(ms), at(ms)) {
-            Some(Ended::Outage(recovery)) => Some(recovery),
-            Some(Ended::Doubt(error, _)) => panic!("{error}"),
+            Some(OutageEnd::Outage(recovery)) => Some(recovery),
+            Some(OutageEnd::InboxOnly(error, _)) => panic!("{error}"),
             None => None,
         }
     }
@@ -298,11 +308,11 @@ mod tests {
         let outage = Outage::default();
         assert_eq!(answered(&outage, 0), None);
         outage.lost_lease();
-        assert!(begins(&outage, 10, Failed::Connection, TimedOut));
+        assert!(begins(&outage, 10, FailureKind::Connection, TimedOut));
         for _ in 0..3 {
-            assert!(!begins(&outage, 20, Failed::Request, TimedOut));
+            assert!(!begins(&outage, 20, FailureKind::Request, TimedOut));
         }
-        assert!(!begins(&outage, 30, Failed::Caller, TimedOut));
+        assert!(!begins(&outage, 30, FailureKind::Caller, TimedOut));
         outage.lost_lease();
         let recovery = Recovery {
             away: Duration::from_millis(1_490),
@@ -319,10 +329,10 @@ mod tests {
     fn a_server_that_answers_and_refuses_in_turn_is_one_outage() {
         use crate::error::StoreRefusal::OutOfMemory;
         let (outage, kind) = (Outage::default(), Refused(OutOfMemory));
-        assert!(begins(&outage, 0, Failed::Request, kind.clone()));
+        assert!(begins(&outage, 0, FailureKind::Request, kind.clone()));
         for n in 1..100 {
             assert_eq!(answered(&outage, n * 1_000), None);
-            assert!(!begins(&outage, n * 1_000 + 1, Failed::Caller, kind.clone()));
+            assert!(!begins(&outage, n * 1_000 + 1, FailureKind::Caller, kind.clone()));
         }
         assert_eq!(answered(&outage, 100_000), None);
         let Recovery {
@@ -334,44 +344,47 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_open_and_break_in_turn_are_two_outages_at_the_most() {
+    fn connections_that_open_and_break_in_turn_are_at_most_two_outages() {
         let outage = Outage::default();
         let mut begun = 0;
         for n in 0..100 {
-            begun += u32::from(begins(&outage, n * 1_000, Failed::Connection, Interrupted));
+            begun += u32::from(begins(&outage, n * 1_000, FailureKind::Connection, Interrupted));
             answered(&outage, n * 1_000 + 500);
         }
         assert_eq!(begun, 2);
     }
 
     #[test]
-    fn a_request_on_a_connection_that_was_closed_begins_none() {
+    fn a_request_on_a_closed_connection_begins_no_outage() {
         let outage = Outage::default();
-        assert!(!begins(&outage, 0, Failed::Request, Interrupted));
-        assert!(begins(&outage, 0, Failed::Request, TimedOut));
+        assert!(!begins(&outage, 0, FailureKind::Request, Interrupted));
+        assert!(begins(&outage, 0, FailureKind::Request, TimedOut));
     }
 
-    /// The connection decides what it means that the inbox is lost.
+    /// The connection decides what the loss of the inbox means.
     #[test]
-    fn an_inbox_that_is_lost_alone_is_told_when_the_connection_answers() {
+    fn an_inbox_that_is_lost_alone_is_reported_when_the_connection_answers() {
         let outage = Outage::default();
         outage.inbox_open(at(0));
         let loss = |ms| outage.inbox_lost(at(ms), &error(Interrupted), false);
         assert_eq!(loss(10), InboxLoss::Doubted { is_asked: true });
         assert!(outage.inbox_state(at(10), InboxState::Unconfirmed).is_none());
         assert_eq!(loss(11), InboxLoss::Explained);
-        // Sent before: the server may have ended since.
+        // The batch was sent before: the server may have failed since.
         assert!(outage.answered(at(12), at(9)).is_none());
-        assert!(matches!(outage.answered(at(13), at(10)), Some(Ended::Doubt(..))));
+        assert!(matches!(
+            outage.answered(at(13), at(10)),
+            Some(OutageEnd::InboxOnly(..))
+        ));
         assert!(outage.answered(at(14), at(14)).is_none());
         assert_eq!(loss(15), InboxLoss::Explained);
         let away = |ms| Some(Duration::from_millis(ms));
         assert_eq!(outage.inbox_open(at(20)), Some(away(10)));
         assert_eq!(loss(30), InboxLoss::Doubted { is_asked: true });
-        // It is open again before that is decided.
+        // The inbox is open again before the connection decides.
         assert_eq!(outage.inbox_open(at(35)), None);
         match outage.answered(at(36), at(30)) {
-            Some(Ended::Doubt(_, lasted)) => assert_eq!(lasted, away(5)),
+            Some(OutageEnd::InboxOnly(_, lasted)) => assert_eq!(lasted, away(5)),
             other => panic!("{other:?}"),
         }
         assert!(!outage.is_on());
@@ -385,21 +398,21 @@ mod tests {
         outage.inbox_lost(at(10), &error(Interrupted), false);
         outage.inbox_state(at(10), InboxState::Unconfirmed);
         assert!(outage.is_doubted());
-        let (begins, inbox) = outage.failed(at(12), Failed::Connection, &error(Interrupted));
+        let (begins, inbox) = outage.failed(at(12), FailureKind::Connection, &error(Interrupted));
         assert!(begins && inbox.is_some());
         assert!(!outage.is_changed("first") && !outage.is_changed("second"));
         assert_eq!(answered(&outage, 100), None);
         assert_eq!(outage.inbox_open(at(150)), Some(None));
         match outage.inbox_state(at(150), InboxState::Confirmed) {
-            Some(Ended::Outage(Recovery { away, is_another, .. })) => {
+            Some(OutageEnd::Outage(Recovery { away, is_another, .. })) => {
                 assert_eq!((away, is_another), (Duration::from_millis(90), true));
             }
             other => panic!("{other:?}"),
         }
-        // An inbox that does not come back is waited for no longer than this.
+        // An outage waits no longer than this for an inbox.
         assert!(
             outage
-                .failed(at(9_000), Failed::Connection, &error(Interrupted))
+                .failed(at(9_000), FailureKind::Connection, &error(Interrupted))
                 .0
         );
         outage.inbox_state(at(9_000), InboxState::Unconfirmed);
@@ -408,12 +421,12 @@ mod tests {
     }
 
     #[test]
-    fn another_run_of_the_server_is_told_unless_an_outage_tells_it() {
+    fn another_run_of_the_server_is_reported_unless_an_outage_reports_it() {
         let outage = Outage::default();
         assert!(!outage.is_changed("one") && !outage.is_changed("one"));
         assert!(outage.is_changed("other"));
         assert!(!outage.is_changed("other"));
-        assert!(begins(&outage, 0, Failed::Connection, Interrupted));
+        assert!(begins(&outage, 0, FailureKind::Connection, Interrupted));
         assert!(!outage.is_changed("third"));
     }
 }

@@ -1,6 +1,6 @@
-//! A process of a simulation: it has clocks that a test owns, may be stopped and go on, and may be killed.
+//! A process of a simulation. A test owns its clocks, and can stop, continue and kill it.
 //!
-//! All its clocks follow tokio's, which stands still while anything can be done, and else goes on to the next timer.
+//! All clocks follow tokio's clock, which stands still while any task can run, and then jumps to the next timer.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -17,10 +17,10 @@ use crate::driver::waiter::lock;
 use crate::protocol::message::NodeId;
 use crate::protocol::time::Instant;
 
-/// What every clock of a simulation shows more than it has run for: no machine has just been started.
-const BEFORE: Duration = Duration::from_secs(3600);
+/// Is added to every clock of a simulation: no machine has just been started.
+const TIME_BEFORE_START: Duration = Duration::from_secs(3600);
 
-/// The time of a simulation, and whether anything has happened in its store.
+/// The time of a simulation, and a signal for changes in its store.
 #[derive(Debug)]
 pub(crate) struct World {
     began: Timer,
@@ -30,7 +30,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// It begins now, at that date.
+    /// Returns a world that begins now, at that date.
     pub(crate) fn new(date: SystemTime) -> Arc<World> {
         Arc::new(World {
             began: Timer::now(),
@@ -40,47 +40,47 @@ impl World {
         })
     }
 
-    /// Since it began.
+    /// Returns the time since the world began.
     pub(crate) fn elapsed(&self) -> Duration {
         let elapsed = self.began.elapsed().as_nanos() as u64;
-        // Outside of the runtime its clock is another.
+        // Outside of the runtime, tokio's clock is another one.
         let latest = self.latest.fetch_max(elapsed, Ordering::Relaxed);
         Duration::from_nanos(latest.max(elapsed))
     }
 
-    /// The true time, as no clock need show it.
+    /// Returns the true time, which no clock need show.
     pub(crate) fn date(&self) -> SystemTime {
         self.date + self.elapsed()
     }
 
-    /// On a clock that never steps.
+    /// Returns the time of a clock that never steps.
     pub(crate) fn monotonic(&self) -> Duration {
-        BEFORE + self.elapsed()
+        TIME_BEFORE_START + self.elapsed()
     }
 
-    /// Whoever asked the store may get another answer now.
-    pub(crate) fn has_news(&self) {
+    /// Notes that the store may answer differently now.
+    pub(crate) fn note_news(&self) {
         self.news.send_replace(());
     }
 }
 
-/// One process.
+/// A simulated process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) world: Arc<World>,
-    /// Of all that the simulation ever had.
+    /// The number of the process in the simulation; never reused.
     pub(crate) number: u64,
     ahead_ms: AtomicI64,
-    /// Its wall clock was set.
+    /// Changes when the wall clock is set.
     set: watch::Sender<()>,
-    run: watch::Sender<Run>,
+    state: watch::Sender<ProcessState>,
     tasks: Mutex<Tasks>,
 }
 
-/// Whether a process goes on.
+/// Whether a process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Run {
-    Goes,
+pub(crate) enum ProcessState {
+    Running,
     Stopped,
     Dead,
 }
@@ -98,22 +98,22 @@ impl Process {
             number,
             ahead_ms: AtomicI64::new(ahead_ms),
             set: watch::Sender::new(()),
-            run: watch::Sender::new(Run::Goes),
+            state: watch::Sender::new(ProcessState::Running),
             tasks: Mutex::default(),
         })
     }
 
     pub(crate) fn node(&self) -> NodeId {
-        // Spread, as those are that are drawn.
+        // Spread like drawn ids.
         NodeId::numbered(u128::from(self.number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
-    /// By the clock that leases are judged by.
+    /// Returns the time of the clock that judges leases.
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(self.world.monotonic().as_nanos() as u64)
     }
 
-    /// What its wall clock shows.
+    /// Returns the time of the wall clock.
     pub(crate) fn wall(&self) -> SystemTime {
         let (date, ahead) = (self.world.date(), self.ahead_ms.load(Ordering::Relaxed));
         let off = Duration::from_millis(ahead.unsigned_abs());
@@ -125,52 +125,60 @@ impl Process {
         self.set.send_replace(());
     }
 
-    /// Resolves when its wall clock is set.
+    /// Resolves when the wall clock is set.
     pub(crate) async fn clock_set(&self) {
         let _ = self.set.subscribe().changed().await;
     }
 
-    /// What happens in the store from now on.
+    /// Returns a watch on changes in the store from now on.
     pub(crate) fn news(&self) -> watch::Receiver<()> {
         self.world.news.subscribe()
     }
 
-    pub(crate) fn set_run(&self, run: Run) {
-        if *self.run.borrow() != Run::Dead {
-            self.run.send_replace(run);
+    pub(crate) fn set_state(&self, state: ProcessState) {
+        if *self.state.borrow() != ProcessState::Dead {
+            self.state.send_replace(state);
         }
         let wakers: Vec<_> = lock(&self.tasks).wakers.values().cloned().collect();
         wakers.into_iter().for_each(Waker::wake);
-        self.world.has_news();
+        self.world.note_news();
     }
 
-    /// Resolves while it goes on; of a dead one never.
-    pub(crate) async fn goes(&self) {
-        let _ = self.run.subscribe().wait_for(|run| *run == Run::Goes).await;
+    /// Resolves while the process runs; never after it was killed.
+    pub(crate) async fn running(&self) {
+        let _ = self
+            .state
+            .subscribe()
+            .wait_for(|state| *state == ProcessState::Running)
+            .await;
     }
 
-    /// Resolves when it is killed, and its connections are closed.
-    pub(crate) async fn died(&self) {
-        let _ = self.run.subscribe().wait_for(|run| *run == Run::Dead).await;
+    /// Resolves when the process is killed, and its connections are closed.
+    pub(crate) async fn dead(&self) {
+        let _ = self
+            .state
+            .subscribe()
+            .wait_for(|state| *state == ProcessState::Dead)
+            .await;
     }
 
-    /// A task of this process.
-    pub(crate) fn task<F: Future<Output = ()> + Send + 'static>(self: &Arc<Self>, of: F) -> Task<F> {
+    /// Returns a task of this process.
+    pub(crate) fn task<F: Future<Output = ()> + Send + 'static>(self: &Arc<Self>, future: F) -> Task<F> {
         let mut tasks = lock(&self.tasks);
         tasks.latest += 1;
         Task {
             process: self.clone(),
             number: tasks.latest,
-            of: Some(Box::pin(of)),
+            future: Some(Box::pin(future)),
         }
     }
 }
 
-/// Stands still while its process is stopped, and is dropped when that is killed.
+/// A task that stands still while its process is stopped, and is dropped when the process is killed.
 pub(crate) struct Task<F> {
     process: Arc<Process>,
     number: u64,
-    of: Option<Pin<Box<F>>>,
+    future: Option<Pin<Box<F>>>,
 }
 
 impl<F: Future<Output = ()>> Future for Task<F> {
@@ -179,12 +187,12 @@ impl<F: Future<Output = ()>> Future for Task<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let (process, number) = (self.process.clone(), self.number);
         lock(&process.tasks).wakers.insert(number, cx.waker().clone());
-        let run = *process.run.borrow();
-        match (run, &mut self.of) {
-            (Run::Goes, Some(of)) => of.as_mut().poll(cx),
-            (Run::Stopped, _) => Poll::Pending,
+        let state = *process.state.borrow();
+        match (state, &mut self.future) {
+            (ProcessState::Running, Some(future)) => future.as_mut().poll(cx),
+            (ProcessState::Stopped, _) => Poll::Pending,
             _ => {
-                self.of = None;
+                self.future = None;
                 Poll::Ready(())
             }
         }

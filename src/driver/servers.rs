@@ -1,4 +1,4 @@
-//! What there is per server: its session, its connections, and who asked it for a sign of life.
+//! The servers of a store: for each its session, its connections, its outages, and the callers that ping it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,52 +17,52 @@ use crate::protocol::session::Session;
 use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions};
 use crate::store::{Immediate, Link, ServerId, Store};
 
-/// Every server that was ever asked for, in the order of the first question.
+/// Every server that was looked up, in the order of the first lookups.
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) store: Arc<dyn Store>,
     timeout: Duration,
     poll_gap: Duration,
     seed: u64,
-    list: Place,
+    list: ServerSlot,
 }
 
-/// One server, and the next that was asked for. Nothing is ever taken out, so nobody who looks waits for another.
+/// A server, and the slot of the next one. No server is ever removed, so lookups need no lock.
 #[derive(Debug, Default)]
-struct Place {
+struct ServerSlot {
     server: OnceLock<Arc<Server>>,
-    next: OnceLock<Box<Place>>,
+    next: OnceLock<Box<ServerSlot>>,
 }
 
-/// One server.
+/// A server of the store.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) id: ServerId,
     pub(crate) session: Mutex<Session>,
     pub(crate) io: Mutex<Io>,
-    /// As errors and events name it.
+    /// The name of the server in errors and events.
     pub(crate) text: Arc<str>,
     pub(crate) outage: Outage,
     probes: Mutex<HashMap<Probe, oneshot::Sender<Result<(), StoreError>>>>,
 }
 
-/// What the session's attempts came to. Only the driver touches it.
+/// The connections and inboxes of the session's attempts. Only the driver uses them.
 #[derive(Debug, Default)]
 pub(crate) struct Io {
-    /// Attempts to connect under way.
+    /// The tasks of attempts to connect.
     pub(crate) connecting: HashMap<Attempt, AbortHandle>,
-    pub(crate) connections: HashMap<Attempt, Connection>,
+    pub(crate) connections: HashMap<Attempt, OpenConnection>,
     pub(crate) inboxes: HashMap<Attempt, OpenInbox>,
 }
 
-/// A connection, and what is sent on it. Dropping it closes the socket.
+/// A connection and the tasks of its batches. Dropping it closes the socket.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct OpenConnection {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) batches: JoinSet<()>,
 }
 
-/// An inbox that is open or opening, and how it is asked for a sign of life.
+/// An inbox that is open or opening, and the channel that asks for a ping.
 #[derive(Debug)]
 pub(crate) struct OpenInbox {
     pub(crate) task: AbortHandle,
@@ -82,46 +82,46 @@ impl Servers {
             timeout: options.request_timeout,
             poll_gap: options.poll_gap,
             seed,
-            list: Place::default(),
+            list: ServerSlot::default(),
         }
     }
 
-    /// The store answers at once: whoever asks it does so itself.
+    /// Returns the store if it answers at once. Then the caller's own thread asks it.
     pub(crate) fn immediate(&self) -> Option<&dyn Immediate> {
         self.store.immediate()
     }
 
-    /// The server that answers for `name`.
-    pub(crate) fn of(&self, name: &Name) -> &Arc<Server> {
+    /// Returns the server of `name`.
+    pub(crate) fn for_name(&self, name: &Name) -> &Arc<Server> {
         self.get(self.store.server(name))
     }
 
-    /// The server that answers for all of these names, if one server does.
-    pub(crate) fn of_all<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Option<&Arc<Server>> {
+    /// Returns the server of all these names, if they have one server.
+    pub(crate) fn for_all<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Option<&Arc<Server>> {
         let mut names = names.into_iter();
-        let server = self.of(names.next()?);
+        let server = self.for_name(names.next()?);
         let is_same = |name| self.store.server(name) == server.id;
         names.all(is_same).then_some(server)
     }
 
-    /// A server, to speak to the store as such.
-    pub(crate) fn of_any(&self) -> &Arc<Server> {
-        self.of(&Name::lock(Key::from("")))
+    /// Returns a server for requests that concern the whole store.
+    pub(crate) fn any(&self) -> &Arc<Server> {
+        self.for_name(&Name::lock(Key::from("")))
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {
-        let places = std::iter::successors(Some(&self.list), |place| Some(place.next.get()?));
-        places.filter_map(|place| place.server.get())
+        let slots = std::iter::successors(Some(&self.list), |slot| Some(slot.next.get()?));
+        slots.filter_map(|slot| slot.server.get())
     }
 
     pub(crate) fn get(&self, id: ServerId) -> &Arc<Server> {
-        let mut place = &self.list;
+        let mut slot = &self.list;
         loop {
-            let server = place.server.get_or_init(|| Arc::new(self.make(id)));
+            let server = slot.server.get_or_init(|| Arc::new(self.make(id)));
             if server.id == id {
                 return server;
             }
-            place = place.next.get_or_init(Box::default);
+            slot = slot.next.get_or_init(Box::default);
         }
     }
 
@@ -147,11 +147,11 @@ impl Servers {
 }
 
 impl Server {
-    /// Asks for a sign of life. The driver has to be woken afterwards.
+    /// Asks for a sign of life. The caller must wake the driver afterwards.
     pub(crate) fn probe(&self) -> (SessionInput, oneshot::Receiver<Result<(), StoreError>>) {
         let (tell, answer) = oneshot::channel();
         let mut probes = lock(&self.probes);
-        // Those who gave up waiting are forgotten.
+        // Callers that stopped waiting are removed.
         probes.retain(|_, tell| !tell.is_closed());
         let probe = Probe(probes.keys().map(|probe| probe.0).max().unwrap_or(0) + 1);
         probes.insert(probe, tell);

@@ -1,6 +1,6 @@
-//! Steps of keys, on any thread: n keys are stepped one after the other, and only then comes what follows.
+//! Steps of keys, on any thread: all keys take their steps first, and then the follow-up is done.
 //!
-//! What follows is done when nothing is locked: requests are sent together, timers are set, wakers run.
+//! The follow-up needs no lock: it sends requests together, sets timers and runs wakers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -8,8 +8,8 @@ use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::oneshot;
 
-use crate::driver::node::{Aftermath, Entered, Keys, Node};
-use crate::driver::waiter::{Told, Waiter, Wake, lock};
+use crate::driver::node::{EnteredCaller, FollowUp, LockedKeys, Node};
+use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
@@ -17,24 +17,24 @@ use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
 impl Node {
-    /// Tells the key machine what happened to `name`.
+    /// Feeds an input to the key machine of `name`.
     pub(crate) fn drive(self: &Arc<Self>, name: &Name, input: Input) {
         self.drive_each([(name, input)]);
     }
 
-    /// The same, with the clock as it was read for this.
+    /// Feeds an input to the key machine of `name`, at a time that was read for this.
     pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
         self.in_shard(name, |keys, after| self.step_key(keys, now, name, input, after));
     }
 
-    /// Takes steps of one shard, which is locked meanwhile, and then sees to what follows.
+    /// Takes steps of one shard while it is locked, and then does the follow-up.
     pub(super) fn in_shard<T>(
         self: &Arc<Self>,
         name: &Name,
-        steps: impl FnOnce(&mut Keys, &mut Aftermath) -> T,
+        steps: impl FnOnce(&mut LockedKeys, &mut FollowUp) -> T,
     ) -> T {
         let cell = self.cell(name);
-        let mut after = Aftermath::take();
+        let mut after = FollowUp::take();
         let mut keys = lock(&cell.keys);
         let stepped = steps(&mut keys, &mut after);
         cell.unlock(keys, &mut after);
@@ -42,10 +42,9 @@ impl Node {
         stepped
     }
 
-    /// Takes a step of each of these keys, one after the other, and only then sees to what follows: what they have to send
-    /// travels together.
+    /// Takes one step of each of these keys, and then the follow-up of all, so that their requests travel together.
     pub(crate) fn drive_each<'a>(self: &Arc<Self>, inputs: impl IntoIterator<Item = (&'a Name, Input)>) {
-        let mut after = Aftermath::take();
+        let mut after = FollowUp::take();
         for (name, input) in inputs {
             let cell = self.cell(name);
             let mut keys = lock(&cell.keys);
@@ -55,50 +54,50 @@ impl Node {
         self.follow_up(after);
     }
 
-    /// Takes a step of one key of a shard that is locked.
-    fn step_key(&self, keys: &mut Keys, now: Instant, name: &Name, input: Input, after: &mut Aftermath) {
+    /// Takes a step of one key of a locked shard.
+    fn step_key(&self, keys: &mut LockedKeys, now: Instant, name: &Name, input: Input, after: &mut FollowUp) {
         let now = keys.not_before(now);
         after.now = now;
         let cancelled = match input {
             Input::Cancel(ticket) => Some(ticket),
             _ => None,
         };
-        let Keys { shard, waiters, .. } = keys;
+        let LockedKeys { shard, waiters, .. } = keys;
         for effect in shard.handle(now, name, input).iter() {
             self.carry_out(waiters, name, effect, after);
         }
-        // After the step, which may find that the lease was lost: that comes first, and is the cause.
+        // Done after the step, because the step may find that the lease was lost, which then is the cause.
         if let Some(ticket) = cancelled {
             match waiters.locks.remove(&ticket) {
                 Some(waiter) => waiter.end(LostCause::Released, &mut after.wakes),
-                None => waiters.tell(ticket, Err(AcquireError::Closed), &mut after.wakes),
+                None => waiters.answer_call(ticket, Err(AcquireError::Closed), &mut after.wakes),
             }
         }
     }
 
-    /// Sees to what follows from steps, when nothing is locked: tells and wakes, has what waits sent, and is there when
-    /// something is due.
-    pub(super) fn follow_up(self: &Arc<Self>, mut after: Box<Aftermath>) {
-        if !after.told.is_empty() {
+    /// Does the follow-up of steps, when nothing is locked: reports effects, runs wakers, has requests sent, and sets
+    /// the timer of the driver.
+    pub(super) fn follow_up(self: &Arc<Self>, mut after: Box<FollowUp>) {
+        if !after.effects.is_empty() {
             after
-                .told
+                .effects
                 .drain(..)
-                .for_each(|(name, effect)| self.tell(&name, &effect));
+                .for_each(|(name, effect)| self.handle_effect(&name, &effect));
         }
         if !after.wakes.is_empty() {
             after.wakes.drain(..).for_each(Wake::wake);
         }
-        let Aftermath {
+        let FollowUp {
             now,
-            sends,
+            has_requests,
             due,
             is_empty,
             ..
         } = *after;
         after.keep();
-        if sends && self.servers.immediate().is_some() {
+        if has_requests && self.servers.immediate().is_some() {
             self.exchange(now);
-        } else if sends {
+        } else if has_requests {
             self.alarm.ring();
         } else {
             self.alarm.expect(due);
@@ -112,11 +111,11 @@ impl Node {
     pub(crate) fn wake(self: &Arc<Self>, now: Instant) {
         for cell in &self.shards {
             while cell.due.load(Ordering::SeqCst) <= now.as_nanos() {
-                let mut after = Aftermath::take();
+                let mut after = FollowUp::take();
                 let mut keys = lock(&cell.keys);
                 let now = keys.not_before(now);
                 after.now = now;
-                let Keys { shard, waiters, .. } = &mut *keys;
+                let LockedKeys { shard, waiters, .. } = &mut *keys;
                 let woken = shard.wake_next(now).map(|(name, effects)| {
                     let each = effects.iter();
                     each.for_each(|effect| self.carry_out(waiters, &name, effect, &mut after));
@@ -130,14 +129,17 @@ impl Node {
         }
     }
 
-    /// Takes a step of every key, shard by shard: no caller waits for all of them.
-    pub(super) fn each(self: &Arc<Self>, step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect))) {
-        let mut after = Aftermath::take();
+    /// Takes a step of every key, one shard at a time, so that no caller waits for all of them.
+    pub(super) fn step_every_key(
+        self: &Arc<Self>,
+        step: impl Fn(&mut Shard, Instant, &mut dyn FnMut(&Name, &Effect)),
+    ) {
+        let mut after = FollowUp::take();
         for cell in &self.shards {
             let mut keys = lock(&cell.keys);
             let now = keys.now(&self.clock);
             after.now = now;
-            let Keys { shard, waiters, .. } = &mut *keys;
+            let LockedKeys { shard, waiters, .. } = &mut *keys;
             step(shard, now, &mut |name, effect| {
                 self.carry_out(waiters, name, effect, &mut after);
             });
@@ -148,12 +150,12 @@ impl Node {
         self.note_idle();
     }
 
-    /// Enters a caller that waits for an answer, and says when.
+    /// Enters a caller of a call. Returns its ticket, the receiver of its answer, and the time when it entered.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &Name,
         input: impl FnOnce(Ticket) -> Input,
-    ) -> (Ticket, oneshot::Receiver<Told>, Instant) {
+    ) -> (Ticket, oneshot::Receiver<CallResult>, Instant) {
         let (tell, answer) = oneshot::channel();
         let (ticket, now) = self.in_shard(name, |keys, after| {
             let ticket = keys.shard.issue();
@@ -165,14 +167,14 @@ impl Node {
         (ticket, answer, now)
     }
 
-    /// Enters a caller in a shard that is locked.
+    /// Enters a caller in a locked shard.
     pub(super) fn enter_shard(
         &self,
-        keys: &mut Keys,
+        keys: &mut LockedKeys,
         name: &Name,
         input: impl FnOnce(Ticket) -> Input,
-        after: &mut Aftermath,
-    ) -> Entered {
+        after: &mut FollowUp,
+    ) -> EnteredCaller {
         let waiter = Arc::new(Waiter::default());
         let ticket = keys.shard.issue();
         keys.waiters.locks.insert(ticket, waiter.clone());
@@ -181,20 +183,23 @@ impl Node {
         (ticket, waiter, now)
     }
 
-    /// Enters a caller for each of these keys, which are of one kind, and no two the same. Their claims are granted together
-    /// or not at all. Returns `None`, and asks nothing, if a caller of this process is in the way, or if the keys are of several
-    /// servers.
-    pub(crate) fn join_together(self: &Arc<Self>, wanted: &[(Name, LockOptions)]) -> Option<Vec<Entered>> {
-        let server = self.servers.of_all(wanted.iter().map(|(name, _)| name))?;
+    /// Enters a caller for each of these keys, which are distinct and of one kind. Their claims are granted together
+    /// or not at all. Returns `None`, and sends nothing, if another caller of this process blocks a key, or if the
+    /// keys are of several servers.
+    pub(crate) fn join_together(
+        self: &Arc<Self>,
+        wanted: &[(Name, LockOptions)],
+    ) -> Option<Vec<EnteredCaller>> {
+        let server = self.servers.for_all(wanted.iter().map(|(name, _)| name))?;
         let shards: BTreeSet<usize> = wanted.iter().map(|(name, _)| self.shard_of(name)).collect();
-        // In the order of their places. No other code locks more than one shard at a time.
+        // Locked in ascending order. No other code locks more than one shard at a time.
         let locked = shards.into_iter().map(|at| (at, lock(&self.shards[at].keys)));
-        let mut locked: BTreeMap<usize, MutexGuard<'_, Keys>> = locked.collect();
+        let mut locked: BTreeMap<usize, MutexGuard<'_, LockedKeys>> = locked.collect();
         let is_free = |(name, _): &(Name, _)| locked[&self.shard_of(name)].shard.is_free(name);
         if !wanted.iter().all(is_free) {
             return None;
         }
-        let mut after = Aftermath::take();
+        let mut after = FollowUp::take();
         after.together = Some(Vec::new());
         let enter = |(name, options): &(Name, LockOptions)| {
             self.note_entry(options.term);

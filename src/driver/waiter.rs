@@ -1,4 +1,4 @@
-//! Where a caller sleeps until the key machine or the calls of a key say something to its ticket.
+//! Waiters: where a caller sleeps until the key machine or the calls of a key decide on its ticket.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,78 +13,78 @@ use crate::protocol::message::Fence;
 use crate::protocol::step::{AcquireError, CallAnswer, Outcome};
 use crate::protocol::time::Instant;
 
-/// Locks a mutex whose holders do not leave broken state behind when they panic.
+/// Locks a mutex whose holders leave no broken state behind when they panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One ticket's mailbox.
+/// The mailbox of a ticket.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
-    state: Mutex<State>,
-    /// Held until then at least, in nanoseconds, unless it is over.
+    state: Mutex<WaiterState>,
+    /// The lease is held at least until this time, in nanoseconds, unless the holding is over.
     held_until: AtomicU64,
-    /// The holding has ended, or is being given back.
+    /// Set when the holding has ended, or is being released.
     is_over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Whether it was granted.
+struct WaiterState {
+    /// The decision on the claim of the caller, until the caller takes it.
     decision: Option<Result<Fence, AcquireError>>,
-    /// What became of its release.
+    /// The outcome of the release, until the caller takes it.
     outcome: Option<Outcome>,
-    /// The holding has ended, and why.
+    /// Why the holding ended; `None` before its end.
     over: Option<LostCause>,
     waker: Option<Waker>,
     token: Option<CancellationToken>,
-    /// That of several holdings, which is cancelled when one of them is over.
-    of_several: Option<CancellationToken>,
-    /// It is renewed no more, or over.
+    /// The token of several holdings, which is cancelled when one of them ends.
+    group_token: Option<CancellationToken>,
+    /// Set when the lease is not renewed again.
     is_overdue: bool,
     overdue: Option<CancellationToken>,
 }
 
-/// What the caller of a call is told.
-pub(crate) type Told = Result<CallAnswer, AcquireError>;
+/// The result of a call.
+pub(crate) type CallResult = Result<CallAnswer, AcquireError>;
 
-/// What is to be woken when nothing is locked any more.
+/// What must be woken when nothing is locked.
 #[derive(Debug)]
 pub(crate) enum Wake {
     Caller(Waker),
     Watchers(CancellationToken),
-    Call(oneshot::Sender<Told>, Told),
+    Call(oneshot::Sender<CallResult>, CallResult),
 }
 
 impl Wake {
-    /// Runs foreign code, which may panic. A waker that blocks is beyond help.
+    /// Runs foreign code, whose panic is caught. A waker that blocks, blocks its thread.
     pub(crate) fn wake(self) {
         match self {
             Wake::Caller(waker) => events::wake(waker),
             Wake::Watchers(token) => events::cancel(token),
-            Wake::Call(caller, told) => events::tell(caller, told),
+            Wake::Call(caller, result) => events::answer(caller, result),
         }
     }
 }
 
 impl Waiter {
-    /// Held for sure. Else only the key machine knows: the deadline may have moved.
+    /// Returns whether the lease is held for sure. If not, only the key machine knows: the deadline may have moved.
     pub(crate) fn is_held_at(&self, now: Instant) -> bool {
         now.as_nanos() < self.held_until.load(Ordering::Acquire) && !self.is_over()
     }
 
-    /// It is being given back, or over. Never undone.
+    /// Returns whether the holding has ended or is being released. Never becomes false again.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// The deadline, as the key machine said. It only moves later.
+    /// Notes the deadline that the key machine reports. The deadline only moves later.
     pub(crate) fn note_deadline(&self, deadline: Instant) {
         self.held_until.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
     }
 
-    /// From here on nobody is told that it is held.
-    pub(crate) fn give_back(&self) {
+    /// Marks the holding as over: from now on, no caller sees the lease as held.
+    pub(crate) fn mark_over(&self) {
         self.is_over.store(true, Ordering::Release);
     }
 
@@ -96,17 +96,17 @@ impl Waiter {
         }
     }
 
-    /// Ends the holding, of which the first cause stays, and says what became of its release.
+    /// Ends the holding, and notes the outcome of its release. The first cause of the end stays.
     pub(crate) fn settle(&self, outcome: Outcome, wakes: &mut Vec<Wake>) {
-        self.give_back();
+        self.mark_over();
         let mut state = lock(&self.state);
         state.over.get_or_insert(LostCause::Released);
         state.outcome = Some(outcome);
         state.wake_all(wakes);
     }
 
-    /// It is renewed no more.
-    pub(crate) fn overdue(&self, wakes: &mut Vec<Wake>) {
+    /// Notes that the lease is not renewed again.
+    pub(crate) fn mark_overdue(&self, wakes: &mut Vec<Wake>) {
         let mut state = lock(&self.state);
         state.is_overdue = true;
         if let Some(token) = state.overdue.take() {
@@ -114,16 +114,16 @@ impl Waiter {
         }
     }
 
-    /// The holding is over. The first cause stays.
+    /// Ends the holding. The first cause stays.
     pub(crate) fn end(&self, cause: LostCause, wakes: &mut Vec<Wake>) {
-        self.give_back();
+        self.mark_over();
         let mut state = lock(&self.state);
         state.over.get_or_insert(cause);
         state.wake_all(wakes);
     }
 
     pub(crate) fn over(&self) -> Option<LostCause> {
-        // Noted before its cause is. To look is cheap.
+        // The flag is set before the cause, and is cheap to read.
         if self.is_over() {
             lock(&self.state).over
         } else {
@@ -131,7 +131,7 @@ impl Waiter {
         }
     }
 
-    /// Cancelled when the holding is over.
+    /// Returns a token that is cancelled when the holding ends.
     pub(crate) fn token(&self) -> CancellationToken {
         let mut state = lock(&self.state);
         if state.over.is_some() {
@@ -140,18 +140,18 @@ impl Waiter {
         state.token.get_or_insert_default().clone()
     }
 
-    /// Has this one cancelled, too, when the holding is over.
-    pub(crate) fn tell_of_several(&self, token: &CancellationToken) {
+    /// Cancels this token, too, when the holding ends.
+    pub(crate) fn set_group_token(&self, token: &CancellationToken) {
         let mut state = lock(&self.state);
         if state.over.is_none() {
-            state.of_several = Some(token.clone());
+            state.group_token = Some(token.clone());
             return;
         }
         drop(state);
         events::cancel(token.clone());
     }
 
-    /// Cancelled when it is renewed no more, or over.
+    /// Returns a token that is cancelled when the lease is not renewed again, or when the holding ends.
     pub(crate) fn overdue_token(&self) -> CancellationToken {
         let mut state = lock(&self.state);
         if state.over.is_some() || state.is_overdue {
@@ -164,7 +164,8 @@ impl Waiter {
         self.wait(cx, |state| state.decision.take())
     }
 
-    /// Ready when the holding is over. There is one caller, so it costs no token; others have [`token`](Self::token).
+    /// Is ready when the holding has ended. Serves one caller, and so costs no token; other callers use
+    /// [`token`](Self::token).
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Poll<()> {
         self.wait(cx, |state| state.over.map(drop))
@@ -174,8 +175,8 @@ impl Waiter {
         self.wait(cx, |state| state.outcome.take())
     }
 
-    /// Ready with what `take` finds. Until then the caller is woken when something is said to its ticket.
-    fn wait<T>(&self, cx: &Context<'_>, take: impl FnOnce(&mut State) -> Option<T>) -> Poll<T> {
+    /// Is ready with the value that `take` finds. Until then, the caller is woken at each change of the state.
+    fn wait<T>(&self, cx: &Context<'_>, take: impl FnOnce(&mut WaiterState) -> Option<T>) -> Poll<T> {
         let mut state = lock(&self.state);
         if let Some(found) = take(&mut state) {
             return Poll::Ready(found);
@@ -188,17 +189,17 @@ impl Waiter {
     }
 }
 
-/// A token that is cancelled from the beginning.
+/// Returns a token that is already cancelled.
 pub(crate) fn cancelled() -> CancellationToken {
     let token = CancellationToken::new();
     token.cancel();
     token
 }
 
-impl State {
-    /// Everybody who is to hear that it is over.
+impl WaiterState {
+    /// Wakes every task that waits for the end of the holding.
     fn wake_all(&mut self, wakes: &mut Vec<Wake>) {
-        for token in [&mut self.token, &mut self.of_several, &mut self.overdue] {
+        for token in [&mut self.token, &mut self.group_token, &mut self.overdue] {
             if let Some(token) = token.take() {
                 wakes.push(Wake::Watchers(token));
             }

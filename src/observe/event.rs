@@ -1,4 +1,4 @@
-//! Events of the background as values: each waits in a queue until the event thread tells it.
+//! How a row of the table of events becomes a function, and an event of the background as a value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,31 +27,32 @@ impl Label {
     }
 }
 
-/// An event that a subscriber may listen to, and that is not told yet.
+/// An event that waits in a queue until the event thread emits it.
 pub(crate) struct Event {
-    tell: Box<dyn FnOnce(&Label) + Send>,
-    /// A loss that is trouble is told also when there is no room for other events.
+    emit: Box<dyn FnOnce(&Label) + Send>,
+    /// The event reports a loss that is trouble. Such an event is kept when the queue has no room for other events.
     pub(crate) is_loss: bool,
 }
 
 impl Event {
-    pub(super) fn new(tell: impl FnOnce(&Label) + Send + 'static) -> Event {
+    pub(super) fn new(emit: impl FnOnce(&Label) + Send + 'static) -> Event {
         Event {
-            tell: Box::new(tell),
+            emit: Box::new(emit),
             is_loss: false,
         }
     }
 
-    pub(super) fn loss(self) -> Event {
+    /// Marks the event as a loss.
+    pub(crate) fn loss(self) -> Event {
         Event {
             is_loss: true,
             ..self
         }
     }
 
-    /// Runs the subscriber.
-    pub(crate) fn tell(self, of: &Label) {
-        (self.tell)(of);
+    /// Emits the event, which runs the subscriber.
+    pub(crate) fn emit(self, of: &Label) {
+        (self.emit)(of);
     }
 }
 
@@ -66,42 +67,115 @@ pub(super) fn is_on(level: Level) -> bool {
     level <= STATIC_MAX_LEVEL && level <= LevelFilter::current()
 }
 
-/// Makes an event about a key, with its fields and text as for `tracing`. `None` if its level is off.
-macro_rules! key_event {
-    ($name:expr, $level:ident: event = $event:literal, $($fields:tt)+) => {
-        is_on(Level::$level).then(|| {
-            let name = $name.clone();
-            Event::new(move |of| {
-                tracing::event!(target: "tenure", Level::$level, event = $event, node_name = of.name(), kind = name.kind.word(), key = %name.key, $($fields)+)
-            })
-        })
+/// Makes from a table of events the list `EVENTS`, its documentation, and a function for each event.
+///
+/// A section begins with the subject of its events, which gives them their first parameters and fields (see `function!`).
+/// Then it says when they are emitted. `now`: the function emits the event on the thread of its caller. `later`: the
+/// function returns `Some(Event)` for the event thread, or `None` if the level is off.
+///
+/// A row has this form, where the parts in `«»` are optional. Fields and text are as for `tracing`:
+///
+/// ```text
+/// /// What happened.
+/// LEVEL «(OTHER_LEVEL if condition)» name(parameters):
+///     «[fields]» "text" «(argument of the text)»«, counts expression»;
+/// ```
+macro_rules! events {
+    ($($subject:tt $when:ident {$(
+        $(#[doc = $doc:literal])+
+        $level:ident $(($other:ident if $condition:expr))* $event:ident($($parameter:ident: $type:ty),*):
+            $([$($field:tt)+])? $text:literal $(($argument:expr))? $(, counts $counter:expr)?;
+    )+})+) => {
+        /// Every value of the field `event`.
+        ///
+        /// | event | level | what happened |
+        /// |---|---|---|
+        $($(
+            #[doc = concat!(
+                "| `", stringify!($event), "` | ", stringify!($level), $(", ", stringify!($other),)* " |", $($doc,)+ " |"
+            )]
+        )+)+
+        pub const EVENTS: &[&str] = &[$($(stringify!($event)),+),+];
+
+        $($(
+            function! {
+                $subject $when $event($($parameter: $type),*) [$($other if $condition),* => $level]
+                    [$($($field)+,)? $text $(, $argument)?] $($counter)?
+            }
+        )+)+
     };
 }
 
-/// Makes an event about a node, with its fields and text as for `tracing`. `None` if its level is off.
-macro_rules! node_event {
-    ($level:ident: event = $event:literal, $($fields:tt)+) => {
-        is_on(Level::$level).then(|| {
-            Event::new(move |of| {
-                tracing::event!(target: "tenure", Level::$level, event = $event, node = %of.node, node_name = of.name(), $($fields)+)
-            })
-        })
+/// Makes the function of one event. Each subject has an arm, with its parameters and its fields.
+macro_rules! function {
+    (($name:ident: &Name) now $($row:tt)+) => {
+        function! {
+            @now [of: &Label, $name: &Name,]
+            [node_name = of.name(), kind = $name.kind.word(), key = %$name.key,] $($row)+
+        }
     };
-}
+    (($name:ident: &Name) later $($row:tt)+) => {
+        function! {
+            @later of [$name: &Name,] [let $name = $name.clone();]
+            [node_name = of.name(), kind = $name.kind.word(), key = %$name.key,] $($row)+
+        }
+    };
+    (($job:ident: &Key) now $($row:tt)+) => {
+        #[cfg(feature = "scheduler")]
+        function! { @now [of: &Label, $job: &Key,] [node_name = of.name(), %$job,] $($row)+ }
+    };
+    (node now $($row:tt)+) => {
+        function! { @now [of: &Label,] [node = %of.node, node_name = of.name(),] $($row)+ }
+    };
+    (node later $($row:tt)+) => {
+        function! { @later of [] [] [node = %of.node, node_name = of.name(),] $($row)+ }
+    };
+    (request now $($row:tt)+) => {
+        #[cfg(feature = "tower")]
+        function! { @now [] [] $($row)+ }
+    };
+    (route now $($row:tt)+) => {
+        #[cfg(feature = "axum")]
+        function! { @now [] [] $($row)+ }
+    };
+    (process now $($row:tt)+) => {
+        function! { @now [] [] $($row)+ }
+    };
 
-/// Tells an event now, at a level that depends on what happened.
-#[cfg(any(feature = "tower", feature = "scheduler"))]
-macro_rules! event_at {
-    ($level:ident: $($event:tt)+) => {
-        match $level {
-            Level::ERROR => tracing::event!(target: "tenure", Level::ERROR, $($event)+),
-            Level::WARN => tracing::event!(target: "tenure", Level::WARN, $($event)+),
-            Level::INFO => tracing::event!(target: "tenure", Level::INFO, $($event)+),
-            _ => tracing::event!(target: "tenure", Level::DEBUG, $($event)+),
+    (@now [$($subject:tt)*] $about:tt
+        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
+        pub(crate) fn $event($($subject)* $($parameter: $type),*) {
+            $($counter;)?
+            emit!($levels $event $about $body);
+        }
+    };
+    (@later $of:ident [$($subject:tt)*] [$($keep:tt)*] $about:tt
+        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
+        pub(crate) fn $event($($subject)* $($parameter: $type),*) -> Option<Event> {
+            $($counter;)?
+            is_on(level!($levels)).then(|| {
+                $($keep)*
+                Event::new(move |$of| emit!($levels $event $about $body))
+            })
         }
     };
 }
 
-#[cfg(any(feature = "tower", feature = "scheduler"))]
-pub(super) use event_at;
-pub(super) use {key_event, node_event};
+/// Returns the level of an event.
+macro_rules! level {
+    ([$($other:ident if $condition:expr),* => $level:ident]) => {
+        $(if $condition { tracing::Level::$other } else)* { tracing::Level::$level }
+    };
+}
+
+/// Emits an event. Each level of the event has a callsite of its own, so that the callsites are static.
+macro_rules! emit {
+    ([$($other:ident if $condition:expr),* => $level:ident] $event:ident $about:tt $body:tt) => {
+        $(if $condition { emit!(@at $other $event $about $body) } else)* { emit!(@at $level $event $about $body) }
+    };
+    (@at $level:ident $event:ident [$($about:tt)*] [$($body:tt)*]) => {
+        tracing::event!(target: "tenure", tracing::Level::$level, event = stringify!($event), $($about)* $($body)*)
+    };
+}
+
+pub(super) use {emit, events, function, level};

@@ -1,262 +1,155 @@
-//! Counters and histograms: their names, labels and texts, and what they are fed with. Without the feature `metrics`
-//! everything here does nothing.
+//! Counters and histograms: the table of metrics, and the functions that feed them. Without the feature `metrics`
+//! these functions do nothing.
 //!
-//! A recorder is foreign code. What a caller sees is told to it on the caller's thread. What happens in the background
-//! or under a lock is only [`kept`], until the event thread tells it.
+//! A recorder is foreign code. What a caller sees goes to the recorder on the caller's thread. What happens in the
+//! background or under a lock is [`pending`] until the event thread passes it on.
 
 use std::time::Duration;
 
 use crate::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
-use crate::observe::shield::shielded;
+use crate::observe::foreign_code::catch_foreign_panic;
 use crate::protocol::message::Name;
 
-pub(crate) mod kept;
+pub(crate) mod pending;
 
-/// Something that is counted or measured.
+/// A counter or a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// Begins with `tenure_`. Ends with `_seconds` for spans of time, and with `_total` for counters.
+    /// The name, which begins with `tenure_`. Counters end with `_total`, spans of time with `_seconds`.
     pub name: &'static str,
-    /// How it is told.
+    /// How values are recorded.
     pub kind: MetricKind,
-    /// What one of it is. A recorder is told of seconds; all else are counts to it.
+    /// What one unit is. Recorders know seconds; all other units are counts.
     pub unit: &'static str,
-    /// Its labels, each with every value that it can have; with none where the values are routes of the service. Keys and
-    /// nodes are none of them.
+    /// The labels, each with all its values. A label whose values are the routes of the service has an empty list.
+    /// Keys and nodes are never labels.
     pub labels: &'static [(&'static str, &'static [&'static str])],
-    /// What it says.
+    /// What the metric measures.
     pub text: &'static str,
 }
 
-/// How a metric is told.
+/// How the values of a metric are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricKind {
-    /// It only grows.
+    /// A sum that only grows.
     Counter,
-    /// Each value is recorded.
+    /// A distribution of values.
     Histogram,
 }
 
-/// Every metric of this crate.
-pub static METRICS: &[&Metric] = &[
-    &GRANTS.metric,
-    &WAIT.metric,
-    &HOLD.metric,
-    &HANDOFFS.metric,
-    &LOSSES.metric,
-    &SLACK.metric,
-    &BATCH.metric,
-    &ERRORS.metric,
-    &TICKS.metric,
-    &ALARMS.metric,
-    &REFUSED.metric,
-    &OBSERVED.metric,
-];
+/// Makes from a table of metrics their statics, the list `METRICS`, and its documentation. A row has this form:
+///
+/// ```text
+/// /// What the metric says, and what the values of its labels mean.
+/// STATIC: Kind "name", "unit", {label: values; label: values} "text for the recorder";
+/// ```
+macro_rules! metrics {
+    ($(
+        $(#[doc = $doc:literal])+
+        $series:ident: $kind:ident $name:literal, $unit:literal, {$($label:ident: $($value:ident)*);*} $text:literal;
+    )+) => {
+        /// Every metric of this crate.
+        ///
+        /// | metric | kind | unit | labels | what it says |
+        /// |---|---|---|---|---|
+        $(#[doc = concat!(
+            "| `", $name, "` | ", stringify!($kind), " | ", $unit, " | ",
+            $("`", stringify!($label), "`:", $(" `", stringify!($value), "`",)* ". ",)* "|", $($doc,)+ " |"
+        )])+
+        pub static METRICS: &[&Metric] = &[$(&$series.metric),+];
 
-const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore", "election"]);
+        $(static $series: Series = Series::of(Metric {
+            name: $name,
+            kind: MetricKind::$kind,
+            unit: $unit,
+            labels: &[$((stringify!($label), &[$(stringify!($value)),*])),*],
+            text: $text,
+        });)+
+    };
+}
 
-static GRANTS: Series = Series::of(Metric {
-    name: "tenure_grants_total",
-    kind: MetricKind::Counter,
-    unit: "callers",
-    labels: &[KINDS],
-    text: "Callers that got a lock",
-});
-static WAIT: Series = Series::of(Metric {
-    name: "tenure_wait_seconds",
-    kind: MetricKind::Histogram,
-    unit: "seconds",
-    labels: &[
-        KINDS,
-        (
-            "outcome",
-            &[
-                "granted",
-                "busy",
-                "queue_full",
-                "store",
-                "closed",
-                "invalid",
-                "not_due",
-                "gave_up",
-            ],
-        ),
-    ],
-    text: "From asking for a lock to the answer",
-});
-static HOLD: Series = Series::of(Metric {
-    name: "tenure_hold_seconds",
-    kind: MetricKind::Histogram,
-    unit: "seconds",
-    labels: &[KINDS, ("outcome", &["released", "lost"])],
-    text: "From getting a lock to giving it back",
-});
-static HANDOFFS: Series = Series::of(Metric {
-    name: "tenure_handoffs_total",
-    kind: MetricKind::Counter,
-    unit: "leases",
-    labels: &[KINDS, ("from", &["local", "remote"])],
-    text: "Leases that passed from one holder to the next who waited",
-});
-static LOSSES: Series = Series::of(Metric {
-    name: "tenure_losses_total",
-    kind: MetricKind::Counter,
-    unit: "leases",
-    labels: &[
-        KINDS,
-        (
-            "cause",
-            &["deadline", "gone", "overdue", "unfetched", "ended", "shutdown"],
-        ),
-    ],
-    text: "Leases that ended before their guard did",
-});
-static SLACK: Series = Series::of(Metric {
-    name: "tenure_renewal_slack_seconds",
-    kind: MetricKind::Histogram,
-    unit: "seconds",
-    labels: &[],
-    text: "What had been left of a lease when it was renewed",
-});
-static BATCH: Series = Series::of(Metric {
-    name: "tenure_batch_requests",
-    kind: MetricKind::Histogram,
-    unit: "requests",
-    labels: &[],
-    text: "Requests that travelled to the store together",
-});
-static ERRORS: Series = Series::of(Metric {
-    name: "tenure_store_errors_total",
-    kind: MetricKind::Counter,
-    unit: "errors",
-    labels: &[
-        (
-            "during",
-            &[
-                "lock",
-                "wait",
-                "renew",
-                "release",
-                "withdraw",
-                "connection",
-                "inbox",
-            ],
-        ),
-        (
-            "error",
-            &[
-                "unreachable",
-                "timed_out",
-                "interrupted",
-                "wrong_type",
-                "out_of_memory",
-                "read_only",
-                "loading",
-                "busy",
-                "misconfigured",
-                "no_replicas",
-                "no_auth",
-                "wrong_password",
-                "no_permission",
-                "unsupported",
-                "other",
-            ],
-        ),
-    ],
-    text: "Errors of the store",
-});
-static TICKS: Series = Series::of(Metric {
-    name: "tenure_ticks_total",
-    kind: MetricKind::Counter,
-    unit: "ticks",
-    labels: &[(
-        "outcome",
-        &[
-            "done",
-            "failed",
-            "panicked",
-            "timed_out",
-            "given_up",
-            "elsewhere",
-            "skipped",
-            "missed",
-            "drained",
-            "removed",
-            "refused",
-        ],
-    )],
-    text: "Ticks of jobs that are over for this process",
-});
+metrics! {
+    /// Callers that got a lock. Of kind `job`: ticks.
+    GRANTS: Counter "tenure_grants_total", "callers", {kind: lock job semaphore election} "Callers that got a lock";
 
-static ALARMS: Series = Series::of(Metric {
-    name: "tenure_job_alarms_total",
-    kind: MetricKind::Counter,
-    unit: "alarms",
-    labels: &[(
-        "alarm",
-        &[
-            "early",
-            "skewed",
-            "overtaken",
-            "given_up",
-            "mark_ahead",
-            "went_back",
-            "differs",
-            "skips",
-            "blocks",
-            "engine_missed",
-            "storage_shared",
-            "passed_over",
-        ],
-    )],
-    text: "What is wrong with jobs, and with the clocks that they go by",
-});
-static REFUSED: Series = Series::of(Metric {
-    name: "tenure_refused_total",
-    kind: MetricKind::Counter,
-    unit: "requests",
-    labels: &[(
-        "why",
-        &[
-            "busy",
-            "in_flight",
-            "waited_too_long",
-            "queue_full",
-            "store_failed",
-            "closed",
-            "lost",
-            "outcome_unknown",
-            "bad_key",
-            "no_key",
-            "bad_options",
-        ],
-    )],
-    text: "Requests that a layer answered itself",
-});
-static OBSERVED: Series = Series::of(Metric {
-    name: "tenure_observed_total",
-    kind: MetricKind::Counter,
-    unit: "requests",
-    labels: &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])],
-    text: "Requests behind a layer that only observes",
-});
+    /// The time from the request for a lock to the answer. `invalid`: a key, an option, or a wait for the caller itself.
+    /// `not_due`: the tick is over, or early. `gave_up`: the caller dropped the future, as a timeout does.
+    WAIT: Histogram "tenure_wait_seconds", "seconds", {
+        kind: lock job semaphore election;
+        outcome: granted busy queue_full store closed invalid not_due gave_up
+    } "From asking for a lock to the answer";
 
-/// A metric, and what its events are recorded under.
+    /// The time from the grant of a lock to its release, or to the drop of the guard. `lost`: the guard had learned before
+    /// that the lease was lost.
+    HOLD: Histogram "tenure_hold_seconds", "seconds", {kind: lock job semaphore election; outcome: released lost}
+        "From getting a lock to giving it back";
+
+    /// Leases that passed from a holder to the next waiter. `local`: to a caller of the same process. `remote`: from
+    /// another process, through the store's queue.
+    HANDOFFS: Counter "tenure_handoffs_total", "leases", {kind: lock job semaphore election; from: local remote}
+        "Leases that passed from a holder to the next waiter";
+
+    /// Leases that ended before their guard did. `deadline` and `gone` are trouble. `overdue` (held for longer than
+    /// `max_hold`) and `unfetched` (granted, but its future was not polled) are faults of the program. `ended` (a fixed
+    /// lease) and `shutdown` are expected.
+    LOSSES: Counter "tenure_losses_total", "leases", {
+        kind: lock job semaphore election;
+        cause: deadline gone overdue unfetched ended shutdown
+    } "Leases that ended before their guard did";
+
+    /// How much of a lease was left when the answer to its renewal came. Two thirds of the lease are normal. If the value
+    /// is near zero, leases will be lost soon.
+    SLACK: Histogram "tenure_renewal_slack_seconds", "seconds", {} "What was left of a lease when it was renewed";
+
+    /// Requests that travelled to the store together.
+    BATCH: Histogram "tenure_batch_requests", "requests", {} "Requests that travelled to the store together";
+
+    /// Errors of the store. `lock` and `release`: a caller got the error. `wait` and `renew`: the node retries. `withdraw`:
+    /// the node gave up, and the claim expires by itself. The errors after `interrupted` are refusals of the store.
+    ERRORS: Counter "tenure_store_errors_total", "errors", {
+        during: lock wait renew release withdraw connection inbox;
+        error: unreachable timed_out interrupted wrong_type out_of_memory read_only loading busy misconfigured no_replicas
+            no_auth wrong_password no_permission unsupported other
+    } "Errors of the store";
+
+    /// Ticks that are over for this process. The module `scheduler` explains the outcomes. If a run loses its lease, that
+    /// is a loss of a `job`. Its tick is over when this process knows which node ended it.
+    TICKS: Counter "tenure_ticks_total", "ticks", {
+        outcome: done failed panicked timed_out given_up elsewhere skipped missed drained removed refused
+    } "Ticks of jobs that are over for this process";
+
+    /// Problems of jobs and clocks. Each has an event with a similar name.
+    ALARMS: Counter "tenure_job_alarms_total", "alarms", {
+        alarm: early skewed overtaken given_up mark_ahead went_back differs skips blocks engine_missed storage_shared
+            passed_over
+    } "Problems of jobs and clocks";
+
+    /// Requests that a layer answered itself.
+    REFUSED: Counter "tenure_refused_total", "requests", {
+        why: busy in_flight waited_too_long queue_full store_failed closed lost outcome_unknown bad_key no_key bad_options
+    } "Requests that a layer answered itself";
+
+    /// Requests behind a layer that only observes. `route` is a route of the service, as axum knows it, or empty.
+    OBSERVED: Counter "tenure_observed_total", "requests", {outcome: alone overlap refused; route:}
+        "Requests behind a layer that only observes";
+}
+
+/// A metric, and its recorder keys.
 struct Series {
     metric: Metric,
-    /// One for each combination of its labels' values. Made once, so that no event allocates one.
+    /// One row for each combination of label values. They are made once, so that no event allocates.
     #[cfg(feature = "metrics")]
     rows: std::sync::OnceLock<Box<[Row]>>,
 }
 
-/// A metric with its labels.
+/// A metric with the values of its labels.
 #[cfg(feature = "metrics")]
 struct Row {
     key: ::metrics::Key,
-    /// Counted, and not yet told to the recorder.
-    kept: std::sync::atomic::AtomicU64,
+    /// The count that the recorder did not get yet.
+    pending: std::sync::atomic::AtomicU64,
 }
 
 impl Series {
@@ -268,7 +161,7 @@ impl Series {
         }
     }
 
-    /// `values` has one for each label, in order.
+    /// Returns the row of these values, one for each label, in order.
     #[cfg(feature = "metrics")]
     fn row(&self, values: &[&str]) -> Option<&Row> {
         let rows = self.rows.get_or_init(|| self.metric.rows());
@@ -299,10 +192,10 @@ impl Metric {
             let longer = |row| values.iter().map(move |value| longer(row, value));
             rows = rows.iter().flat_map(longer).collect();
         }
-        // They live as long as the program, so a recorder that clones the key allocates nothing either.
+        // The labels live as long as the program, so a recorder that clones the key does not allocate.
         let rows = rows.into_iter().map(|row| Row {
             key: Key::from_static_labels(self.name, row.leak()),
-            kept: Default::default(),
+            pending: Default::default(),
         });
         rows.collect()
     }
@@ -340,7 +233,7 @@ fn record_many(series: &Series, values: &[&str], times: usize, value: impl FnOnc
     }
 }
 
-/// Gives the recorder units and texts. Whatever is installed later does without.
+/// Describes all metrics to the recorder. A recorder that is installed later has no units and texts.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     for Metric {
@@ -362,12 +255,13 @@ pub(crate) fn describe() {
     }
 }
 
-/// When a holding began, in nanoseconds of the node's clock. Zero without the feature, and then no clock is read.
+/// When a holding began, in nanoseconds of the node's clock. Without the feature `metrics`, no clock is read, and the
+/// value is 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Began(u64);
 
 impl Began {
-    /// `now` reads the node's clock, in nanoseconds.
+    /// Returns the current time. `now` reads the node's clock, in nanoseconds.
     pub(crate) fn at(now: impl FnOnce() -> u64) -> Self {
         Began(if cfg!(feature = "metrics") { now() } else { 0 })
     }
@@ -377,7 +271,7 @@ fn kind(name: &Name) -> &'static str {
     name.kind.word()
 }
 
-/// A caller that asked for a lock has its answer. A tick that is not due is refused without an error.
+/// Counts the answer to a caller that asked for a lock. `Err(None)`: the tick is not due.
 pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: Result<(), Option<&Error>>) {
     let outcome = match answer {
         Ok(()) => "granted",
@@ -392,7 +286,7 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Lost { .. }
             | Error::Gone { .. }
             | Error::WouldDeadlock { .. }
-            // Of writes, and no answers to who asked for a lock.
+            // Errors of writes, which are never the answer to a claim.
             | Error::Unanswered { .. }
             | Error::Failed { .. }
             | Error::Reply { .. }
@@ -408,13 +302,14 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
     }
 }
 
-/// A caller that asked for a lock waits no more.
+/// Counts a caller that stopped waiting for a lock.
 pub(crate) fn gave_up(name: &Name, waited: impl FnOnce() -> Duration) {
-    shielded(|| record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64()));
+    catch_foreign_panic(|| record(&WAIT, &[kind(name), "gave_up"], || waited().as_secs_f64()));
 }
 
-/// A guard gives its lock back, perhaps while it unwinds: a recorder that panics then would end the process. `now` is as
-/// for [`Began::at`], and `over` tells whether it had been lost.
+/// Records how long a guard was held. The guard may be dropped while its thread unwinds, where a second panic would
+/// abort the process: a panic of the recorder is caught. `now` reads the node's clock, as for [`Began::at`]. `over`
+/// returns the cause if the lease was lost.
 pub(crate) fn held(
     name: &Name,
     began: Began,
@@ -424,16 +319,16 @@ pub(crate) fn held(
     if cfg!(feature = "metrics") {
         let outcome = if over().is_some() { "lost" } else { "released" };
         let span = || Duration::from_nanos(now().saturating_sub(began.0)).as_secs_f64();
-        shielded(|| record(&HOLD, &[kind(name), outcome], span));
+        catch_foreign_panic(|| record(&HOLD, &[kind(name), outcome], span));
     }
 }
 
-/// A caller was told of an error of the store.
+/// Counts an error of the store that a caller got.
 pub(super) fn store_failed(during: &'static str, error: &StoreError) {
     count(&ERRORS, &[during, word(error.kind())]);
 }
 
-/// The word for a loss. What was released was not lost.
+/// Returns the label of a loss; `None` for a release, which is no loss.
 fn loss(cause: LostCause) -> Option<&'static str> {
     match cause {
         LostCause::Deadline => Some("deadline"),
@@ -483,7 +378,8 @@ pub(super) fn refused(why: &'static str) {
     count(&REFUSED, &[why]);
 }
 
-/// Its route is a label that only the service knows, so its key is made each time.
+/// Counts a request behind a layer that only observes. The route is a label that only the service knows, so the key
+/// is made each time.
 #[cfg(feature = "tower")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(super) fn observed(outcome: &'static str, route: Option<&str>) {

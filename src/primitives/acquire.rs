@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::task::coop;
 
 use crate::driver::handle::Handle;
-use crate::driver::node::Entered;
+use crate::driver::node::EnteredCaller;
 use crate::driver::waiter::Waiter;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
@@ -47,7 +47,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn new((ticket, waiter, since): Entered) -> Self {
+    fn new((ticket, waiter, since): EnteredCaller) -> Self {
         Entry {
             ticket,
             waiter,
@@ -103,7 +103,7 @@ impl LockFuture {
     }
 
     /// Returns the future of a caller that entered.
-    fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: Entered) -> Self {
+    fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: EnteredCaller) -> Self {
         let mut lock = LockFuture::new(handle, name, options);
         lock.entry = Some(Entry::new(entered));
         lock
@@ -301,12 +301,11 @@ impl LockFuture {
         let (label, name) = (self.label(), &self.name);
         match why {
             AcquireError::Busy if self.options.has_fallback => return,
-            AcquireError::StillHeld(_, source) => return observe::denied_by_store(label, name, source),
+            AcquireError::StillHeld(..) => return observe::denied(label, name, why),
             AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
-            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
-                observe::denied_by_store(label, name, source);
-            }
-            AcquireError::Busy
+            AcquireError::Store(_)
+            | AcquireError::Unanswered(_)
+            | AcquireError::Busy
             | AcquireError::QueueFull { .. }
             | AcquireError::NodeFull
             | AcquireError::Closed

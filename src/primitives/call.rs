@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::driver::handle::Handle;
-use crate::driver::waiter::Told;
+use crate::driver::waiter::CallResult;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::primitives::denial;
@@ -26,7 +26,7 @@ pub(crate) struct CallFuture<T> {
     name: Name,
     ticket: Ticket,
     since: Instant,
-    answer: oneshot::Receiver<Told>,
+    answer: oneshot::Receiver<CallResult>,
     is_answered: bool,
     read: fn(CallAnswer) -> Option<T>,
 }
@@ -105,7 +105,7 @@ impl<T> CallFuture<T> {
         denial::gave_up(&self.handle, &self.name, self.since, waited)
     }
 
-    fn read(&self, told: Told) -> Result<T, Error> {
+    fn read(&self, told: CallResult) -> Result<T, Error> {
         let (handle, name) = (&self.handle, &self.name);
         let label = handle.node().events.label();
         let why = match told.map(self.read) {
@@ -116,12 +116,7 @@ impl<T> CallFuture<T> {
             }
             Err(why) => why,
         };
-        match &why {
-            AcquireError::Store(source) | AcquireError::Unanswered(source) => {
-                observe::denied_by_store(label, name, source);
-            }
-            why => observe::denied(label, name, why),
-        }
+        observe::denied(label, name, &why);
         let limit = handle.options().max_waiters_per_key;
         Err(denial::error(handle, name, why, (limit, Duration::ZERO)))
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
-use crate::driver::outage::Failed;
+use crate::driver::outage::FailureKind;
 use crate::error::{ClosedCause, Error, LostCause, StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::Name;
@@ -60,7 +60,7 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
     let source = match node.why_waiting(name, since) {
         Ok(()) => return Error::Busy { key, waited },
         Err(Some(source)) => {
-            node.failed(node.servers.of(name), Failed::Caller, &source);
+            node.note_server_failure(node.servers.for_name(name), FailureKind::Caller, &source);
             source
         }
         // The wait was short: no request is late, so the server is not said to fail.

@@ -362,7 +362,7 @@ impl Guard {
         let is_taken = held.part_alone();
         if is_taken {
             let over = held.waiter.over();
-            held.waiter.give_back();
+            held.waiter.mark_over();
             self.share = Share::Ended;
             self.tell_end(over);
         }
@@ -405,7 +405,7 @@ impl Guard {
                 return if is_held { Ok(()) } else { Err(held.lost()) };
             }
         }
-        held.waiter.give_back();
+        held.waiter.mark_over();
         self.share = Share::Last { lost };
         Ok(())
     }
@@ -426,7 +426,7 @@ impl Guard {
             Outcome::Lost(cause) => {
                 // Found only now. Any other loss was told when it happened.
                 if cause == LostCause::Gone {
-                    node.events.lost(&held.name, cause);
+                    node.events.push_loss(&held.name, cause, None);
                 }
                 let cause = told.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })

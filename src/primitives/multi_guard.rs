@@ -155,7 +155,7 @@ impl Holdings for MultiLease {
         let end = self.end.get_or_init(|| {
             let token = CancellationToken::new();
             for held in self.held.iter() {
-                held.waiter.tell_of_several(&token);
+                held.waiter.set_group_token(&token);
             }
             token
         });

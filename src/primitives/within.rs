@@ -40,6 +40,6 @@ pub(crate) async fn within<F: Future + Unpin>(
     if let Ok(answer) = timeout(wait - last, &mut future).await {
         return Some(answer);
     }
-    nodes.into_iter().for_each(Node::look_for_life);
+    nodes.into_iter().for_each(Node::request_signs_of_life);
     timeout(last, future).await.ok()
 }

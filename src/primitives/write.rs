@@ -220,7 +220,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     if node.servers.immediate().is_some() {
         return Err(unsupported(keeps_leases_only));
     }
-    if node.servers.of_all(held.iter().map(|held| &held.name)).is_none() {
+    if node.servers.for_all(held.iter().map(|held| &held.name)).is_none() {
         return Err(unsupported("other leases of the guard are on another server"));
     }
     let (leases, shortest) = begin(held).ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;

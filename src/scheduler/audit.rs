@@ -39,7 +39,7 @@ impl Gate {
         let (mut latest, mut asked) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
         loop {
-            news.heard();
+            news.mark_seen();
             let mut in_doubt = lock(&self.doubts).clone();
             let report = tokio::select! {
                 biased;
@@ -58,7 +58,7 @@ impl Gate {
             tokio::select! {
                 biased;
                 _ = self.ended() => {}
-                () = async { sleep(PAUSE).await; news.come().await } => {}
+                () = async { sleep(PAUSE).await; news.changed().await } => {}
             }
         }
     }

@@ -139,7 +139,7 @@ impl Gate {
     /// `None` when this node has a job of that name.
     pub(crate) fn new(handle: Handle, name: Key, settings: Settings) -> Option<(Gate, Life)> {
         let jobs = handle.jobs().clone();
-        let is_new = jobs.take(&name);
+        let is_new = jobs.reserve(&name);
         let life = is_new.then(|| Life {
             jobs: jobs.clone(),
             name: name.clone(),
@@ -163,7 +163,7 @@ impl Gate {
             doubts: Mutex::default(),
             audit: AsyncMutex::default(),
         };
-        gate.handle.node().has_jobs();
+        gate.handle.node().note_jobs();
         Some((gate, life))
     }
 

@@ -196,7 +196,7 @@ impl<F: Work> Job<F> {
         };
         loop {
             sleep(pause).await;
-            news.heard();
+            news.mark_seen();
             let Some(job) = this.upgrade() else { return };
             if job.engine_has_ended() != Some(true) {
                 let found = tokio::select! {
@@ -209,7 +209,7 @@ impl<F: Work> Job<F> {
                 }
             }
             drop(job);
-            news.come().await;
+            news.changed().await;
             let Some(job) = this.upgrade() else { return };
             pause = job.until_next_look(job.gate.settings.lease.max(SHORTEST));
         }
@@ -238,7 +238,7 @@ impl<F: Work> Job<F> {
             };
             let clock = job.gate.clock();
             drop(job);
-            clock.nap(pause, NAP).await;
+            clock.sleep(pause, NAP).await;
         }
     }
 }

@@ -227,7 +227,7 @@ impl LeasedJob<Scheduled> {
         };
         let fire = job::closure(gate, Some(schedule), work);
         let made = Job::new_async_tz(expression, zone, fire).map_err(JobError::Scheduler)?;
-        jobs.knows_schedule(&name, made.guid());
+        jobs.note_schedule(&name, made.guid());
         #[cfg(feature = "testing")]
         lock(&jobs.zones).insert(made.guid(), zone);
         Ok(made)
@@ -394,7 +394,7 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
         {
             lock(&jobs.zones).insert(id, *zone);
         }
-        jobs.knows_schedule(&name, id);
+        jobs.note_schedule(&name, id);
         let fire = job::closure(gate, Some(schedule), work);
         self = self.with_job_id(id.into());
         Ok(self.with_run_async(Box::new(fire)))

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::driver::clock::Clock;
 use crate::driver::handle::Handle;
-use crate::driver::process::{Process, Run, World};
+use crate::driver::process::{Process, ProcessState, World};
 use crate::driver::waiter::lock;
 use crate::key::Key;
 use crate::locks::{Builder, Locks};
@@ -208,7 +208,7 @@ impl ReplicaBuilder<'_> {
         let options = self
             .options
             .node_name(name.clone())
-            .clock(Clock::of(process.clone()));
+            .clock(Clock::of_process(process.clone()));
         let made = options.on(Arc::new(self.simulation.store.for_process(&process)));
         let locks = made.unwrap_or_else(|error| panic!("the options of {name}: {error}"));
         let scheduler = JobScheduler::new().await;
@@ -263,17 +263,17 @@ impl Replica {
     /// It is killed: nothing of it goes on, and nobody is told. The futures of its jobs are dropped; what these have spawned
     /// as tasks of their own goes on, as no simulation knows of it.
     pub fn crash(self) {
-        self.process.set_run(Run::Dead);
+        self.process.set_state(ProcessState::Dead);
     }
 
     /// It stands still, as a process that gets a SIGSTOP, or a machine that is suspended.
     pub fn stop(&self) {
-        self.process.set_run(Run::Stopped);
+        self.process.set_state(ProcessState::Stopped);
     }
 
     /// It goes on after a [`stop`](Self::stop).
     pub fn go_on(&self) {
-        self.process.set_run(Run::Goes);
+        self.process.set_state(ProcessState::Running);
     }
 
     /// Its wall clock is set: it shows so many milliseconds more than the true time, or less.

@@ -94,7 +94,7 @@ impl SimulatedStore {
     /// Its wall clock shows so many milliseconds more than the simulation's, or less.
     pub fn set_clock_ahead_ms(&self, ahead_ms: i64) {
         lock(&self.server).ahead_ms = ahead_ms;
-        self.world.has_news();
+        self.world.note_news();
     }
 
     /// Every connection breaks.
@@ -103,7 +103,7 @@ impl SimulatedStore {
             state.life += 1;
             change(state);
         });
-        self.world.has_news();
+        self.world.note_news();
     }
 
     /// This store as a process knows it.
@@ -137,7 +137,7 @@ impl SimulatedStore {
         let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew);
         let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
         if is_watched || !batch.requests.iter().all(|request| asks(request.verb)) {
-            self.world.has_news();
+            self.world.note_news();
         }
         reply
     }
@@ -191,7 +191,7 @@ impl Store for Reached {
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let reached = self.clone();
         Box::pin(async move {
-            reached.process.goes().await;
+            reached.process.running().await;
             let link: Arc<dyn Link> = Arc::new(reached.open()?);
             Ok(link)
         })
@@ -200,7 +200,7 @@ impl Store for Reached {
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
         let reached = self.clone();
         Box::pin(async move {
-            reached.process.goes().await;
+            reached.process.running().await;
             let open = reached.open()?;
             let (sender, events) = mpsc::unbounded_channel();
             let mut server = lock(&open.to.store.server);
@@ -215,7 +215,7 @@ impl Store for Reached {
             let (pings, served) = (open.clone(), open);
             let serve = async move {
                 let process = &served.to.process;
-                let (broken, died) = (served.broken(), process.died());
+                let (broken, died) = (served.broken(), process.dead());
                 tokio::pin!(broken, died);
                 loop {
                     let event = tokio::select! {
@@ -227,7 +227,7 @@ impl Store for Reached {
                     tokio::select! {
                         () = &mut died => break,
                         // A process that is stopped reads nothing.
-                        () = process.goes() => sink(event),
+                        () = process.running() => sink(event),
                     }
                 }
                 drop(pushed);
@@ -280,7 +280,7 @@ impl Open {
 
     async fn reach<T>(self, ask: impl FnOnce(&SimulatedStore) -> T) -> Result<T, Failure> {
         // What a dead process has not sent it never sends, and a stopped one later.
-        self.to.process.goes().await;
+        self.to.process.running().await;
         if self.is_broken() {
             return Err(Failure {
                 executed: Executed::No,
@@ -312,7 +312,7 @@ impl Ping for Open {
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         let broken = self.is_broken();
         Box::pin(async move {
-            self.to.process.goes().await;
+            self.to.process.running().await;
             if broken { Err(away()) } else { Ok(()) }
         })
     }

@@ -11,101 +11,115 @@ use tracing::Level;
 use crate::help::ms;
 use crate::support::events::Watch;
 
-const OBSERVE: &str = include_str!("../../src/observe.rs");
-const OF_JOBS: &str = include_str!("../../src/observe/jobs.rs");
-const OF_REQUESTS: &str = include_str!("../../src/observe/requests.rs");
-const OF_THE_BACKGROUND: &str = include_str!("../../src/observe/background.rs");
-const SOURCES: [&str; 4] = [OBSERVE, OF_JOBS, OF_REQUESTS, OF_THE_BACKGROUND];
+const EVENTS_FILE: &str = include_str!("../../src/observe/events.rs");
 
-/// The rows of the table at the top, by event.
-fn rows() -> BTreeMap<&'static str, &'static str> {
-    let (events, _metrics) = OBSERVE.split_once("//! # Metrics").unwrap();
-    let rows = events.lines().filter_map(|line| line.strip_prefix("//! | `"));
-    rows.filter_map(|row| row.split_once("` | ")).collect()
+/// A row of the table of events.
+struct Row {
+    docs: String,
+    /// The usual level first.
+    levels: Vec<&'static str>,
 }
 
-/// The names in the table at the top, in the list, and in the code are the same.
-#[test]
-fn every_event_is_documented_listed_and_emitted() {
-    let listed: BTreeSet<&str> = EVENTS.iter().copied().collect();
-    assert_eq!(listed.len(), EVENTS.len(), "listed twice");
-    let documented: BTreeSet<&str> = rows().into_keys().collect();
-    assert_eq!(documented, listed);
-    let of_file = |file: &'static str| file.split("event = \"").skip(1);
-    let emitted: BTreeSet<&str> = SOURCES
-        .into_iter()
-        .flat_map(of_file)
-        .filter_map(|rest| rest.split_once('"'))
-        .map(|(name, _)| name)
-        .collect();
-    assert_eq!(emitted, listed);
-}
-
-/// The row of an event names each level that the code has for it, the usual one first.
-#[test]
-fn every_event_is_as_loud_as_its_row_says() {
-    let mut levels: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for source in SOURCES {
-        let events: Vec<&str> = source.split("event = \"").collect();
-        for pair in events.windows(2) {
-            // `warn!(target: …`, `node_event!(WARN: …`, or `event_at!(level: …`, whose level depends on what happened.
-            let (before, words) = pair[0].rsplit_once("!(").unwrap();
-            let call = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
-            let level = match call.unwrap() {
-                "key_event" | "node_event" => words.trim_end_matches([' ', ':']).rsplit(' ').next().unwrap(),
-                "event_at" => continue,
-                level => level,
+/// Returns the rows by event, and the code after the table.
+fn rows() -> (BTreeMap<&'static str, Row>, &'static str) {
+    let (_, table) = EVENTS_FILE.split_once("\nevents! {\n").unwrap();
+    let (table, code) = table.split_once("\n}\n}\n").unwrap();
+    let mut rows = BTreeMap::new();
+    let mut docs = String::new();
+    let mut levels = Vec::new();
+    for line in table.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("/// ") {
+            docs = format!("{docs} {text}");
+            continue;
+        }
+        // Until its name, a row has only levels and their conditions.
+        let head = line.split(['"', '[']).next().unwrap();
+        for word in head.split([' ', '(']) {
+            if !docs.is_empty() && word.parse::<Level>().is_ok() {
+                levels.push(word);
+            }
+        }
+        let name = EVENTS.iter().find(|event| {
+            let (before, _) = head.split_once(&format!("{event}(")).unwrap_or(("x", ""));
+            before.is_empty() || before.ends_with(' ')
+        });
+        if let Some(event) = name
+            && !docs.is_empty()
+        {
+            let row = Row {
+                docs: std::mem::take(&mut docs),
+                levels: std::mem::take(&mut levels),
             };
-            let (event, _) = pair[1].split_once('"').unwrap();
-            levels.entry(event).or_default().insert(level.to_lowercase());
+            assert!(rows.insert(*event, row).is_none(), "{event} has two rows");
         }
     }
-    assert!(levels.len() > 40, "{levels:?}");
-    let rows = rows();
-    for (event, levels) in levels {
-        let row = rows[event].to_lowercase();
-        let words: Vec<&str> = row.split(|c: char| !c.is_alphanumeric()).collect();
-        let is_usual = levels.contains(words[0]);
-        let are_named = levels.iter().all(|level| words.contains(&level.as_str()));
-        assert!(is_usual && are_named, "{event} has {levels:?}: {row}");
-    }
+    (rows, code)
 }
 
-/// And nobody emits past that file.
-#[test]
-fn events_are_emitted_in_one_place() {
-    let mut rooms = vec![std::path::PathBuf::from(concat!(
+/// Calls `look` with the code of each file under `src`, without its comments.
+fn for_each_file(mut look: impl FnMut(&std::path::Path, &str)) {
+    let mut folders = vec![std::path::PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/src"
     ))];
-    while let Some(room) = rooms.pop() {
-        for entry in std::fs::read_dir(room).unwrap() {
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                rooms.push(path);
+                folders.push(path);
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap();
             let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-            let found = code.filter(|line| {
-                [
-                    "tracing::warn!",
-                    "tracing::error!",
-                    "tracing::info!",
-                    "tracing::debug!",
-                    "tracing::trace!",
-                ]
-                .iter()
-                .any(|call| line.contains(call))
-            });
-            assert_eq!(
-                found.collect::<Vec<_>>(),
-                Vec::<&str>::new(),
-                "{}",
-                path.display()
-            );
+            look(&path, &code.collect::<Vec<_>>().join("\n"));
         }
     }
+}
+
+/// The names in the table and in the list are the same, and each is emitted by its function.
+#[test]
+fn every_event_is_documented_listed_and_emitted() {
+    let listed: BTreeSet<&str> = EVENTS.iter().copied().collect();
+    assert_eq!(listed.len(), EVENTS.len(), "listed twice");
+    let (rows, code) = rows();
+    let documented: BTreeSet<&str> = rows.keys().copied().collect();
+    assert_eq!(documented, listed);
+    let mut emitted: BTreeSet<&str> = BTreeSet::new();
+    for_each_file(|_, text| {
+        let is_called = |event: &&str| {
+            text.contains(&format!("observe::{event}(")) || code.contains(&format!(" {event}("))
+        };
+        emitted.extend(EVENTS.iter().copied().filter(is_called));
+    });
+    assert_eq!(emitted, listed);
+}
+
+/// The usual level of a row is first, and the words of the row say when each other level is used.
+#[test]
+fn every_event_is_as_loud_as_its_row_says() {
+    let (rows, _) = rows();
+    assert!(rows.len() > 40);
+    for (event, Row { docs, levels }) in rows {
+        assert!(!levels.is_empty(), "{event} has no level");
+        let words: Vec<&str> = docs.split(|c: char| !c.is_alphanumeric()).collect();
+        for level in &levels[1..] {
+            assert!(words.contains(level), "{event} has {levels:?}: {docs}");
+        }
+    }
+}
+
+/// No file but that of the table's macros emits an event.
+#[test]
+fn events_are_emitted_in_one_place() {
+    let mut emitting = Vec::new();
+    for_each_file(|path, text| {
+        let mut calls = ["warn!(", "error!(", "info!(", "debug!(", "trace!(", "event!("].into_iter();
+        if calls.any(|call| text.contains(call)) {
+            emitting.push(path.to_owned());
+        }
+    });
+    let names: Vec<_> = emitting.iter().filter_map(|path| path.file_name()).collect();
+    assert_eq!(names, ["event.rs"], "{emitting:?}");
 }
 
 /// A process that stood still says so first, and its losses name no other cause.

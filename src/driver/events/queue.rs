@@ -1,4 +1,4 @@
-//! The bounded queue of events, and the one thread of the process that tells them.
+//! The bounded queue of events, and the one thread of the process that emits them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,57 +9,57 @@ use std::time::Duration;
 
 use tracing::Dispatch;
 
-use crate::observe::background;
-use crate::observe::event::Event;
-use crate::observe::{Label, kept, shielded};
+use crate::observe::{self, Event, Label, catch_foreign_panic, pending};
 
 const THREAD: &str = "tenure-events";
-/// So many events wait at the most, and beyond them so many losses.
-pub(super) const ROOM: usize = 4_096;
-pub(super) const ROOM_BEYOND: usize = 1_024;
-/// How long counts are gathered before the recorder is told.
+/// The queue holds at most this many events. Beyond that, only losses are queued.
+pub(super) const MAX_WAITING_EVENTS: usize = 4_096;
+/// Beyond `MAX_WAITING_EVENTS`, at most this many losses, and subscribers to drop, are queued.
+pub(super) const MAX_EXTRA_LOSSES: usize = 1_024;
+/// How long counts are gathered before they go to the recorder.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// An event on its way. Whatever is foreign in it is dropped on the event thread.
+/// An event in the queue. Foreign values in it are dropped on the event thread.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct QueuedEvent {
     pub(super) label: Label,
     pub(super) dispatch: Option<Dispatch>,
-    /// `None`: it only brings its subscriber to where that may be dropped.
+    /// `None`: the entry only moves its subscriber to the event thread, where the subscriber may be dropped.
     pub(super) event: Option<Event>,
 }
 
-/// Pushing takes no lock, runs no subscriber, recorder or waker, and drops none.
+/// A queue of events. Pushing takes no lock, and neither runs nor drops a subscriber, a recorder or a waker.
 #[derive(Debug)]
-pub(super) struct Queue {
-    channel: OnceLock<(Sender<Work>, Mutex<Receiver<Work>>)>,
-    /// How many entries wait.
+pub(super) struct EventQueue {
+    channel: OnceLock<(Sender<QueueItem>, Mutex<Receiver<QueueItem>>)>,
+    /// The number of entries in the queue.
     waiting: AtomicUsize,
-    /// How many events had no room and are not told yet.
+    /// The number of events that found no room and are not reported yet.
     dropped: AtomicU64,
-    /// Something was counted that the recorder was not told.
+    /// Set when there are counts that the recorder did not get yet.
     counted: AtomicBool,
-    /// The event thread runs.
+    /// Set while the event thread runs.
     is_started: AtomicBool,
     /// The process that the queue belongs to; 0 before the first event.
     pid: AtomicU32,
 }
 
 #[derive(Debug)]
-enum Work {
-    Tell(Entry),
-    /// Tells this subscriber of events that had no room. It stands where the first of them would have been.
-    TellDropped(Option<Dispatch>),
-    /// Everything before was told.
+enum QueueItem {
+    Emit(QueuedEvent),
+    /// Reports to this subscriber how many events found no room. Its place in the queue is that of the first such
+    /// event.
+    ReportDropped(Option<Dispatch>),
+    /// Signals that all earlier items are done.
     #[cfg(any(test, feature = "testing"))]
-    Flushed(SyncSender<()>),
-    /// Something was counted: it is told when no event comes for a while.
+    Flush(SyncSender<()>),
+    /// Starts to gather counts, which go to the recorder if no event comes for a while.
     Gather,
 }
 
-impl Queue {
-    pub(super) const fn new() -> Queue {
-        Queue {
+impl EventQueue {
+    pub(super) const fn new() -> EventQueue {
+        EventQueue {
             channel: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
@@ -69,52 +69,52 @@ impl Queue {
         }
     }
 
-    /// Queues an event, or drops it when there is no room.
-    pub(super) fn push(&'static self, entry: Entry) {
-        if !self.is_mine() {
+    /// Queues an event, or drops it if there is no room.
+    pub(super) fn push(&'static self, entry: QueuedEvent) {
+        if !self.is_of_this_process() {
             std::mem::forget(entry);
             return;
         }
         let is_ordinary = entry.event.as_ref().is_some_and(|event| !event.is_loss);
-        let room = ROOM + if is_ordinary { 0 } else { ROOM_BEYOND };
+        let room = MAX_WAITING_EVENTS + if is_ordinary { 0 } else { MAX_EXTRA_LOSSES };
         let enter = |waiting| (waiting < room).then_some(waiting + 1);
         let entered = self
             .waiting
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter);
         if entered.is_ok() {
-            self.send(Work::Tell(entry));
+            self.send(QueueItem::Emit(entry));
         } else if entry.event.is_none() {
-            // To drop the last handle of a subscriber would run its code here.
+            // Dropping the last handle of a subscriber here would run its code on this thread.
             std::mem::forget(entry);
         } else if self.dropped.fetch_add(1, Ordering::SeqCst) == 0 {
-            self.send(Work::TellDropped(entry.dispatch));
+            self.send(QueueItem::ReportDropped(entry.dispatch));
         }
     }
 
-    /// Something was counted, for a recorder.
-    pub(super) fn counted(&'static self) {
+    /// Notes that there are new counts for the recorder.
+    pub(super) fn note_count(&'static self) {
         let is_news = cfg!(feature = "metrics")
             && !self.counted.load(Ordering::SeqCst)
             && !self.counted.swap(true, Ordering::SeqCst);
-        if is_news && self.is_mine() {
-            self.send(Work::Gather);
+        if is_news && self.is_of_this_process() {
+            self.send(QueueItem::Gather);
         }
     }
 
-    /// Waits until what was queued and counted before was told, for so long.
+    /// Waits until all earlier events and counts were emitted, for at most `patience`.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn flush(&'static self, patience: Duration) {
         let is_event_thread = std::thread::current().name() == Some(THREAD);
-        if is_event_thread || !self.is_mine() {
+        if is_event_thread || !self.is_of_this_process() {
             return;
         }
         let (done, is_done) = sync_channel(1);
-        self.send(Work::Flushed(done));
+        self.send(QueueItem::Flush(done));
         let _ = is_done.recv_timeout(patience);
     }
 
-    /// Not in a child that was forked since. Whoever asks first owns the queue.
-    pub(super) fn is_mine(&self) -> bool {
+    /// Returns whether this process owns the queue. The first process that asks owns it; a forked child does not.
+    pub(super) fn is_of_this_process(&self) -> bool {
         let me = std::process::id();
         let owner = self
             .pid
@@ -122,78 +122,80 @@ impl Queue {
         owner.is_ok() || owner == Err(me)
     }
 
-    fn channel(&self) -> &(Sender<Work>, Mutex<Receiver<Work>>) {
+    fn channel(&self) -> &(Sender<QueueItem>, Mutex<Receiver<QueueItem>>) {
         self.channel.get_or_init(|| {
             let (sender, receiver) = channel();
             (sender, Mutex::new(receiver))
         })
     }
 
-    fn send(&'static self, work: Work) {
+    fn send(&'static self, item: QueueItem) {
         // The receiver lives as long as the sender.
-        let _ = self.channel().0.send(work);
+        let _ = self.channel().0.send(item);
         if self.is_started.load(Ordering::SeqCst) || self.is_started.swap(true, Ordering::SeqCst) {
             return;
         }
         let thread = std::thread::Builder::new().name(THREAD.into());
-        if thread.spawn(|| self.tell_for_ever()).is_err() {
+        if thread.spawn(|| self.run()).is_err() {
             // The system has no thread to give. The next event tries again.
             self.is_started.store(false, Ordering::SeqCst);
         }
     }
 
-    fn tell_for_ever(&self) {
+    fn run(&self) {
         let receiver = self.channel().1.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let work = self.next(&receiver);
-            // Before the event of which it was counted, so that whoever sees that finds its count.
+            let item = self.next(&receiver);
+            // Counts go first, so that an observer of an event finds the count of that event.
             if self.counted.swap(false, Ordering::SeqCst) {
-                kept::flush();
+                pending::flush();
             }
-            match work {
-                Some(Work::Tell(entry)) => {
+            match item {
+                Some(QueueItem::Emit(entry)) => {
                     self.waiting.fetch_sub(1, Ordering::SeqCst);
-                    shielded(|| entry.tell());
+                    catch_foreign_panic(|| entry.emit());
                 }
-                Some(Work::TellDropped(dispatch)) => {
+                Some(QueueItem::ReportDropped(dispatch)) => {
                     let count = self.dropped.swap(0, Ordering::SeqCst);
-                    shielded(|| to(dispatch.as_ref(), || background::events_dropped(count)));
+                    catch_foreign_panic(|| {
+                        with_subscriber(dispatch.as_ref(), || observe::events_dropped(count))
+                    });
                 }
-                // A caller that waited too long for it is gone.
+                // The caller may have stopped waiting.
                 #[cfg(any(test, feature = "testing"))]
-                Some(Work::Flushed(done)) => done.try_send(()).unwrap_or(()),
-                Some(Work::Gather) | None => {}
+                Some(QueueItem::Flush(done)) => done.try_send(()).unwrap_or(()),
+                Some(QueueItem::Gather) | None => {}
             }
         }
     }
 
-    /// Waits for something to do. `None`: nothing came while counts were gathered.
-    fn next(&self, receiver: &Receiver<Work>) -> Option<Work> {
+    /// Waits for the next item. Returns `None` if no item came while counts were gathered.
+    fn next(&self, receiver: &Receiver<QueueItem>) -> Option<QueueItem> {
         loop {
-            let work = if self.counted.load(Ordering::SeqCst) {
+            let item = if self.counted.load(Ordering::SeqCst) {
                 receiver.recv_timeout(GATHER).ok()?
             } else {
                 receiver.recv().ok()?
             };
-            if !matches!(work, Work::Gather) {
-                return Some(work);
+            if !matches!(item, QueueItem::Gather) {
+                return Some(item);
             }
         }
     }
 }
 
-impl Entry {
-    fn tell(self) {
+impl QueuedEvent {
+    fn emit(self) {
         if let Some(event) = self.event {
-            to(self.dispatch.as_ref(), || event.tell(&self.label));
+            with_subscriber(self.dispatch.as_ref(), || event.emit(&self.label));
         }
     }
 }
 
-/// Runs what tells something, for the subscriber that was captured or else the global one.
-fn to(dispatch: Option<&Dispatch>, tell: impl FnOnce()) {
+/// Runs `emit` with the captured subscriber, or else with the global one.
+fn with_subscriber(dispatch: Option<&Dispatch>, emit: impl FnOnce()) {
     match dispatch {
-        Some(dispatch) => tracing::dispatcher::with_default(dispatch, tell),
-        None => tell(),
+        Some(dispatch) => tracing::dispatcher::with_default(dispatch, emit),
+        None => emit(),
     }
 }

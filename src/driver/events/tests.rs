@@ -1,4 +1,4 @@
-//! Each test has a queue, and so an event thread, of its own.
+//! Each test has its own queue, and so its own event thread.
 
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use tracing::subscriber::with_default;
 use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
-use crate::driver::events::queue::{ROOM, ROOM_BEYOND};
+use crate::driver::events::queue::{MAX_EXTRA_LOSSES, MAX_WAITING_EVENTS};
 use crate::key::Key;
 use crate::protocol::message::NodeId;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A subscriber that does something with each event.
+/// A subscriber that runs a function for each event.
 struct Each<F>(F);
 
 impl<F: Fn(&str) + Send + Sync + 'static> Subscriber for Each<F> {
@@ -55,23 +55,24 @@ impl Visit for Text {
     }
 }
 
-type Told = Arc<Mutex<Vec<String>>>;
+type EmittedTexts = Arc<Mutex<Vec<String>>>;
 
-/// A sink for the subscriber, on a queue of its own.
+/// Returns a sink for such a subscriber, on its own queue.
 fn sink_for(act: impl Fn(&str) + Send + Sync + 'static) -> EventSink {
     let label = Label::new(NodeId::numbered(1), Some("one"));
     with_default(Each(act), || {
-        EventSink::to(Box::leak(Box::new(Queue::new())), label)
+        EventSink::with_queue(Box::leak(Box::new(EventQueue::new())), label)
     })
 }
 
-fn keeps(told: &Told) -> impl Fn(&str) + Send + Sync + 'static {
-    let told = told.clone();
-    move |text| told.lock().unwrap().push(text.to_owned())
+fn keeps(texts: &EmittedTexts) -> impl Fn(&str) + Send + Sync + 'static {
+    let texts = texts.clone();
+    move |text| texts.lock().unwrap().push(text.to_owned())
 }
 
-fn count(told: &Told, what: &str) -> usize {
-    told.lock()
+fn count(texts: &EmittedTexts, what: &str) -> usize {
+    texts
+        .lock()
         .unwrap()
         .iter()
         .filter(|text| text.contains(what))
@@ -82,12 +83,12 @@ fn name(key: &str) -> Name {
     Name::lock(Key::from(key))
 }
 
-/// Blocks whoever tells something, from the first event on, until something is sent.
-fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
+/// Returns a sink whose subscriber blocks at the first event until something is sent.
+fn blocking(texts: &EmittedTexts) -> (EventSink, Receiver<()>, Sender<()>) {
     let (blocked, is_blocked) = channel();
     let (go, may_go) = channel::<()>();
     let may_go = Mutex::new(Some(may_go));
-    let keep = keeps(told);
+    let keep = keeps(texts);
     let sink = sink_for(move |text| {
         let first = may_go.lock().unwrap().take();
         if let Some(may_go) = first {
@@ -101,68 +102,68 @@ fn blocking(told: &Told) -> (EventSink, Receiver<()>, Sender<()>) {
 
 #[test]
 fn a_subscriber_that_blocks_costs_events_and_no_loss() {
-    let told = Told::default();
-    let (sink, is_blocked, go) = blocking(&told);
-    sink.push(background::inbox_open(None));
+    let texts = EmittedTexts::default();
+    let (sink, is_blocked, go) = blocking(&texts);
+    sink.push(observe::inbox_open(None));
     is_blocked.recv_timeout(PATIENCE).unwrap();
-    for _ in 0..ROOM + 100 {
-        sink.key_event(&name("a"), &KeyEvent::Late);
+    for _ in 0..MAX_WAITING_EVENTS + 100 {
+        sink.push_key_event(&name("a"), &KeyEvent::Late);
     }
-    // An ended lease is no trouble, and has no room of its own.
-    sink.lost(&name("a"), LostCause::Ended);
-    for _ in 0..ROOM_BEYOND + 10 {
-        sink.lost(&name("a"), LostCause::Deadline);
+    // An ended lease is no trouble, so it gets no extra room.
+    sink.push_loss(&name("a"), LostCause::Ended, None);
+    for _ in 0..MAX_EXTRA_LOSSES + 10 {
+        sink.push_loss(&name("a"), LostCause::Deadline, None);
     }
-    assert_eq!(count(&told, ""), 0);
+    assert_eq!(count(&texts, ""), 0);
     go.send(()).unwrap();
     sink.queue.flush(PATIENCE);
-    assert_eq!(count(&told, "event=\"late\""), ROOM);
-    assert_eq!(count(&told, "event=\"lost\""), ROOM_BEYOND);
-    assert_eq!(count(&told, "event=\"events_dropped\""), 1);
-    assert_eq!(count(&told, &format!("count={} ", 100 + 1 + 10)), 1);
-    // And there is room again.
-    sink.key_event(&name("a"), &KeyEvent::Late);
+    assert_eq!(count(&texts, "event=\"late\""), MAX_WAITING_EVENTS);
+    assert_eq!(count(&texts, "event=\"lost\""), MAX_EXTRA_LOSSES);
+    assert_eq!(count(&texts, "event=\"events_dropped\""), 1);
+    assert_eq!(count(&texts, &format!("count={} ", 100 + 1 + 10)), 1);
+    // There is room again.
+    sink.push_key_event(&name("a"), &KeyEvent::Late);
     sink.queue.flush(PATIENCE);
-    assert_eq!(count(&told, "event=\"late\""), ROOM + 1);
+    assert_eq!(count(&texts, "event=\"late\""), MAX_WAITING_EVENTS + 1);
 }
 
 #[test]
-fn of_a_hundred_producers_each_event_is_told_or_counted() {
+fn each_event_of_a_hundred_producers_is_emitted_or_counted() {
     const EACH: usize = 100;
-    let told = Told::default();
-    let sink = sink_for(keeps(&told));
+    let texts = EmittedTexts::default();
+    let sink = sink_for(keeps(&texts));
     thread::scope(|scope| {
         for n in 0..100 {
             let sink = sink.clone();
             scope.spawn(move || {
                 for _ in 0..EACH {
-                    sink.key_event(&name(&format!("of {n}.")), &KeyEvent::Requeued);
+                    sink.push_key_event(&name(&format!("of {n}.")), &KeyEvent::Requeued);
                 }
             });
         }
     });
     sink.queue.flush(PATIENCE);
-    let dropped = told
+    let dropped = texts
         .lock()
         .unwrap()
         .iter()
         .filter_map(|text| text.split_once("count=")?.1.split_once(' '))
         .map(|(count, _)| count.parse::<usize>().unwrap())
         .sum::<usize>();
-    assert_eq!(count(&told, "requeued") + dropped, 100 * EACH);
-    assert!((0..100).all(|n| count(&told, &format!("of {n}.")) <= EACH));
+    assert_eq!(count(&texts, "requeued") + dropped, 100 * EACH);
+    assert!((0..100).all(|n| count(&texts, &format!("of {n}.")) <= EACH));
 }
 
 #[test]
-fn what_only_the_simulator_counts_is_not_told() {
-    let told = Told::default();
-    let sink = sink_for(keeps(&told));
-    sink.key_event(&name("a"), &KeyEvent::Yielded);
+fn events_for_the_simulator_are_not_emitted() {
+    let texts = EmittedTexts::default();
+    let sink = sink_for(keeps(&texts));
+    sink.push_key_event(&name("a"), &KeyEvent::Yielded);
     sink.queue.flush(PATIENCE);
-    assert_eq!(count(&told, ""), 0);
+    assert_eq!(count(&texts, ""), 0);
 }
 
-/// Its last handle may run anything.
+/// The last handle of a subscriber may run any code.
 #[test]
 fn a_subscriber_ends_on_the_event_thread() {
     struct Ends(Sender<Option<String>>);
@@ -182,7 +183,7 @@ fn a_subscriber_ends_on_the_event_thread() {
 }
 
 #[test]
-fn a_waker_that_panics_ends_nothing() {
+fn the_panic_of_a_waker_is_caught() {
     struct Panics(AtomicBool);
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {

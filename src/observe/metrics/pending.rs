@@ -1,5 +1,5 @@
-//! What is counted where no foreign code may run: on the driver's thread, and under locks. It costs an atomic, and the
-//! event thread tells it to the recorder.
+//! Counts of events in places that must not run foreign code: on the driver's thread, and under locks. A count costs
+//! one atomic operation. The event thread passes the counts to the recorder.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -10,10 +10,10 @@ use super::{BATCH, SLACK, increment, record, record_many};
 use super::{ERRORS, HANDOFFS, LOSSES, Series, kind, loss, word};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 #[cfg(feature = "metrics")]
-use crate::observe::shield::shielded;
+use crate::observe::foreign_code::catch_foreign_panic;
 use crate::protocol::message::Name;
 
-/// A lease passed to the next holder, within the process (`local`) or from another one (`remote`).
+/// Counts a lease that passed to the next holder, of this process (`local`) or from another process (`remote`).
 pub(crate) fn handed(name: &Name, from: &'static str) {
     count(&HANDOFFS, &[kind(name), from]);
 }
@@ -28,30 +28,31 @@ pub(crate) fn store_failed(during: &'static str, error: &StoreError) {
     count(&ERRORS, &[during, word(error.kind())]);
 }
 
-/// A dead claim could not be withdrawn before it ended by itself. Without an error the last try got no answer.
+/// Counts a dead claim that could not be withdrawn before it expired. Without an error, the last try got no answer.
 pub(crate) fn leave_failed(error: Option<&StoreError>) {
     let error = word(error.map_or(&StoreErrorKind::TimedOut, StoreError::kind));
     count(&ERRORS, &["withdraw", error]);
 }
 
-/// A lease was renewed with so much of it left.
+/// Notes how much of a lease was left when it was renewed.
 pub(crate) fn renewed(slack: Duration) {
     if cfg!(feature = "metrics")
         && let Some(mut slacks) = slacks()
-        && slacks.len() < MOST_SLACKS
+        && slacks.len() < MAX_SLACKS
     {
         slacks.push(slack);
     }
 }
 
-/// So many requests leave for the store in one batch.
+/// Counts a batch of this many requests.
 pub(crate) fn departed(requests: usize) {
     if cfg!(feature = "metrics") {
         BATCHES[requests.min(BATCHES.len() - 1)].fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Tells the recorder what was kept. For the event thread alone; a recorder that panics loses one series' counts.
+/// Passes all counts to the recorder. Only the event thread calls this. If a recorder panics, the counts of one
+/// series are lost.
 pub(crate) fn flush() {
     #[cfg(feature = "metrics")]
     {
@@ -61,20 +62,20 @@ pub(crate) fn flush() {
             .filter_map(|series| series.rows.get())
             .flatten()
         {
-            let kept = row.kept.swap(0, Ordering::SeqCst);
+            let kept = row.pending.swap(0, Ordering::SeqCst);
             if kept > 0 {
-                shielded(|| increment(row, kept));
+                catch_foreign_panic(|| increment(row, kept));
             }
         }
         for (requests, kept) in BATCHES.iter().enumerate() {
             let batches = kept.swap(0, Ordering::SeqCst);
             if batches > 0 {
-                shielded(|| record_many(&BATCH, &[], batches, || requests as f64));
+                catch_foreign_panic(|| record_many(&BATCH, &[], batches, || requests as f64));
             }
         }
         let slacks = slacks().map(|mut slacks| std::mem::take(&mut *slacks));
         for slack in slacks.unwrap_or_default() {
-            shielded(|| record(&SLACK, &[], || slack.as_secs_f64()));
+            catch_foreign_panic(|| record(&SLACK, &[], || slack.as_secs_f64()));
         }
     }
 }
@@ -83,20 +84,22 @@ pub(crate) fn flush() {
 fn count(series: &Series, values: &[&str]) {
     #[cfg(feature = "metrics")]
     if let Some(row) = series.row(values) {
-        // In one order with what tells the event thread that there is something.
-        row.kept.fetch_add(1, Ordering::SeqCst);
+        // Ordered with the flag that tells the event thread about new counts.
+        row.pending.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Batches by their length, which is 128 at the most.
+/// The number of batches of each length. A batch has at most 128 requests.
 static BATCHES: [AtomicUsize; 129] = [const { AtomicUsize::new(0) }; 129];
 
-/// Slacks that are kept at the most, for a tenth of a second. The rest is left out: it would say the same.
-const MOST_SLACKS: usize = 4_096;
+/// At most this many slacks are kept for a tenth of a second. More values are dropped, since the histogram needs only
+/// a sample.
+const MAX_SLACKS: usize = 4_096;
 
 static SLACKS: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
-/// `None` while another thread adds one, or in a child that was forked just then: nobody waits for a sample.
+/// Returns `None` while another thread adds a value, or in a child that was forked at that moment: no thread waits
+/// for a sample.
 fn slacks() -> Option<MutexGuard<'static, Vec<Duration>>> {
     SLACKS.try_lock().ok()
 }
