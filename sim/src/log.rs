@@ -1,8 +1,8 @@
-//! The history of a world: a hash of everything, and lines when they are asked for.
+//! The history of a world: a hash of everything, and lines of text if they are wanted.
 
 use std::fmt::Write;
 
-use crate::Line;
+use crate::setup::Line;
 
 #[derive(Debug, Default)]
 pub(crate) struct Log {
@@ -18,7 +18,7 @@ impl Log {
         }
     }
 
-    /// Everything that happens goes through here as numbers, so that two runs can be compared.
+    /// Adds a number to the hash. Everything that happens is added, so that two runs can be compared.
     pub(crate) fn mix(&mut self, value: u64) {
         self.hash = (self.hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }

@@ -1,4 +1,4 @@
-//! Lives through worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` to see one of them.
+//! Runs simulated worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` for the story of one.
 
 #![allow(clippy::disallowed_methods, reason = "says how fast it was")]
 
@@ -118,7 +118,7 @@ fn named<T: Copy + Debug>(all: &[T], text: &str) -> Result<T, String> {
     found.copied().ok_or_else(|| format!("there is no {text}"))
 }
 
-/// The first seed that finds each mistake, and how.
+/// Prints the first seed that finds each mistake, and the violation found.
 fn plant(flaws: &[Flaw], only: Option<Wrong>, limits: &Limits) -> ExitCode {
     for &flaw in flaws {
         let setup = |seed| Setup {

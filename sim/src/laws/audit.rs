@@ -1,0 +1,42 @@
+//! The periodic check of all laws that need time.
+
+use crate::coverage::Seen;
+use crate::time::MS;
+use crate::world::World;
+use crate::world::event::Event;
+
+impl World {
+    pub(crate) fn audit(&mut self) {
+        self.after(20 * MS, Event::Audit);
+        self.check_all();
+        self.watch_requests();
+        self.watch_silence();
+        let calm = self.is_calm();
+        if calm {
+            self.saw(Seen::Calm);
+            for key in 0..self.keys.len() {
+                if Some(key) != self.latch {
+                    self.watch_sleepers(key);
+                }
+            }
+            self.watch_latch_sleepers();
+            self.watch_orphans();
+        }
+        self.watch_elections();
+        for key in self.jobs() {
+            self.watch_pursuits(key, calm);
+            self.watch_abandoned(key, calm);
+        }
+        if calm && !self.draining {
+            self.kill_a_winner();
+            self.kill_pursuers();
+        }
+        if self.now / (1_000 * MS) != self.watch.second {
+            self.watch.second = self.now / (1_000 * MS);
+            self.watch_storm(calm);
+        }
+        if self.draining {
+            self.watch_end();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The session of a node, and how its effects are carried out.
+
+use tenure::protocol::session::step::{InboxEffect, SessionEffect, SessionEvent, SessionInput};
+use tenure::protocol::time::Instant;
+
+use crate::coverage::Seen;
+use crate::time::MS;
+use crate::violation::Wrong;
+use crate::world::World;
+use crate::world::event::Event;
+use crate::world::signal::Signal;
+
+impl World {
+    /// Gives an input to a node's session, and carries out the effects.
+    pub(crate) fn tell_session(&mut self, slot: usize, input: SessionInput) {
+        self.note(Some(slot), None, || format!("<= {input:?}"));
+        let local = self.local(slot);
+        let mut effects = Vec::new();
+        self.nodes[slot].session_at = local;
+        self.nodes[slot].session.handle(local, input, &mut effects);
+        self.perform_all(slot, effects);
+        if self.profile.lag == 0 {
+            self.step_session(slot);
+        } else {
+            self.step_soon(slot);
+        }
+    }
+
+    /// Wakes the driver, which comes a little later.
+    pub(crate) fn step_soon(&mut self, slot: usize) {
+        if self.nodes[slot].step_at.is_none() {
+            let life = self.nodes[slot].life;
+            let at = self.now + self.rng.u64(500..50_000.max(self.profile.lag));
+            self.nodes[slot].step_at = Some(at);
+            self.at(at, Event::Step { slot, life });
+        }
+    }
+
+    pub(crate) fn step_session(&mut self, slot: usize) {
+        let mut rounds = 0;
+        loop {
+            let local = self.reading(slot);
+            let mut effects = Vec::new();
+            self.nodes[slot].session.step(local, &mut effects);
+            if effects.is_empty() {
+                break;
+            }
+            self.perform_all(slot, effects);
+            rounds += 1;
+            if rounds > 1000 {
+                self.wrong(Wrong::Storm, None, || {
+                    format!("the session of node {slot} does not come to rest")
+                });
+                break;
+            }
+        }
+        let node = &self.nodes[slot];
+        if node.session.next_due().is_some_and(|due| due <= node.session_at) {
+            self.wrong(Wrong::Storm, None, || {
+                format!("a timer of node {slot}'s session fires without end")
+            });
+        }
+        self.arm(slot);
+    }
+
+    /// Returns the driver's clock reading from before it locked the session. A caller may have come after the
+    /// reading.
+    pub(crate) fn reading(&mut self, slot: usize) -> Instant {
+        let now = self.local(slot);
+        let age = if self.profile.old_reading {
+            self.of_readings.u64(0..200_000)
+        } else {
+            0
+        };
+        let node = &mut self.nodes[slot];
+        let reading = Instant::from_nanos(now.as_nanos().saturating_sub(age));
+        node.session_at = reading.max(node.session_at);
+        node.session_at
+    }
+
+    pub(crate) fn perform_all(&mut self, slot: usize, effects: Vec<SessionEffect>) {
+        for effect in effects {
+            self.perform(slot, effect);
+        }
+    }
+
+    pub(crate) fn perform(&mut self, slot: usize, effect: SessionEffect) {
+        match effect {
+            SessionEffect::Connect(attempt) => self.connect(slot, attempt),
+            SessionEffect::Close(attempt) => self.close_conn(slot, attempt),
+            SessionEffect::Send {
+                connection,
+                id,
+                batch,
+            } => self.write(slot, connection, id, batch),
+            SessionEffect::Act {
+                connection,
+                id,
+                action,
+                ..
+            } => self.send_action(slot, connection, id, action),
+            SessionEffect::Tell(name, input) => {
+                let key = self.index(&name);
+                self.raise(Signal::RequestReported {
+                    slot,
+                    key,
+                    input: &input,
+                });
+                self.feed(slot, key, input);
+            }
+            SessionEffect::Reachable => self.reachable(slot),
+            SessionEffect::Inbox(InboxEffect::Open(attempt)) => self.subscribe(slot, attempt),
+            SessionEffect::Inbox(InboxEffect::Ping(attempt)) => self.ping_inbox(slot, attempt),
+            SessionEffect::Inbox(InboxEffect::Close(attempt)) => self.close_inbox(slot, attempt),
+            SessionEffect::InboxState(state) => self.inbox_state(slot, state),
+            SessionEffect::Probed(probe, answer) => {
+                self.saw(match answer {
+                    Ok(()) => Seen::ProbeAnswered,
+                    Err(_) => Seen::ProbeFailed,
+                });
+                if self.nodes[slot].probes.remove(&probe).is_none() {
+                    self.wrong(Wrong::Outcome, None, || format!("{probe:?} is answered twice"));
+                }
+            }
+            SessionEffect::Event(event) => self.session_event(slot, event),
+        }
+    }
+
+    pub(crate) fn session_event(&mut self, slot: usize, event: SessionEvent) {
+        self.note(Some(slot), None, || format!("   => {event:?}"));
+        if let Some(seen) = Seen::of_session(&event) {
+            self.saw(seen);
+        }
+    }
+
+    /// Schedules the next timer of a node. Timers fire late.
+    pub(crate) fn arm(&mut self, slot: usize) {
+        let node = &self.nodes[slot];
+        let due = node
+            .shard
+            .next_due()
+            .into_iter()
+            .chain(node.session.next_due())
+            .min();
+        let Some(due) = due else { return };
+        let due = node.clock.truth(due).max(self.now);
+        if node.wake_at.is_none_or(|at| at > due + 2 * MS) {
+            let life = node.life;
+            let at = due + self.rng.u64(1_000..2 * MS);
+            self.nodes[slot].wake_at = Some(at);
+            self.at(at, Event::Wake { slot, life });
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The state of one caller.
+
+use tenure::protocol::message::{Call, ClaimId};
+use tenure::protocol::step::LockOptions;
+use tenure::protocol::time::Instant;
+
+/// The number of permits of each key, in worlds with permits.
+pub(crate) const PERMITS: u32 = 3;
+
+/// One caller, from its request to its end.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) key: usize,
+    pub(crate) want: LockOptions,
+    /// The call that it makes, if it makes one.
+    pub(crate) asks: Option<Call>,
+    pub(crate) state: State,
+    /// Whether it has taken up its grant.
+    pub(crate) fetches: Fetches,
+    /// It was seen to have lost its lease. Then it never holds again.
+    pub(crate) dark: bool,
+    /// The claim of its lease; `None` before the grant.
+    pub(crate) claim: Option<ClaimId>,
+    /// When it was granted, by its node's clock.
+    pub(crate) since: Option<Instant>,
+    /// When it came, in virtual ns.
+    pub(crate) asked_at: u64,
+    /// Its grant is to be transferred to another process.
+    pub(crate) travels: bool,
+    /// The transfer message that it acts on.
+    pub(crate) letter: Option<usize>,
+    /// It asks while the lease surely lasts.
+    pub(crate) in_time: bool,
+    /// The caller that held the lease before it, in this process.
+    pub(crate) before: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Waiting,
+    /// Its future is being dropped. An outcome of the same step reaches no caller.
+    GivingUp,
+    Holding,
+    /// Waits for the outcome of its release. `held` says whether it held until then.
+    Releasing {
+        held: bool,
+        finished: bool,
+    },
+    /// Waits for the outcome of a write.
+    Writing,
+    Over,
+}
+
+impl State {
+    pub(crate) fn may_be_told(self) -> bool {
+        matches!(self, State::Waiting | State::GivingUp | State::Writing)
+    }
+}
+
+/// Whether a caller takes up its grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetches {
+    Later,
+    Never,
+    Did,
+}
+
+/// The next action of a caller.
+#[derive(Debug)]
+pub(crate) enum Act {
+    GiveUp,
+    Fetch,
+    Look,
+    Release,
+    Drop,
+    Finish,
+    Downgrade,
+    /// Gives up its lease for a transfer.
+    Transfer,
+    /// Sends the transfer messages.
+    HandOut,
+    /// Writes under the lease.
+    Write,
+    /// Proclaims a value, whether it leads or not.
+    Proclaim,
+    /// Saves a checkpoint, whether it holds or not.
+    Save,
+}

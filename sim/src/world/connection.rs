@@ -1,0 +1,36 @@
+//! The state of one connection.
+
+use std::collections::VecDeque;
+
+use tenure::error::{StoreError, StoreErrorKind};
+use tenure::protocol::session::step::{Attempt, BatchId};
+
+/// A connection: an ordered pipe in each direction.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) slot: usize,
+    pub(crate) life: u32,
+    pub(crate) attempt: Attempt,
+    /// Whether the client reads it.
+    pub(crate) client: bool,
+    /// Whether the session was told that it is open.
+    pub(crate) opened: bool,
+    /// Whether the server reads it, which may go on long after the client gave it up.
+    pub(crate) server: bool,
+    /// Nothing moves until this time.
+    pub(crate) stall: u64,
+    /// Whether answers get lost.
+    pub(crate) mute: bool,
+    /// Since when nothing gets through without an error, as after a firewall dropped it.
+    pub(crate) silent: Option<u64>,
+    /// Whether the client's end is broken. The next write then fails.
+    pub(crate) broken: bool,
+    pub(crate) up: u64,
+    pub(crate) down: u64,
+    /// The batches in flight, and whether the server executed each.
+    pub(crate) flights: VecDeque<(BatchId, bool)>,
+}
+
+pub(crate) fn error(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, "simulated")
+}

@@ -1,0 +1,56 @@
+//! What the laws remember of elections.
+
+use std::collections::HashMap;
+
+use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, NodeId, Version};
+use tenure::protocol::time::Instant;
+
+/// A caller: slot, life, index.
+pub(crate) type CallerId = (usize, u32, usize);
+
+/// What the laws remember of elections.
+#[derive(Debug, Default)]
+pub(crate) struct Elections {
+    /// The node that led by each grant, at the server.
+    pub(crate) led: HashMap<(usize, GrantNumber), NodeId>,
+    /// The grant of each claim whose node knows that it leads.
+    pub(crate) leads: HashMap<ClaimId, GrantNumber>,
+    /// The sequence number of the latest proclamation under each grant, at the server.
+    pub(crate) said: HashMap<(usize, GrantNumber), u64>,
+    /// The number of proclamations that were sent.
+    pub(crate) seq: u64,
+    pub(crate) observers: Vec<Observer>,
+    pub(crate) rests: HashMap<CallerId, Rest>,
+    pub(crate) next_kill: u64,
+}
+
+/// A process that asks for the leader again and again.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    pub(crate) slot: usize,
+    pub(crate) life: u32,
+    pub(crate) key: usize,
+    pub(crate) term: LeaseTimes,
+    /// Whether its last question failed.
+    pub(crate) failed: bool,
+    /// The version and the news that it was told last.
+    pub(crate) known: Option<(Version, Told)>,
+    /// The latest leader that it was told of.
+    pub(crate) latest: Told,
+    /// The caller that asks for it; `None` between two questions.
+    pub(crate) asks: Option<usize>,
+    /// Since when its knowledge differs from the truth while it asks, and the truth.
+    pub(crate) differs: Option<(u64, Told)>,
+}
+
+/// The grant of a leader, and the sequence number of its last proclamation.
+pub(crate) type Told = Option<(GrantNumber, Option<u64>)>;
+
+/// When a resting caller may claim, by its node's clock.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    /// Before this time it must not claim.
+    pub(crate) earliest: Instant,
+    /// At this time it claims, unless its process is stopped.
+    pub(crate) latest: Instant,
+}

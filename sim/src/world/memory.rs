@@ -1,0 +1,76 @@
+//! What the laws remember.
+
+use std::collections::{HashMap, HashSet};
+
+use tenure::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes};
+
+use crate::world::election_memory::Elections;
+use crate::world::latch_memory::Latches;
+use crate::world::tick_memory::Ticks;
+
+/// What the laws remember.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// The time until which a known fault lasts.
+    pub(crate) unrest: u64,
+    /// When the server's clock last made a small step.
+    pub(crate) stepped: u64,
+    pub(crate) stepped_back: bool,
+    /// Whether the executed batch is a copy. Its original may have been refused, and be over for its node.
+    pub(crate) twin: bool,
+    pub(crate) ticks: Ticks,
+    pub(crate) latches: Latches,
+    pub(crate) elections: Elections,
+    pub(crate) forgot: bool,
+    pub(crate) highest_fences: Vec<Option<Fence>>,
+    /// The fences of writers alone.
+    pub(crate) written: Vec<Option<Fence>>,
+    /// The claims whose end was executed.
+    pub(crate) ended: HashSet<ClaimId>,
+    /// Grants that are exempt from the laws.
+    pub(crate) tainted: HashSet<GrantNumber>,
+    pub(crate) highest: GrantNumber,
+    /// Fences up to this number may be out of order: the server lost its number and its clock went back.
+    pub(crate) amnesty: GrantNumber,
+    pub(crate) granted: HashMap<ClaimId, GrantNumber>,
+    pub(crate) heard: HashMap<ClaimId, (u64, LeaseTimes)>,
+    pub(crate) free_since: Vec<Option<u64>>,
+    /// When the key was first handed on since it was free, by the server's clock in ms.
+    pub(crate) handed_on: Vec<Option<u64>>,
+    pub(crate) orphans: HashMap<(usize, ClaimId), u64>,
+    pub(crate) second: u64,
+}
+
+impl Watch {
+    pub(crate) fn new(keys: usize) -> Self {
+        Watch {
+            unrest: 0,
+            stepped: 0,
+            stepped_back: false,
+            twin: false,
+            ticks: Ticks::default(),
+            latches: Latches::default(),
+            elections: Elections::default(),
+            forgot: false,
+            highest_fences: vec![None; keys],
+            written: vec![None; keys],
+            ended: HashSet::new(),
+            tainted: HashSet::new(),
+            highest: GrantNumber(0),
+            amnesty: GrantNumber(0),
+            granted: HashMap::new(),
+            heard: HashMap::new(),
+            free_since: vec![None; keys],
+            handed_on: vec![None; keys],
+            orphans: HashMap::new(),
+            second: 0,
+        }
+    }
+}
+
+impl Watch {
+    /// Returns the largest fence of a key that a caller was told.
+    pub(crate) fn highest_fence(&self, key: usize) -> Option<Fence> {
+        self.highest_fences[key]
+    }
+}

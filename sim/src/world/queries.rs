@@ -1,0 +1,142 @@
+//! Questions about the state of a world, which every layer may ask.
+
+use tenure::protocol::key::claim::Holding;
+use tenure::protocol::ledger::Job;
+use tenure::protocol::message::{Batch, ClaimId, Fence, GrantNumber, Name};
+use tenure::protocol::step::Ticket;
+use tenure::protocol::time::Instant;
+
+use crate::time::{MS, SETTLE};
+use crate::world::World;
+use crate::world::records::Owned;
+use crate::world::transfer::Letter;
+
+impl World {
+    /// Returns whether a node has candidates. Every third node only observes.
+    pub(crate) fn stands(&self, slot: usize) -> bool {
+        slot % 3 != 2
+    }
+
+    /// Returns whether a caller must still rest.
+    pub(crate) fn is_resting(&self, slot: usize, caller: usize) -> bool {
+        let rest = self
+            .watch
+            .elections
+            .rests
+            .get(&(slot, self.nodes[slot].life, caller));
+        rest.is_some_and(|rest| self.local(slot) < rest.earliest)
+    }
+
+    /// Returns how long the timer of a standby may take, and how long a takeover. Both include the round
+    /// trips and the delays of two batches.
+    pub(crate) fn bounds_of_ticks(&self) -> (u64, u64) {
+        let term = self.profile.terms[0];
+        let timer = (term.lease_ms / 3 + term.lease_ms / 50) * MS + 6 * self.profile.delay.1 + 100 * MS;
+        (timer, timer + (term.hold_ms() + term.lease_ms / 50) * MS)
+    }
+
+    pub(crate) fn job(&self, key: usize) -> Job {
+        self.server
+            .ledger
+            .job(&self.keys[key])
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Returns the connection that a node's session uses, if one is open.
+    pub(crate) fn open_conn(&self, slot: usize) -> Option<usize> {
+        let conns = self.nodes[slot].conns.iter().rev();
+        conns.map(|(_, conn)| *conn).find(|conn| self.conns[*conn].opened)
+    }
+
+    /// Returns whether that life of the slot is running or stopped, but not over.
+    pub(crate) fn is(&self, slot: usize, life: u32) -> bool {
+        self.nodes[slot].life == life && self.nodes[slot].alive
+    }
+
+    pub(crate) fn local(&self, slot: usize) -> Instant {
+        self.nodes[slot].clock.local(self.now)
+    }
+
+    /// Returns what a caller of a node holds, by the node's clock.
+    pub(crate) fn holding(&self, slot: usize, key: usize, ticket: Ticket) -> Option<Holding> {
+        let local = self.local(slot);
+        self.nodes[slot].shard.holding(local, &self.keys[key], ticket)
+    }
+
+    pub(crate) fn index(&self, name: &Name) -> usize {
+        self.keys
+            .iter()
+            .position(|key| key == name)
+            .expect("one of our keys")
+    }
+
+    pub(crate) fn server_us(&self) -> u64 {
+        self.server.clock_us(self.now)
+    }
+
+    /// Returns whether a transfer message names the owner, which no node pursues then.
+    pub(crate) fn is_on_its_way(&self, key: usize, claim_id: ClaimId) -> bool {
+        let is_its = |letter: &Letter| letter.key == key && letter.of == claim_id;
+        self.letters.iter().any(is_its)
+    }
+
+    /// Returns whether a fence is exempt from the order of fences.
+    pub(crate) fn is_exempt(&self, fence: Fence) -> bool {
+        fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number())
+    }
+
+    pub(crate) fn is_tainted(&self, number: GrantNumber) -> bool {
+        self.watch.tainted.contains(&number)
+    }
+
+    pub(crate) fn is_tainted_claim(&self, claim: Option<ClaimId>) -> bool {
+        let number = claim.and_then(|claim| self.watch.granted.get(&claim));
+        number.is_some_and(|number| self.watch.tainted.contains(number))
+    }
+
+    pub(crate) fn records(&self, batch: &Batch) -> Vec<Owned> {
+        let names = batch.requests.iter().map(|request| &request.name);
+        names.map(|name| self.owned(name)).collect()
+    }
+
+    pub(crate) fn owned(&self, name: &Name) -> Owned {
+        let us = self.server_us();
+        let ledger = &self.server.ledger;
+        Owned {
+            record: ledger.record(name, us).cloned(),
+            shares: ledger.shares(name, us).copied().collect(),
+            waiters: ledger.waiters(name),
+            latch: ledger.latch(name, us).cloned(),
+        }
+    }
+
+    /// Returns whether no fault happened for so long that the world must be in order.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.profile.storm.1 == 0 || self.now > self.calm_since()
+    }
+
+    /// Returns when the present calm began, or will begin.
+    pub(crate) fn calm_since(&self) -> u64 {
+        if self.profile.storm.1 == 0 {
+            return 0;
+        }
+        self.watch.unrest.max(self.profile.storm.1) + SETTLE
+    }
+
+    pub(crate) fn describe(&self, key: usize) -> String {
+        let mut text = format!("{:?}\n", self.owned(&self.keys[key]));
+        for claim_id in self.server.ledger.waiters(&self.keys[key]) {
+            text += &format!("waits {claim_id}\n");
+        }
+        for (slot, node) in self.nodes.iter().enumerate() {
+            let state = node.shard.describe(&self.keys[key]);
+            let live: Vec<_> = node.live.iter().map(|c| Ticket(*c as u64 + 1)).collect();
+            text += &format!(
+                "node {slot} alive {} life {} {live:?}: {state}\n",
+                node.alive, node.life
+            );
+        }
+        text
+    }
+}
