@@ -1,6 +1,6 @@
 //! Runs world after world on all cores until one fails.
 
-#![allow(clippy::disallowed_methods, reason = "says how fast it was")]
+#![allow(clippy::disallowed_methods, reason = "measures its own speed")]
 
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ pub struct Limits {
 
 /// The results of all worlds that were run.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Exploration {
     /// The number of worlds that ended.
     pub worlds: u64,
     /// The number of events handled.
@@ -47,13 +47,13 @@ pub struct Found {
 }
 
 /// Runs worlds until a limit is reached or one fails.
-pub fn explore(limits: &Limits) -> Found {
+pub fn explore(limits: &Limits) -> Exploration {
     let begin = Instant::now();
     let next = AtomicU64::new(limits.from);
     let end = limits
         .worlds
         .map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
-    let found = Mutex::new(Found::default());
+    let found = Mutex::new(Exploration::default());
     let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
     let goes_on = || {
         let Some(time) = limits.time else { return true };
@@ -97,7 +97,7 @@ pub fn explore(limits: &Limits) -> Found {
     found.into_inner().unwrap_or_else(|poison| poison.into_inner())
 }
 
-impl Found {
+impl Exploration {
     /// Returns the counts of all cases and the speed.
     pub fn table(&self, wall: Duration) -> String {
         let mut text = String::new();

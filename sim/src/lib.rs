@@ -44,5 +44,5 @@ mod world;
 
 pub use coverage::Coverage;
 pub use run::run;
-pub use setup::{Line, Run, Setup, WorldFailure};
-pub use violation::Wrong;
+pub use setup::{Failure, Line, Run, Setup};
+pub use violation::Violation;

@@ -26,13 +26,13 @@ impl Log {
     pub(crate) fn line(
         &mut self,
         now: u64,
-        who: Option<usize>,
+        node: Option<usize>,
         key: Option<usize>,
         text: impl FnOnce() -> String,
     ) {
         if let Some(lines) = &mut self.lines {
             let mut line = format!("{:>5}.{:06} ", now / 1_000_000_000, now / 1000 % 1_000_000);
-            let _ = match who {
+            let _ = match node {
                 Some(node) => write!(line, "node {node} "),
                 None => write!(line, "       "),
             };

@@ -6,7 +6,7 @@ use tenure::protocol::message::LeaseTimes;
 use tenure::protocol::step::Rules;
 
 use crate::setup::Setup;
-use crate::time::{MS, SETTLE};
+use crate::time::{MS, SETTLE_NS};
 
 /// The properties of a world. They are drawn from the seed, then fixed.
 #[derive(Debug)]
@@ -97,10 +97,10 @@ impl Profile {
         let (storm, drain) = match rng.u8(0..4) {
             0 => ((0, 0), 6_800 * MS),
             1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
-            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_800 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE_NS + 4_800 * MS),
         };
         if setup.seed % 96 == 5 {
-            return Profile::crowd(setup, rules);
+            return Profile::with_crowd(setup, rules);
         }
         let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
@@ -131,7 +131,7 @@ impl Profile {
             forgetful: rng.bool(),
             wild_clock: rng.u8(0..4) == 0,
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
-                let calm = if storm.1 > 0 { storm.1 + SETTLE } else { 0 };
+                let calm = if storm.1 > 0 { storm.1 + SETTLE_NS } else { 0 };
                 calm + 1_000 * MS
             }),
             storm,
@@ -141,7 +141,7 @@ impl Profile {
 
     /// Two nodes with far more claims of one key than can be renewed in time on a slow network. The holder's
     /// renewals must get through.
-    fn crowd(setup: &Setup, rules: Rules) -> Self {
+    fn with_crowd(setup: &Setup, rules: Rules) -> Self {
         Profile {
             crowd: true,
             sleepy: false,

@@ -4,10 +4,10 @@ use tenure::error::LostCause;
 use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::AcquireError;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::setup::{Run, Setup};
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::event::Event;
 use crate::world::signal::Signal;
@@ -37,8 +37,8 @@ fn handle(world: &mut World, signal: Signal<'_>) {
         Signal::KeyChanged { key } => world.check_key(key),
         Signal::AllKeysChanged => world.check_all(),
         Signal::RequestQueued { slot, outgoing } => world.watch_queued(slot, outgoing),
-        Signal::RequestSent { slot, request } => world.sends(slot, request),
-        Signal::RequestReported { slot, key, input } => world.told(slot, key, input),
+        Signal::RequestSent { slot, request } => world.watch_send_order(slot, request),
+        Signal::RequestReported { slot, key, input } => world.watch_report(slot, key, input),
         Signal::Executed {
             batch,
             replies,
@@ -46,7 +46,7 @@ fn handle(world: &mut World, signal: Signal<'_>) {
             pushes,
         } => {
             world.watch_execution(batch, replies, before, pushes);
-            world.watch_together(batch, replies);
+            world.watch_group(batch, replies);
         }
         Signal::WriteExecuted { writer, mode } => world.watch_write(writer, mode),
         Signal::FenceIssued {
@@ -56,12 +56,12 @@ fn handle(world: &mut World, signal: Signal<'_>) {
             fence,
         } => world.watch_fence(slot, key, mode, fence),
         Signal::LeaseGranted { slot, caller, fence } => {
-            world.watch_own(slot, caller, fence);
+            world.watch_solo(slot, caller, fence);
             world.watch_adopted(slot, caller);
         }
         Signal::CallerDenied { slot, caller, denial } => {
             world.watch_refused_call(slot, caller, denial);
-            world.watch_given_up(slot, caller, denial);
+            world.watch_gone(slot, caller, denial);
             let is_gone = matches!(denial, AcquireError::Lost(LostCause::Gone));
             world.watch_not_adopted(slot, caller, None, is_gone);
         }
@@ -71,7 +71,7 @@ fn handle(world: &mut World, signal: Signal<'_>) {
             is_owner,
         } => {
             world.watch_not_adopted(slot, caller, Some(is_owner), !is_owner);
-            world.proclaim_answered(slot, caller, is_owner);
+            world.watch_proclamation(slot, caller, is_owner);
         }
         Signal::ReleaseAnswered {
             slot,
@@ -82,16 +82,16 @@ fn handle(world: &mut World, signal: Signal<'_>) {
             slot,
             ticket,
             finished,
-        } => world.tick_kept(slot, ticket, finished),
-        Signal::CheckpointAnswered { slot, caller, report } => world.run_answered(slot, caller, report),
+        } => world.watch_finish(slot, ticket, finished),
+        Signal::CheckpointAnswered { slot, caller, report } => world.watch_checkpoint(slot, caller, report),
         Signal::TickDenied {
             slot,
             key,
-            want,
+            options,
             denial,
-        } => world.watch_denial(slot, key, want, denial),
+        } => world.watch_denial(slot, key, options, denial),
         Signal::RunBegan { slot, caller, fence } => world.watch_run(slot, caller, fence),
-        Signal::LeaderAnswered { observer, report } => world.watch_told(observer, report),
+        Signal::LeaderAnswered { observer, report } => world.watch_leader_news(observer, report),
         Signal::LatchAnswered {
             slot,
             caller,
@@ -108,7 +108,7 @@ impl World {
     /// Schedules the first events.
     fn begin(&mut self) {
         for slot in 0..self.profile.nodes {
-            let node = self.born(slot, 0);
+            let node = self.new_node(slot, 0);
             self.nodes.push(node);
             self.tell_session(slot, SessionInput::InboxWanted);
             let first = self.rng.u64(0..50 * MS);
@@ -117,14 +117,14 @@ impl World {
                 let first = self.rng.u64(0..500 * MS);
                 self.at(
                     first,
-                    Event::Tick {
+                    Event::TickState {
                         slot,
                         key: self.locks,
                     },
                 );
                 self.at(
                     first,
-                    Event::LookOut {
+                    Event::AskForOpenTick {
                         slot,
                         key: self.locks,
                     },
@@ -132,18 +132,18 @@ impl World {
             }
             if self.latch.is_some() {
                 let first = self.rng.u64(0..100 * MS);
-                self.at(first, Event::Latch { slot });
+                self.at(first, Event::LatchUse { slot });
             }
         }
-        self.elections_begin();
+        self.begin_elections();
         for (rare, seen) in [
-            (!self.profile.rules.queues, Seen::NoQueue),
-            (!self.profile.rules.final_push, Seen::WeakPush),
-            (!self.profile.probe, Seen::NoProbe),
-            (self.profile.crowd, Seen::Crowd),
+            (!self.profile.rules.queues, Case::NoQueue),
+            (!self.profile.rules.final_push, Case::WeakPush),
+            (!self.profile.probe, Case::NoProbe),
+            (self.profile.crowd, Case::Crowd),
         ] {
             if rare {
-                self.saw(seen);
+                self.cover(seen);
             }
         }
         let (from, until) = self.profile.storm;
@@ -168,7 +168,7 @@ impl World {
             self.steps += 1;
             self.dispatch(event);
             if self.steps > 5_000_000 {
-                self.wrong(Wrong::Storm, None, || "the world does not come to an end".into());
+                self.report(Violation::RequestStorm, None, || "the world does not end".into());
                 break;
             }
         }
@@ -178,19 +178,19 @@ impl World {
             inputs: self.inputs,
             virtual_ms: self.now / MS,
             hash: self.log.hash,
-            coverage: self.seen,
+            coverage: self.coverage,
             failure: self.failure,
             history: self.log.lines.unwrap_or_default(),
         }
     }
 
     pub(crate) fn dispatch(&mut self, event: Event) {
-        let Some(event) = self.hold_back(event) else {
+        let Some(event) = self.defer(event) else {
             return;
         };
         match event {
-            Event::Wake { slot, life } if self.is(slot, life) => self.wake(slot),
-            Event::Step { slot, life } if self.is(slot, life) => {
+            Event::Wake { slot, life } if self.is_alive(slot, life) => self.wake(slot),
+            Event::Step { slot, life } if self.is_alive(slot, life) => {
                 self.nodes[slot].step_at = None;
                 self.step_session(slot);
             }
@@ -208,45 +208,51 @@ impl World {
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
             Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),
-            Event::InboxOpened { slot, life, sub } if self.is(slot, life) => self.inbox_opened(slot, sub),
-            Event::InboxPong { slot, life, sub } if self.is(slot, life) => self.inbox_pong(slot, sub),
+            Event::InboxOpened { slot, life, sub } if self.is_alive(slot, life) => {
+                self.inbox_opened(slot, sub)
+            }
+            Event::InboxPong { slot, life, sub } if self.is_alive(slot, life) => self.inbox_pong(slot, sub),
             Event::InboxFailed {
                 slot,
                 life,
                 sub,
                 error,
-            } if self.is(slot, life) => self.inbox_failed(slot, sub, error),
+            } if self.is_alive(slot, life) => self.inbox_failed(slot, sub, error),
             Event::Unsubscribed { slot, life, sub } => self.unsubscribed(slot, life, sub),
             Event::Push {
                 slot,
                 life,
                 sub,
                 push,
-            } if self.is(slot, life) => self.push_arrives(slot, sub, *push),
-            Event::Tick { slot, key } => self.tick(slot, key),
-            Event::LookOut { slot, key } => self.look_out(slot, key),
-            Event::Chase {
+            } if self.is_alive(slot, life) => self.push_arrives(slot, sub, *push),
+            Event::TickState { slot, key } => self.tick(slot, key),
+            Event::AskForOpenTick { slot, key } => self.ask_for_open_tick(slot, key),
+            Event::ClaimTick {
                 slot,
                 life,
                 key,
                 mark,
                 patient,
-            } if self.is(slot, life) => self.chase(slot, key, mark, patient),
-            Event::Arrival { slot } => self.arrival(slot),
-            Event::Letter { slot, letter, what } => self.deliver(slot, letter, what),
-            Event::Latch { slot } => self.use_latch(slot),
-            Event::Stand { slot, key } => self.stand(slot, key),
-            Event::StandAgain { slot, life, key } if self.is(slot, life) => self.campaign(slot, key, true),
+            } if self.is_alive(slot, life) => self.claim_tick(slot, key, mark, patient),
+            Event::Arrival { slot } => self.add_lock_caller(slot),
+            Event::TransferMessage { slot, message, what } => self.deliver(slot, message, what),
+            Event::LatchUse { slot } => self.use_latch(slot),
+            Event::Campaign { slot, key } => self.start_candidate(slot, key),
+            Event::CampaignAgain { slot, life, key } if self.is_alive(slot, life) => {
+                self.campaign(slot, key, true)
+            }
             Event::Observe { observer } => self.observe(observer),
-            Event::LookOn { slot, life, observer } if self.is(slot, life) => self.look_on(observer),
+            Event::ObserveAgain { slot, life, observer } if self.is_alive(slot, life) => {
+                self.observe_again(observer)
+            }
             Event::Caller {
                 slot,
                 life,
                 caller,
                 act,
-            } if self.is(slot, life) => self.act(slot, caller, act),
-            Event::Resume { slot, life } if self.is(slot, life) => self.resume(slot),
-            Event::Rise { slot } => self.rise(slot),
+            } if self.is_alive(slot, life) => self.act(slot, caller, act),
+            Event::Resume { slot, life } if self.is_alive(slot, life) => self.resume(slot),
+            Event::ProcessStart { slot } => self.restart_process(slot),
             Event::ServerUp => self.server.down = false,
             Event::FallSilent { slot } => self.silence_inbox(slot),
             Event::Fault => self.fault(),
@@ -258,14 +264,14 @@ impl World {
     }
 
     /// Holds back the events of a stopped process, by source.
-    pub(crate) fn hold_back(&mut self, event: Event) -> Option<Event> {
+    pub(crate) fn defer(&mut self, event: Event) -> Option<Event> {
         let (slot, source) = match &event {
             Event::Wake { slot, .. }
             | Event::Step { slot, .. }
             | Event::Caller { slot, .. }
-            | Event::StandAgain { slot, .. }
-            | Event::LookOn { slot, .. }
-            | Event::Chase { slot, .. } => (*slot, 2),
+            | Event::CampaignAgain { slot, .. }
+            | Event::ObserveAgain { slot, .. }
+            | Event::ClaimTick { slot, .. } => (*slot, 2),
             Event::InboxOpened { slot, .. }
             | Event::InboxPong { slot, .. }
             | Event::InboxFailed { slot, .. }
@@ -276,7 +282,7 @@ impl World {
             | Event::Reply { conn, .. }
             | Event::ResetSeen { conn } => {
                 let conn = &self.conns[*conn];
-                (self.is(conn.slot, conn.life).then_some(conn.slot)?, 0)
+                (self.is_alive(conn.slot, conn.life).then_some(conn.slot)?, 0)
             }
             _ => return Some(event),
         };

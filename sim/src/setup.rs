@@ -3,7 +3,7 @@
 use tenure::protocol::flaw::Flaw;
 
 use crate::coverage::Coverage;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 
 /// What is simulated.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,7 +17,7 @@ pub struct Setup {
     /// The scheduler releases the guard of a job whose future goes on.
     pub release_early: bool,
     /// Reports this violation alone, so that a planted mistake is found by its harm and not by its means.
-    pub only: Option<Wrong>,
+    pub only: Option<Violation>,
     /// Records the history.
     pub history: bool,
 }
@@ -36,7 +36,7 @@ pub struct Run {
     /// How often each case was met.
     pub coverage: Coverage,
     /// The first violation, if there was one.
-    pub failure: Option<WorldFailure>,
+    pub failure: Option<Failure>,
     /// The history, if it was wanted.
     pub history: Vec<Line>,
 }
@@ -52,9 +52,9 @@ pub struct Line {
 
 /// A violation that happened.
 #[derive(Debug, Clone)]
-pub struct WorldFailure {
+pub struct Failure {
     /// Its kind.
-    pub wrong: Wrong,
+    pub violation: Violation,
     /// The key that it is about, if there is one.
     pub key: Option<usize>,
     /// The details, in words.
@@ -81,7 +81,7 @@ impl Run {
             let _ = writeln!(story, "{}", line.text);
         }
         if let Some(failure) = &self.failure {
-            let _ = writeln!(story, "==== {:?}: {}", failure.wrong, failure.text);
+            let _ = writeln!(story, "==== {:?}: {}", failure.violation, failure.text);
         }
         story
     }

@@ -3,96 +3,96 @@
 /// What must never happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Wrong {
+pub enum Violation {
     /// Two guards of one key answer *held* at one instant, and at least one of them is exclusive.
     TwoHolders,
     /// More permits are held than exist.
-    TooMany,
+    TooManyPermits,
     /// A reader was granted before an earlier writer, or a request for few permits before an earlier one for
     /// many.
-    Passed,
+    QueueJumped,
     /// A lease was adopted twice.
     AdoptedTwice,
     /// A writer was granted between a writer and its continuation as a reader.
-    Between,
+    WriterBetween,
     /// A guard answers *held*, and the server's record belongs to another claim.
-    Unbacked,
+    RecordOfAnother,
     /// Two runs of one job go on at once.
     TwoRuns,
     /// A tick that ended well is granted again.
-    TickAgain,
+    TickRunAgain,
     /// A run began before its time.
     TickEarly,
     /// Marks went back, attempts were miscounted, or the wrong request skipped or finished a tick.
     TickOrder,
     /// A tick is pursued and not run.
-    TickAsleep,
+    TickNotRun,
     /// A standby is not told that its tick is over.
-    TickUntold,
+    StandbyNotTold,
     /// A tick was given up that may still be run.
-    TickDropped,
+    TickGivenUp,
     /// A tick was begun, has not ended, and no node pursues it.
     TickAbandoned,
     /// A tick was granted before an earlier one that must run first.
     TickPassedOver,
     /// A checkpoint was kept of a run that did not own its tick.
-    CheckpointKept,
+    CheckpointOfNonOwner,
     /// A run was shown the checkpoint of another tick.
-    CheckpointOfAnother,
+    CheckpointOfAnotherTick,
     /// A run was not shown the checkpoint of an earlier run of its tick.
     CheckpointForgotten,
     /// A tick may be granted again although a node reported that it is over.
-    LossBelieved,
+    LossNotMended,
     /// A fence does not exceed an earlier one.
-    Fence,
+    FenceOrder,
     /// A record was changed by a request that does not own it.
-    NotTheOwner,
+    ChangedByNonOwner,
     /// One claim number was granted twice.
-    NumberTwice,
+    ClaimNumberReused,
     /// A lost ticket is held again.
-    Revived,
+    LostLeaseRevived,
     /// A caller was told something impossible, or not told something it must know.
-    Outcome,
+    WrongAnswer,
     /// No node pursues a record or queue entry.
-    Orphan,
+    OrphanRecord,
     /// A grant went to a waiter whose heartbeat had expired.
-    DeadGranted,
+    DeadWaiterGranted,
     /// A lock is free while a caller waits for it.
-    Asleep,
+    WaiterAsleep,
     /// A node that knows of its silent inbox still waits for pushes.
-    Unheard,
+    SilentInboxTrusted,
     /// A call counted twice in a latch.
     CountedTwice,
     /// A call counted in a generation that was set after it.
     CountedLate,
     /// A latch was set again before its lifetime ended.
-    SetTwice,
+    LatchSetTwice,
     /// A caller was told that its call counted, and it did not.
     NotCounted,
     /// A waiter was told of a zero from before it came.
-    BeforeZero,
+    ZeroToldTooEarly,
     /// A caller waits for a latch that reached zero or is not set.
-    PastZero,
+    ZeroNotTold,
     /// A caller that does not lead proclaimed a value, or a value was reported of another leader.
     ProclaimedByAnother,
     /// An observer was told of a leader or value older than the one it knew.
-    ToldBack,
+    LeaderNewsOutOfOrder,
     /// An asking observer is not told of the leader or its value.
-    LeaderUntold,
+    LeaderNotTold,
     /// A resting caller claims too early, or a rested one never claims.
-    Restless,
+    RestIgnored,
     /// A lock is handed on and on and never left free.
-    NeverFree,
+    NeverLeftFree,
     /// Something is left at the end.
     LeftOver,
     /// Requests are sent without end.
-    Storm,
+    RequestStorm,
     /// A request is sent on a connection that was given up or has a successor.
-    Beside,
+    OldConnectionUsed,
     /// A claim is sent before an earlier leave of its key by the same node.
-    Overtaken,
+    LeaveOvertaken,
     /// The leave of a claim is sent before a call about that claim that was queued earlier.
-    LeftBefore,
+    CallOvertaken,
     /// A call is sent again after its answer.
     SentAgain,
     /// A request is neither answered nor reported, or is reported twice.
@@ -102,74 +102,74 @@ pub enum Wrong {
     /// A lease is held for longer than its caller allows.
     HeldTooLong,
     /// A caller's own lease is handed on to another caller of its process.
-    Shared,
+    SoloLeaseShared,
     /// Some claims of a group were granted and others not, or none although all keys are free.
-    Half,
+    GroupSplit,
     /// A caller is told of an error of a healthy store.
     DeniedInCalm,
     /// A silent connection stays in use.
-    Unnoticed,
+    SilentConnectionKept,
     /// A write is executed after a later holder was granted its key.
     WriteOrder,
     /// A caller was told that its request was not executed, and it was.
-    ToldRefused,
+    ExecutedCallReportedRefused,
     /// A holder was told that its lease is gone, and the store still had it.
-    GivenUp,
+    ValidLeaseReportedGone,
 }
 
-impl Wrong {
+impl Violation {
     /// All violations.
-    pub const ALL: [Wrong; 51] = [
-        Wrong::HeldTooLong,
-        Wrong::TwoHolders,
-        Wrong::TooMany,
-        Wrong::Passed,
-        Wrong::AdoptedTwice,
-        Wrong::Between,
-        Wrong::Unbacked,
-        Wrong::TwoRuns,
-        Wrong::TickAgain,
-        Wrong::TickEarly,
-        Wrong::TickOrder,
-        Wrong::TickAsleep,
-        Wrong::TickUntold,
-        Wrong::TickDropped,
-        Wrong::TickAbandoned,
-        Wrong::LossBelieved,
-        Wrong::Fence,
-        Wrong::NotTheOwner,
-        Wrong::NumberTwice,
-        Wrong::Revived,
-        Wrong::Outcome,
-        Wrong::Orphan,
-        Wrong::DeadGranted,
-        Wrong::Asleep,
-        Wrong::Unheard,
-        Wrong::CountedTwice,
-        Wrong::CountedLate,
-        Wrong::SetTwice,
-        Wrong::NotCounted,
-        Wrong::BeforeZero,
-        Wrong::PastZero,
-        Wrong::ProclaimedByAnother,
-        Wrong::ToldBack,
-        Wrong::LeaderUntold,
-        Wrong::Restless,
-        Wrong::NeverFree,
-        Wrong::LeftOver,
-        Wrong::Storm,
-        Wrong::Beside,
-        Wrong::Overtaken,
-        Wrong::LeftBefore,
-        Wrong::SentAgain,
-        Wrong::Unanswered,
-        Wrong::LostInCalm,
-        Wrong::Shared,
-        Wrong::Half,
-        Wrong::DeniedInCalm,
-        Wrong::Unnoticed,
-        Wrong::WriteOrder,
-        Wrong::ToldRefused,
-        Wrong::GivenUp,
+    pub const ALL: [Violation; 51] = [
+        Violation::HeldTooLong,
+        Violation::TwoHolders,
+        Violation::TooManyPermits,
+        Violation::QueueJumped,
+        Violation::AdoptedTwice,
+        Violation::WriterBetween,
+        Violation::RecordOfAnother,
+        Violation::TwoRuns,
+        Violation::TickRunAgain,
+        Violation::TickEarly,
+        Violation::TickOrder,
+        Violation::TickNotRun,
+        Violation::StandbyNotTold,
+        Violation::TickGivenUp,
+        Violation::TickAbandoned,
+        Violation::LossNotMended,
+        Violation::FenceOrder,
+        Violation::ChangedByNonOwner,
+        Violation::ClaimNumberReused,
+        Violation::LostLeaseRevived,
+        Violation::WrongAnswer,
+        Violation::OrphanRecord,
+        Violation::DeadWaiterGranted,
+        Violation::WaiterAsleep,
+        Violation::SilentInboxTrusted,
+        Violation::CountedTwice,
+        Violation::CountedLate,
+        Violation::LatchSetTwice,
+        Violation::NotCounted,
+        Violation::ZeroToldTooEarly,
+        Violation::ZeroNotTold,
+        Violation::ProclaimedByAnother,
+        Violation::LeaderNewsOutOfOrder,
+        Violation::LeaderNotTold,
+        Violation::RestIgnored,
+        Violation::NeverLeftFree,
+        Violation::LeftOver,
+        Violation::RequestStorm,
+        Violation::OldConnectionUsed,
+        Violation::LeaveOvertaken,
+        Violation::CallOvertaken,
+        Violation::SentAgain,
+        Violation::Unanswered,
+        Violation::LostInCalm,
+        Violation::SoloLeaseShared,
+        Violation::GroupSplit,
+        Violation::DeniedInCalm,
+        Violation::SilentConnectionKept,
+        Violation::WriteOrder,
+        Violation::ExecutedCallReportedRefused,
+        Violation::ValidLeaseReportedGone,
     ];
 }

@@ -5,11 +5,11 @@ use tenure::protocol::message::Fence;
 use tenure::protocol::step::{AcquireError, CallAnswer, Outcome, TickRefusal, Ticket};
 use tenure::protocol::time::Instant;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Act, Caller, Fetches, PERMITS, State};
+use crate::world::caller::{Caller, CallerAction, CallerState, PERMITS, TakeUp};
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
@@ -20,41 +20,43 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, State::may_be_told);
-        let Caller { key, want, state, .. } = self.nodes[slot].callers[caller];
-        if state == State::GivingUp {
+        let caller = self.expect_state(slot, ticket, &told, CallerState::may_be_told);
+        let Caller {
+            key, options, state, ..
+        } = self.nodes[slot].callers[caller];
+        if state == CallerState::GivingUp {
             return self.raise(Signal::FenceIssued {
                 slot,
                 key,
-                mode: want.mode,
+                mode: options.mode,
                 fence,
             });
         }
-        self.nodes[slot].callers[caller].state = State::Holding;
+        self.nodes[slot].callers[caller].state = CallerState::Holding;
         self.nodes[slot].callers[caller].since = self.held_since(slot, caller);
         let holding = self.holding(slot, key, ticket);
         self.nodes[slot].callers[caller].claim = holding.map(|holding| holding.claim);
-        self.saw(Seen::Granted);
-        if want.fixed {
-            self.saw(Seen::GrantedFixed);
+        self.cover(Case::Granted);
+        if options.fixed {
+            self.cover(Case::GrantedFixed);
         }
         self.raise(Signal::FenceIssued {
             slot,
             key,
-            mode: want.mode,
+            mode: options.mode,
             fence,
         });
         self.raise(Signal::LeaseGranted { slot, caller, fence });
-        self.fetch_later(slot, caller);
+        self.schedule_take_up(slot, caller);
     }
 
     /// Schedules when a granted caller takes up its grant: in time, late, or never.
-    pub(crate) fn fetch_later(&mut self, slot: usize, caller: usize) {
+    pub(crate) fn schedule_take_up(&mut self, slot: usize, caller: usize) {
         let life = self.nodes[slot].life;
-        let lease = self.nodes[slot].callers[caller].want.term.lease_ms * MS;
+        let lease = self.nodes[slot].callers[caller].options.term.lease_ms * MS;
         let delay = match self.rng.u8(0..100) {
             0..3 => {
-                self.nodes[slot].callers[caller].fetches = Fetches::Never;
+                self.nodes[slot].callers[caller].take_up_state = TakeUp::Never;
                 return;
             }
             3..8 => self.rng.u64(0..lease * 3 / 2),
@@ -67,7 +69,7 @@ impl World {
                 slot,
                 life,
                 caller,
-                act: Act::Fetch,
+                act: CallerAction::TakeUp,
             },
         );
     }
@@ -76,27 +78,32 @@ impl World {
     /// as a writer.
     pub(crate) fn held_since(&self, slot: usize, caller: usize) -> Option<Instant> {
         let callers = &self.nodes[slot].callers;
-        let before = callers[caller].before.filter(|_| !callers[caller].travels);
+        let before = callers[caller]
+            .before
+            .filter(|_| !callers[caller].is_for_transfer);
         before.map_or(Some(self.local(slot)), |before| callers[before].since)
     }
 
     /// Restores the earlier holding: the store refused to change it.
-    pub(crate) fn kept(&mut self, slot: usize, caller: usize) {
-        self.saw(Seen::StillHeld);
+    pub(crate) fn restore_holding(&mut self, slot: usize, caller: usize) {
+        self.cover(Case::StillHeld);
         let node = &mut self.nodes[slot];
         let Some(before) = node.callers[caller].before else {
             let key = node.callers[caller].key;
-            return self.wrong(Wrong::Outcome, Some(key), || {
-                format!("ticket {} held nothing, and holds it still", caller + 1)
+            return self.report(Violation::WrongAnswer, Some(key), || {
+                format!("ticket {} held nothing before and was told kept", caller + 1)
             });
         };
         let Caller {
-            want, claim, since, ..
+            options,
+            claim,
+            since,
+            ..
         } = node.callers[before];
         let kept = &mut node.callers[caller];
-        (kept.want, kept.claim, kept.since) = (want, claim, since);
-        (kept.state, kept.travels) = (State::Holding, false);
-        self.fetch_later(slot, caller);
+        (kept.options, kept.claim, kept.since) = (options, claim, since);
+        (kept.state, kept.is_for_transfer) = (CallerState::Holding, false);
+        self.schedule_take_up(slot, caller);
     }
 
     pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
@@ -105,49 +112,49 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, State::may_be_told);
-        if self.nodes[slot].callers[caller].state == State::Writing {
-            self.over(slot, caller);
+        let caller = self.expect_state(slot, ticket, &told, CallerState::may_be_told);
+        if self.nodes[slot].callers[caller].state == CallerState::Writing {
+            self.end_caller(slot, caller);
             return self.write_denied(denial);
         }
-        self.saw(match denial {
-            AcquireError::Busy => Seen::DeniedBusy,
-            AcquireError::QueueFull { .. } => Seen::DeniedFull,
-            AcquireError::NodeFull => Seen::DeniedNodeFull,
-            AcquireError::Store(_) | AcquireError::Unanswered(_) => Seen::DeniedStore,
-            AcquireError::Tick(TickRefusal::Over) => Seen::DeniedOver,
-            AcquireError::Tick(TickRefusal::Skipped) => Seen::DeniedNeverBegun,
-            AcquireError::Tick(TickRefusal::Early(_)) => Seen::DeniedEarly,
-            AcquireError::Tick(TickRefusal::EarlierTickDue { .. }) => Seen::DeniedBehind,
-            AcquireError::Closed => Seen::DeniedClosed,
-            AcquireError::Lost(_) | AcquireError::Kept(..) => Seen::DeniedLost,
+        self.cover(match denial {
+            AcquireError::Busy => Case::DeniedBusy,
+            AcquireError::QueueFull { .. } => Case::DeniedFull,
+            AcquireError::NodeFull => Case::DeniedNodeFull,
+            AcquireError::Store(_) | AcquireError::Unanswered(_) => Case::DeniedStore,
+            AcquireError::Tick(TickRefusal::Over) => Case::DeniedOver,
+            AcquireError::Tick(TickRefusal::Skipped) => Case::DeniedNeverBegun,
+            AcquireError::Tick(TickRefusal::Early(_)) => Case::DeniedEarly,
+            AcquireError::Tick(TickRefusal::EarlierTickDue { .. }) => Case::DeniedBehind,
+            AcquireError::Closed => Case::DeniedClosed,
+            AcquireError::Lost(_) | AcquireError::Kept(..) => Case::DeniedLost,
         });
         let Caller {
             key,
-            want,
-            asks,
+            options,
+            call,
             state,
             ..
         } = self.nodes[slot].callers[caller];
-        let may_be_busy = want.mark.is_some() && self.profile.rules.queues;
-        if matches!(denial, AcquireError::Busy) && want.wait && !may_be_busy {
-            self.wrong(Wrong::Outcome, Some(key), || {
-                format!("ticket {} would wait and was told busy", ticket.0)
+        let may_be_busy = options.mark.is_some() && self.profile.rules.queues;
+        if matches!(denial, AcquireError::Busy) && options.wait && !may_be_busy {
+            self.report(Violation::WrongAnswer, Some(key), || {
+                format!("ticket {} wants to wait and was told busy", ticket.0)
             });
         }
         let is_of_store = matches!(denial, AcquireError::Store(_) | AcquireError::Kept(..));
         if is_of_store && self.is_calm() {
-            self.wrong(Wrong::DeniedInCalm, Some(key), || {
+            self.report(Violation::DeniedInCalm, Some(key), || {
                 format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
             });
         }
-        if matches!(denial, AcquireError::Kept(..)) && state == State::Waiting {
-            return self.kept(slot, caller);
+        if matches!(denial, AcquireError::Kept(..)) && state == CallerState::Waiting {
+            return self.restore_holding(slot, caller);
         }
-        self.over(slot, caller);
+        self.end_caller(slot, caller);
         self.raise(Signal::CallerDenied { slot, caller, denial });
         self.election_denied(slot, caller, denial);
-        if want.mark.is_some() && asks.is_none() {
+        if options.mark.is_some() && call.is_none() {
             self.tick_denied(slot, caller, denial);
         }
     }
@@ -159,22 +166,22 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, State::may_be_told);
-        self.saw(match answer {
-            CallAnswer::Report(_) => Seen::Reported,
-            CallAnswer::InUse(_) => Seen::InUseTold,
-            CallAnswer::Owned(_) => Seen::OwnerAnswered,
-            CallAnswer::Latch(report) => Seen::latch(*report),
-            CallAnswer::Leader(_) => Seen::LeaderAnswered,
-            CallAnswer::Written(_) => Seen::WriteAnswered,
+        let caller = self.expect_state(slot, ticket, &told, CallerState::may_be_told);
+        self.cover(match answer {
+            CallAnswer::Report(_) => Case::Reported,
+            CallAnswer::InUse(_) => Case::InUseTold,
+            CallAnswer::Owned(_) => Case::OwnerAnswered,
+            CallAnswer::Latch(report) => Case::latch(*report),
+            CallAnswer::Leader(_) => Case::LeaderAnswered,
+            CallAnswer::Written(_) => Case::WriteAnswered,
         });
-        self.over(slot, caller);
+        self.end_caller(slot, caller);
         let key = self.nodes[slot].callers[caller].key;
         match answer {
             CallAnswer::Report(report) => self.job_answered(slot, caller, report),
             CallAnswer::InUse(Some(permits)) if *permits > u64::from(PERMITS) => {
-                self.wrong(Wrong::TooMany, Some(key), || {
-                    format!("told that {permits} are held")
+                self.report(Violation::TooManyPermits, Some(key), || {
+                    format!("told that {permits} permits are in use")
                 });
             }
             CallAnswer::InUse(_) => {}
@@ -187,7 +194,7 @@ impl World {
                 });
             }
             CallAnswer::Latch(report) => self.latch_answered(slot, caller, *report),
-            CallAnswer::Leader(report) => self.told_who_leads(slot, caller, Some(report.as_ref())),
+            CallAnswer::Leader(report) => self.leader_answered(slot, caller, Some(report.as_ref())),
             CallAnswer::Written(_) => {}
         }
     }
@@ -195,7 +202,7 @@ impl World {
     /// Handles a holding that lasts longer than its caller allows. It is reported before the loss, while the
     /// caller still holds.
     pub(crate) fn overdue(&mut self, slot: usize, ticket: Ticket) {
-        self.expect(slot, ticket, "overdue", |state| state == State::Holding);
+        self.expect_state(slot, ticket, "overdue", |state| state == CallerState::Holding);
     }
 
     pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
@@ -204,46 +211,49 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, |state| {
+        let caller = self.expect_state(slot, ticket, &told, |state| {
             // The loss may be reported while a late release or drop is in flight.
-            matches!(state, State::Holding | State::Releasing { held: false, .. })
+            matches!(
+                state,
+                CallerState::Holding | CallerState::Releasing { held: false, .. }
+            )
         });
-        self.saw(match cause {
-            LostCause::Deadline => Seen::LostDeadline,
-            LostCause::Gone => Seen::LostGone,
-            LostCause::Ended => Seen::LostEnded,
-            LostCause::Unfetched => Seen::LostUnfetched,
-            LostCause::Overdue => Seen::LostOverdue,
-            _ => Seen::LostShutdown,
+        self.cover(match cause {
+            LostCause::Deadline => Case::LostDeadline,
+            LostCause::Gone => Case::LostGone,
+            LostCause::Ended => Case::LostEnded,
+            LostCause::Unfetched => Case::NeverTakenUp,
+            LostCause::Overdue => Case::LostOverdue,
+            _ => Case::LostShutdown,
         });
-        self.nodes[slot].callers[caller].dark = true;
+        self.nodes[slot].callers[caller].was_lost = true;
         let Caller {
             key,
-            want,
+            options,
             state,
             claim,
             ..
         } = self.nodes[slot].callers[caller];
         let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
-        if is_promised && self.is_calm() && !self.is_tainted_claim(claim) {
-            self.wrong(Wrong::LostInCalm, Some(key), || {
+        if is_promised && self.is_calm() && !self.is_exempt_claim(claim) {
+            self.report(Violation::LostInCalm, Some(key), || {
                 format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
             });
         }
-        let never = self.nodes[slot].callers[caller].fetches == Fetches::Never;
-        if never && want.mark.is_none() {
-            self.over(slot, caller);
+        let never = self.nodes[slot].callers[caller].take_up_state == TakeUp::Never;
+        if never && options.mark.is_none() {
+            self.end_caller(slot, caller);
         }
-        if self.elections.contains(&key) && state == State::Holding {
+        if self.elections.contains(&key) && state == CallerState::Holding {
             // The work of the leader stops with the loss.
-            self.over(slot, caller);
-            self.leads_no_more(slot, key);
+            self.end_caller(slot, caller);
+            self.campaign_later(slot, key);
         }
-        if want.mark.is_some() && state == State::Holding {
+        if options.mark.is_some() && state == CallerState::Holding {
             // The run is dropped, and its node stands by for the same tick.
-            self.saw(Seen::TickLost);
-            self.over(slot, caller);
-            self.chase_after(slot, key, want.mark, MS, true);
+            self.cover(Case::TickLost);
+            self.end_caller(slot, caller);
+            self.claim_tick_later(slot, key, options.mark, MS, true);
         }
     }
 
@@ -253,8 +263,8 @@ impl World {
         } else {
             String::new()
         };
-        let caller = self.expect(slot, ticket, &told, |state| {
-            matches!(state, State::Releasing { .. })
+        let caller = self.expect_state(slot, ticket, &told, |state| {
+            matches!(state, CallerState::Releasing { .. })
         });
         self.raise(Signal::ReleaseAnswered {
             slot,
@@ -263,13 +273,13 @@ impl World {
         });
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (outcome, state) {
-            (Outcome::Kept, State::Releasing { held: false, .. }) => {
-                self.wrong(Wrong::Outcome, Some(key), || {
+            (Outcome::Kept, CallerState::Releasing { held: false, .. }) => {
+                self.report(Violation::WrongAnswer, Some(key), || {
                     format!("ticket {} had lost and was told kept", ticket.0)
                 });
             }
-            (Outcome::Kept, State::Releasing { finished, .. }) => {
-                self.saw(Seen::ReleaseKept);
+            (Outcome::Kept, CallerState::Releasing { finished, .. }) => {
+                self.cover(Case::ReleaseKept);
                 self.raise(Signal::ReleaseKept {
                     slot,
                     ticket,
@@ -277,13 +287,13 @@ impl World {
                 });
             }
             (Outcome::Kept, _) => {}
-            (Outcome::Lost(_), _) => self.saw(Seen::ReleaseLost),
-            (Outcome::Failed(_), _) => self.saw(Seen::ReleaseFailed),
+            (Outcome::Lost(_), _) => self.cover(Case::ReleaseLost),
+            (Outcome::Failed(_), _) => self.cover(Case::ReleaseFailed),
         }
-        self.over(slot, caller);
-        let mark = self.nodes[slot].callers[caller].want.mark;
+        self.end_caller(slot, caller);
+        let mark = self.nodes[slot].callers[caller].options.mark;
         if mark.is_some() {
-            self.pursuit_ends(slot, key, mark);
+            self.end_pursuit(slot, key, mark);
         }
     }
 }

@@ -3,41 +3,41 @@
 use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Act, Caller, Fetches, State};
+use crate::world::caller::{Caller, CallerAction, CallerState, TakeUp};
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
     /// Adds a caller for a call. The call must still be fed to the node with the returned ticket.
     pub(crate) fn new_call(&mut self, slot: usize, key: usize, call: &CallOptions) -> (Ticket, usize) {
-        let want = LockOptions {
+        let options = LockOptions {
             mode: call.mode,
             wait: call.call.is_watched(),
             mark: call.mark,
             ..LockOptions::new(call.term)
         };
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
-        self.nodes[slot].callers[caller].asks = Some(call.call);
+        let (ticket, caller) = self.new_caller(slot, key, options, TakeUp::Never);
+        self.nodes[slot].callers[caller].call = Some(call.call);
         (ticket, caller)
     }
 
     /// Adds a caller for a key. The caller may cancel before it is granted.
-    pub(crate) fn enter(&mut self, slot: usize, key: usize, want: LockOptions) -> Ticket {
+    pub(crate) fn add_caller(&mut self, slot: usize, key: usize, options: LockOptions) -> Ticket {
         let (crowd, life) = (self.profile.crowd, self.nodes[slot].life);
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
+        let (ticket, caller) = self.new_caller(slot, key, options, TakeUp::Pending);
         if !crowd && self.chance(25) {
-            let patience = self.rng.u64(0..want.term.lease_ms * MS);
+            let patience = self.rng.u64(0..options.term.lease_ms * MS);
             self.after(
                 patience,
                 Event::Caller {
                     slot,
                     life,
                     caller,
-                    act: Act::GiveUp,
+                    act: CallerAction::GiveUp,
                 },
             );
         }
@@ -49,8 +49,8 @@ impl World {
         &mut self,
         slot: usize,
         key: usize,
-        want: LockOptions,
-        fetches: Fetches,
+        options: LockOptions,
+        take_up_state: TakeUp,
     ) -> (Ticket, usize) {
         let asked_at = self.now;
         let node = &mut self.nodes[slot];
@@ -59,16 +59,16 @@ impl World {
         debug_assert_eq!(ticket.0 as usize, caller + 1);
         node.callers.push(Caller {
             key,
-            want,
-            asks: None,
-            state: State::Waiting,
-            fetches,
-            dark: false,
+            options,
+            call: None,
+            state: CallerState::Waiting,
+            take_up_state,
+            was_lost: false,
             claim: None,
             since: None,
             asked_at,
-            travels: false,
-            letter: None,
+            is_for_transfer: false,
+            message: None,
             in_time: false,
             before: None,
         });
@@ -78,55 +78,60 @@ impl World {
     }
 
     /// Does the next planned action of a caller.
-    pub(crate) fn act(&mut self, slot: usize, caller: usize, act: Act) {
+    pub(crate) fn act(&mut self, slot: usize, caller: usize, act: CallerAction) {
         let ticket = Ticket(caller as u64 + 1);
         let Caller {
-            key, state, fetches, ..
+            key,
+            state,
+            take_up_state,
+            ..
         } = self.nodes[slot].callers[caller];
         match (act, state) {
-            (Act::GiveUp, State::Waiting) => {
+            (CallerAction::GiveUp, CallerState::Waiting) => {
                 let under_way = !self.nodes[slot].requests.is_empty();
-                self.saw(if under_way {
-                    Seen::CancelInFlight
+                self.cover(if under_way {
+                    Case::CancelInFlight
                 } else {
-                    Seen::CancelWaiting
+                    Case::CancelWaiting
                 });
-                self.nodes[slot].callers[caller].state = State::GivingUp;
+                self.nodes[slot].callers[caller].state = CallerState::GivingUp;
                 // A caller whose wait ends asks for a sign of life, too.
                 self.tell_session(slot, SessionInput::SignWanted);
                 self.feed(slot, key, Input::Cancel(ticket));
-                self.over(slot, caller);
+                self.end_caller(slot, caller);
             }
-            (Act::Fetch, State::Holding) => self.fetch(slot, caller),
-            (Act::Look, State::Holding) => {
+            (CallerAction::TakeUp, CallerState::Holding) => self.take_up_grant(slot, caller),
+            (CallerAction::Look, CallerState::Holding) => {
                 self.look(slot, caller);
             }
-            (Act::Release, State::Holding) => {
+            (CallerAction::Release, CallerState::Holding) => {
                 let held = self.look(slot, caller);
-                self.nodes[slot].callers[caller].state = State::Releasing {
+                self.nodes[slot].callers[caller].state = CallerState::Releasing {
                     held,
                     finished: false,
                 };
                 self.feed(slot, key, Input::Release(ticket));
             }
-            (Act::Finish, State::Holding) => {
+            (CallerAction::Finish, CallerState::Holding) => {
                 let held = self.look(slot, caller);
-                self.nodes[slot].callers[caller].state = State::Releasing { held, finished: true };
+                self.nodes[slot].callers[caller].state = CallerState::Releasing { held, finished: true };
                 let well = !caller.is_multiple_of(4);
                 self.feed(slot, key, Input::Finish(ticket, well));
             }
-            (Act::Downgrade, State::Holding) => self.downgrade(slot, caller),
-            (Act::Transfer, State::Holding) => self.transfer(slot, caller),
-            (Act::HandOut, State::Holding) => self.hand_out(slot, caller),
-            (Act::Write, State::Holding) => self.begin_write(slot, caller),
-            (Act::Save, _) => self.save(slot, caller),
-            (Act::Proclaim, _) => self.proclaim(slot, caller),
+            (CallerAction::Downgrade, CallerState::Holding) => self.downgrade(slot, caller),
+            (CallerAction::Transfer, CallerState::Holding) => self.transfer(slot, caller),
+            (CallerAction::SendTransfer, CallerState::Holding) => self.send_transfer(slot, caller),
+            (CallerAction::Write, CallerState::Holding) => self.begin_write(slot, caller),
+            (CallerAction::Save, _) => self.save_checkpoint(slot, caller),
+            (CallerAction::Proclaim, _) => self.proclaim(slot, caller),
             // The future is dropped, not the guard.
-            (Act::GiveUp, State::Holding) if fetches == Fetches::Later => self.act(slot, caller, Act::Drop),
-            (Act::Drop, State::Holding) => {
-                self.saw(Seen::CancelHolder);
+            (CallerAction::GiveUp, CallerState::Holding) if take_up_state == TakeUp::Pending => {
+                self.act(slot, caller, CallerAction::Drop)
+            }
+            (CallerAction::Drop, CallerState::Holding) => {
+                self.cover(Case::CancelHolder);
                 self.feed(slot, key, Input::Cancel(ticket));
-                self.over(slot, caller);
+                self.end_caller(slot, caller);
             }
             _ => {}
         }
@@ -142,14 +147,14 @@ impl World {
         let ticket = Ticket(caller as u64 + 1);
         let holding = node.shard.holding(local, &self.keys[key], ticket);
         let held = holding.is_some_and(|holding| holding.is_held());
-        let revived = held && asking.dark;
-        asking.dark |= !held;
+        let revived = held && asking.was_lost;
+        asking.was_lost |= !held;
         self.log.mix(u64::from(held));
         self.note(Some(slot), Some(key), || {
             format!("ticket {} looks: held {held}", caller + 1)
         });
         if revived {
-            self.wrong(Wrong::Revived, Some(key), || {
+            self.report(Violation::LostLeaseRevived, Some(key), || {
                 format!("ticket {} of node {slot} holds again", caller + 1)
             });
         }
@@ -159,18 +164,18 @@ impl World {
         held
     }
 
-    pub(crate) fn over(&mut self, slot: usize, caller: usize) {
+    pub(crate) fn end_caller(&mut self, slot: usize, caller: usize) {
         let node = &mut self.nodes[slot];
-        node.callers[caller].state = State::Over;
+        node.callers[caller].state = CallerState::Over;
         node.live.retain(|live| *live != caller);
     }
 
-    pub(crate) fn expect(
+    pub(crate) fn expect_state(
         &mut self,
         slot: usize,
         ticket: Ticket,
         told: &str,
-        expected: impl Fn(State) -> bool,
+        expected: impl Fn(CallerState) -> bool,
     ) -> usize {
         let caller = ticket.0 as usize - 1;
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
@@ -179,7 +184,7 @@ impl World {
             format!("   => ticket {} {told}", ticket.0)
         });
         if !expected(state) {
-            self.wrong(Wrong::Outcome, Some(key), || {
+            self.report(Violation::WrongAnswer, Some(key), || {
                 format!(
                     "ticket {} of node {slot} is {state:?} and was told: {told}",
                     ticket.0

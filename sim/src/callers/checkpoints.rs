@@ -5,29 +5,29 @@ use tenure::protocol::step::{CallOptions, Input};
 
 use crate::time::MS;
 use crate::world::World;
-use crate::world::caller::{Act, Caller};
+use crate::world::caller::{Caller, CallerAction};
 use crate::world::event::Event;
 
 /// Returns a checkpoint that names its run and its tick.
-pub(crate) fn cursor(of: ClaimId, mark: Option<TickTime>) -> Payload {
+pub(crate) fn checkpoint_of(of: ClaimId, mark: Option<TickTime>) -> Payload {
     Payload(format!("{of} {mark:?}").into_bytes().into())
 }
 
 impl World {
     /// Plans the calls of a run: it may recall a checkpoint, save some while it goes on, and save one after
     /// it ended.
-    pub(crate) fn works(&mut self, slot: usize, caller: usize, span: u64) {
+    pub(crate) fn plan_checkpoints(&mut self, slot: usize, caller: usize, span: u64) {
         // These numbers come from another generator, so the rest of the world stays the same.
         let mut rng = fastrand::Rng::with_seed(self.setup.seed ^ self.now ^ caller as u64);
         if rng.bool() {
-            self.ask_about(slot, caller, |of| Call::Recall { of });
+            self.send_checkpoint_call(slot, caller, |of| Call::Recall { of });
         }
         let life = self.nodes[slot].life;
         let save = || Event::Caller {
             slot,
             life,
             caller,
-            act: Act::Save,
+            act: CallerAction::Save,
         };
         for _ in 0..rng.u32(0..3) {
             let at = rng.u64(0..=span);
@@ -40,28 +40,35 @@ impl World {
         }
     }
 
-    pub(crate) fn save(&mut self, slot: usize, caller: usize) {
+    pub(crate) fn save_checkpoint(&mut self, slot: usize, caller: usize) {
         let seq = self.nodes[slot].asked.into();
-        self.ask_about(slot, caller, |of| Call::Save { of, seq });
+        self.send_checkpoint_call(slot, caller, |of| Call::Save { of, seq });
     }
 
-    pub(crate) fn ask_about(&mut self, slot: usize, caller: usize, call: impl Fn(ClaimId) -> Call) {
-        let Caller { key, want, claim, .. } = self.nodes[slot].callers[caller];
+    pub(crate) fn send_checkpoint_call(
+        &mut self,
+        slot: usize,
+        caller: usize,
+        call: impl Fn(ClaimId) -> Call,
+    ) {
+        let Caller {
+            key, options, claim, ..
+        } = self.nodes[slot].callers[caller];
         let Some(of) = claim.filter(|_| !self.draining) else {
             return;
         };
         let call = call(of);
         let is_save = matches!(call, Call::Save { .. });
-        let asks = CallOptions {
-            mode: want.mode,
-            mark: want.mark,
-            data: is_save.then(|| cursor(of, want.mark)),
-            ..CallOptions::new(want.term, call)
+        let call_options = CallOptions {
+            mode: options.mode,
+            mark: options.mark,
+            data: is_save.then(|| checkpoint_of(of, options.mark)),
+            ..CallOptions::new(options.term, call)
         };
         if let Call::Recall { of } = call {
-            self.watch.ticks.recalls.entry(of).or_insert(self.now);
+            self.memory.ticks.recalls.entry(of).or_insert(self.now);
         }
-        let (ticket, _) = self.new_call(slot, key, &asks);
-        self.feed(slot, key, Input::Call(ticket, asks));
+        let (ticket, _) = self.new_call(slot, key, &call_options);
+        self.feed(slot, key, Input::Call(ticket, call_options));
     }
 }

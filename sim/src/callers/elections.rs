@@ -6,23 +6,23 @@ use tenure::protocol::key::claim::Holding;
 use tenure::protocol::message::{Call, GrantNumber, LeaderReport, LeaseTimes, Payload};
 use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::caller::{Act, Caller};
-use crate::world::election_memory::{Observer, Rest};
+use crate::world::caller::{Caller, CallerAction};
+use crate::world::election_memory::{Observer, RestPeriod};
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 /// The value that a leader proclaims.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct Proclamation {
     pub(crate) number: GrantNumber,
     pub(crate) seq: u64,
     pub(crate) node: String,
 }
 
-impl Said {
+impl Proclamation {
     pub(crate) fn write(&self) -> Payload {
         let text = format!("{} {} {}", self.number.0, self.seq, self.node);
         Payload(text.into_bytes().into())
@@ -31,7 +31,7 @@ impl Said {
     pub(crate) fn read(said: &Payload) -> Option<Self> {
         let text = std::str::from_utf8(&said.0).ok()?;
         let mut words = text.split(' ');
-        Some(Said {
+        Some(Proclamation {
             number: GrantNumber(words.next()?.parse().ok()?),
             seq: words.next()?.parse().ok()?,
             node: words.next()?.to_owned(),
@@ -41,15 +41,15 @@ impl Said {
 
 impl World {
     /// Schedules the first campaigns and creates the observers.
-    pub(crate) fn elections_begin(&mut self) {
+    pub(crate) fn begin_elections(&mut self) {
         for key in self.elections.clone() {
             for slot in 0..self.nodes.len() {
                 let first = self.rng.u64(0..50 * MS);
-                self.at(first, Event::Stand { slot, key });
+                self.at(first, Event::Campaign { slot, key });
                 for more in 0..1 + (slot + key) % 2 {
                     let term = self.profile.terms[(slot + more) % self.profile.terms.len()];
-                    let observer = self.watch.elections.observers.len();
-                    self.watch.elections.observers.push(Observer {
+                    let observer = self.memory.elections.observers.len();
+                    self.memory.elections.observers.push(Observer {
                         slot,
                         life: 0,
                         key,
@@ -57,7 +57,7 @@ impl World {
                         failed: false,
                         known: None,
                         latest: None,
-                        asks: None,
+                        asking_caller: None,
                         differs: None,
                     });
                     let first = self.rng.u64(0..100 * MS);
@@ -69,16 +69,16 @@ impl World {
 
     pub(crate) fn is_candidate(&self, slot: usize, key: usize, caller: usize) -> bool {
         let of = &self.nodes[slot].callers[caller];
-        of.key == key && of.asks.is_none()
+        of.key == key && of.call.is_none()
     }
 
     /// Starts a campaign unless the node has enough candidates. Some nodes have two.
-    pub(crate) fn stand(&mut self, slot: usize, key: usize) {
-        if self.draining || !self.stands(slot) {
+    pub(crate) fn start_candidate(&mut self, slot: usize, key: usize) {
+        if self.draining || !self.has_candidates(slot) {
             return;
         }
         let pause = self.rng.u64(0..300 * MS);
-        self.after(pause, Event::Stand { slot, key });
+        self.after(pause, Event::Campaign { slot, key });
         let node = &self.nodes[slot];
         let live = node.live.iter();
         let stands = live
@@ -97,46 +97,52 @@ impl World {
             return;
         }
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
-        let want = LockOptions {
+        let options = LockOptions {
             solo: true,
             rests,
             limit: 1000,
             ..LockOptions::new(term)
         };
-        let ticket = self.enter(slot, key, want);
+        let ticket = self.add_caller(slot, key, options);
         if rests {
-            self.rests(slot, ticket.0 as usize - 1, term);
+            self.start_rest(slot, ticket.0 as usize - 1, term);
         }
-        self.feed(slot, key, Input::Lock(ticket, want));
+        self.feed(slot, key, Input::Lock(ticket, options));
     }
 
     /// Plans what a leader does: it proclaims values, the last perhaps after its loss, and resigns.
-    pub(crate) fn lead(&mut self, slot: usize, caller: usize) {
-        let Caller { key, want, claim, .. } = self.nodes[slot].callers[caller];
+    pub(crate) fn plan_leadership(&mut self, slot: usize, caller: usize) {
+        let Caller {
+            key, options, claim, ..
+        } = self.nodes[slot].callers[caller];
         let life = self.nodes[slot].life;
         let holding = self.holding(slot, key, Ticket(caller as u64 + 1));
         if let (Some(claim), Some(holding)) = (claim, holding.filter(Holding::is_held)) {
             let number = holding.fence.number();
-            self.watch.elections.leads.insert(claim, number);
+            self.memory.elections.leads.insert(claim, number);
         }
-        self.saw(if want.rests { Seen::LedRested } else { Seen::Led });
-        let lease = want.term.lease_ms * MS;
+        self.cover(if options.rests { Case::LedRested } else { Case::Led });
+        let lease = options.term.lease_ms * MS;
         let span = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             0..10 => 0,
             10..60 => self.rng.u64(0..500 * MS),
             _ => self.rng.u64(0..2 * lease + 500 * MS),
         };
-        let act = if self.chance(60) { Act::Release } else { Act::Drop };
+        let act = if self.chance(60) {
+            CallerAction::Release
+        } else {
+            CallerAction::Drop
+        };
         let mut acts = vec![(span, act)];
         for _ in 0..self.rng.u32(0..12) {
-            acts.push((self.rng.u64(0..=span), Act::Proclaim));
+            acts.push((self.rng.u64(0..=span), CallerAction::Proclaim));
         }
         if self.chance(20) {
-            acts.push((span + self.rng.u64(0..1_000 * MS), Act::Proclaim));
+            acts.push((span + self.rng.u64(0..1_000 * MS), CallerAction::Proclaim));
         }
         if self.chance(20) {
-            acts.push((self.rng.u64(0..=span), Act::Look));
+            acts.push((self.rng.u64(0..=span), CallerAction::Look));
         }
         for (pause, act) in acts {
             self.after(
@@ -153,36 +159,38 @@ impl World {
 
     /// Proclaims a value, whether the caller still leads or not.
     pub(crate) fn proclaim(&mut self, slot: usize, caller: usize) {
-        let Caller { key, want, claim, .. } = self.nodes[slot].callers[caller];
+        let Caller {
+            key, options, claim, ..
+        } = self.nodes[slot].callers[caller];
         let Some(of) = claim.filter(|_| !self.draining) else {
             return;
         };
-        let Some(number) = self.watch.elections.leads.get(&of).copied() else {
+        let Some(number) = self.memory.elections.leads.get(&of).copied() else {
             return;
         };
-        self.watch.elections.seq += 1;
-        let seq = self.watch.elections.seq;
-        let said = Said {
+        self.memory.elections.seq += 1;
+        let seq = self.memory.elections.seq;
+        let said = Proclamation {
             number,
             seq,
             node: of.node.to_string(),
         };
-        let asks = CallOptions {
+        let call_options = CallOptions {
             data: Some(said.write()),
-            ..CallOptions::new(want.term, Call::Proclaim { of, seq })
+            ..CallOptions::new(options.term, Call::Proclaim { of, seq })
         };
-        let (ticket, made) = self.new_call(slot, key, &asks);
+        let (ticket, made) = self.new_call(slot, key, &call_options);
         // If the node still reports the lease as held when the answer comes, the caller led when the call was
         // executed.
         let holding = self.holding(slot, key, Ticket(caller as u64 + 1));
         self.nodes[slot].callers[made].in_time = holding.is_some_and(|holding| holding.is_held());
-        self.feed(slot, key, Input::Call(ticket, asks));
+        self.feed(slot, key, Input::Call(ticket, call_options));
     }
 
     /// Schedules a new campaign after a loss.
-    pub(crate) fn leads_no_more(&mut self, slot: usize, key: usize) {
+    pub(crate) fn campaign_later(&mut self, slot: usize, key: usize) {
         let life = self.nodes[slot].life;
-        self.after(MS, Event::StandAgain { slot, life, key });
+        self.after(MS, Event::CampaignAgain { slot, life, key });
     }
 
     /// An observer asks unless it waits for an answer. Sometimes it cancels the question and asks again
@@ -193,35 +201,35 @@ impl World {
         }
         let pause = self.rng.u64(0..400 * MS);
         self.after(pause, Event::Observe { observer });
-        let gives_up = self.chance(10);
-        let of = &mut self.watch.elections.observers[observer];
+        let cancels = self.chance(10);
+        let of = &mut self.memory.elections.observers[observer];
         let node = &self.nodes[of.slot];
         if !node.alive || node.paused.is_some() || node.closing {
             return;
         }
         let (slot, life) = (of.slot, node.life);
         if of.life != life {
-            (of.life, of.failed, of.asks) = (life, false, None);
+            (of.life, of.failed, of.asking_caller) = (life, false, None);
             (of.known, of.latest) = (None, None);
         }
-        match of.asks {
-            Some(caller) if gives_up => {
-                of.asks = None;
-                self.act(slot, caller, Act::GiveUp);
+        match of.asking_caller {
+            Some(caller) if cancels => {
+                of.asking_caller = None;
+                self.act(slot, caller, CallerAction::GiveUp);
             }
             Some(_) => {}
-            None => self.ask_who_leads(observer),
+            None => self.ask_for_leader(observer),
         }
     }
 
     /// An observer asks again at once after an answer.
-    pub(crate) fn look_on(&mut self, observer: usize) {
-        if !self.draining && self.watch.elections.observers[observer].asks.is_none() {
-            self.ask_who_leads(observer);
+    pub(crate) fn observe_again(&mut self, observer: usize) {
+        if !self.draining && self.memory.elections.observers[observer].asking_caller.is_none() {
+            self.ask_for_leader(observer);
         }
     }
 
-    pub(crate) fn ask_who_leads(&mut self, observer: usize) {
+    pub(crate) fn ask_for_leader(&mut self, observer: usize) {
         let Observer {
             slot,
             key,
@@ -229,36 +237,36 @@ impl World {
             failed,
             known,
             ..
-        } = self.watch.elections.observers[observer];
+        } = self.memory.elections.observers[observer];
         let known = known.map(|(version, _)| version);
-        let asks = CallOptions {
+        let call_options = CallOptions {
             rests: failed,
             limit: 64,
             ..CallOptions::new(term, Call::Leader { known })
         };
-        let (ticket, caller) = self.new_call(slot, key, &asks);
+        let (ticket, caller) = self.new_call(slot, key, &call_options);
         if failed {
-            self.rests(slot, caller, term);
+            self.start_rest(slot, caller, term);
         }
-        let of = &mut self.watch.elections.observers[observer];
-        (of.asks, of.differs) = (Some(caller), None);
-        self.feed(slot, key, Input::Call(ticket, asks));
+        let of = &mut self.memory.elections.observers[observer];
+        (of.asking_caller, of.differs) = (Some(caller), None);
+        self.feed(slot, key, Input::Call(ticket, call_options));
     }
 
     /// Handles the denial of a candidate or of a call in an election.
     pub(crate) fn election_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
-        let Caller { key, asks, .. } = self.nodes[slot].callers[caller];
+        let Caller { key, call, .. } = self.nodes[slot].callers[caller];
         if !self.elections.contains(&key) {
             return;
         }
-        match asks {
-            None if matches!(denial, AcquireError::Store(_)) => self.leads_no_more(slot, key),
+        match call {
+            None if matches!(denial, AcquireError::Store(_)) => self.campaign_later(slot, key),
             Some(Call::Leader { .. }) if !matches!(denial, AcquireError::Closed) => {
-                self.told_who_leads(slot, caller, None);
+                self.leader_answered(slot, caller, None);
             }
             Some(Call::Leader { .. }) => {
                 if let Some(observer) = self.observer_of(slot, caller) {
-                    self.watch.elections.observers[observer].asks = None;
+                    self.memory.elections.observers[observer].asking_caller = None;
                 }
             }
             _ => {}
@@ -266,7 +274,7 @@ impl World {
     }
 
     /// Handles what an observer is told about the leader and its proclamation.
-    pub(crate) fn told_who_leads(
+    pub(crate) fn leader_answered(
         &mut self,
         slot: usize,
         caller: usize,
@@ -276,43 +284,43 @@ impl World {
             return;
         };
         let life = self.nodes[slot].life;
-        let of = &mut self.watch.elections.observers[observer];
-        (of.asks, of.differs) = (None, None);
+        let of = &mut self.memory.elections.observers[observer];
+        (of.asking_caller, of.differs) = (None, None);
         of.failed = answer.is_none();
         if let Some(report) = answer {
             self.raise(Signal::LeaderAnswered { observer, report });
         }
         if self.chance(80) {
             let pause = self.rng.u64(0..MS);
-            self.after(pause, Event::LookOn { slot, life, observer });
+            self.after(pause, Event::ObserveAgain { slot, life, observer });
         }
     }
 
     /// Returns the observer for which the caller asks.
     pub(crate) fn observer_of(&self, slot: usize, caller: usize) -> Option<usize> {
         let life = self.nodes[slot].life;
-        let mut observers = self.watch.elections.observers.iter();
-        observers.position(|of| (of.slot, of.life, of.asks) == (slot, life, Some(caller)))
+        let mut observers = self.memory.elections.observers.iter();
+        observers.position(|of| (of.slot, of.life, of.asking_caller) == (slot, life, Some(caller)))
     }
 
-    pub(crate) fn rests(&mut self, slot: usize, caller: usize, term: LeaseTimes) {
-        self.saw(Seen::Rested);
+    pub(crate) fn start_rest(&mut self, slot: usize, caller: usize, term: LeaseTimes) {
+        self.cover(Case::Rested);
         let (local, life) = (self.local(slot), self.nodes[slot].life);
         let third = Duration::from_millis(term.lease_ms) / 3;
-        let rest = Rest {
+        let rest = RestPeriod {
             earliest: local + third.mul_f64(0.9),
             latest: local + third,
         };
-        self.watch.elections.rests.insert((slot, life, caller), rest);
+        self.memory.elections.rests.insert((slot, life, caller), rest);
     }
 
     /// Cancels the questions of all observers.
     pub(crate) fn stop_observing(&mut self) {
-        for observer in 0..self.watch.elections.observers.len() {
-            let of = &mut self.watch.elections.observers[observer];
+        for observer in 0..self.memory.elections.observers.len() {
+            let of = &mut self.memory.elections.observers[observer];
             let (slot, life) = (of.slot, of.life);
-            if let Some(caller) = of.asks.take().filter(|_| self.is(slot, life)) {
-                self.act(slot, caller, Act::GiveUp);
+            if let Some(caller) = of.asking_caller.take().filter(|_| self.is_alive(slot, life)) {
+                self.act(slot, caller, CallerAction::GiveUp);
             }
         }
     }

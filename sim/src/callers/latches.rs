@@ -5,16 +5,16 @@ use tenure::protocol::step::{CallOptions, Input};
 
 use crate::time::MS;
 use crate::world::World;
-use crate::world::caller::{Act, State};
+use crate::world::caller::{CallerAction, CallerState};
 use crate::world::event::Event;
-use crate::world::latch_memory::{LatchId, SentCall};
+use crate::world::latch_memory::{LatchCall, LatchId};
 use crate::world::signal::Signal;
 
 /// The maximum number of waiters of a node.
-pub(crate) const WAITERS: usize = 4;
+pub(crate) const MAX_WAITERS: usize = 4;
 
 /// The lifetimes of latches, in ms. Some are shorter than the interval at which waiters ask.
-pub(crate) const LIVES: [u64; 4] = [150, 600, 2_000, 4_000];
+pub(crate) const LATCH_LIVES_MS: [u64; 4] = [150, 600, 2_000, 4_000];
 
 impl World {
     /// A caller sets the latch, counts it down, asks for its count or waits for zero.
@@ -23,19 +23,19 @@ impl World {
             return;
         }
         let pause = self.rng.u64(0..120 * MS);
-        self.after(pause, Event::Latch { slot });
+        self.after(pause, Event::LatchUse { slot });
         let node = &self.nodes[slot];
         if !node.alive || node.paused.is_some() {
             return;
         }
-        self.watch.latches.calls += 1;
-        let call = self.watch.latches.calls;
+        self.memory.latches.calls += 1;
+        let call = self.memory.latches.calls;
         let mut id = format!("call {call}");
         let called = Called::default();
         let call = match self.rng.u8(0..100) {
             0..18 => Call::SetCount {
                 count: self.rng.u32(1..=4),
-                life_ms: LIVES[self.rng.usize(0..LIVES.len())],
+                life_ms: LATCH_LIVES_MS[self.rng.usize(0..LATCH_LIVES_MS.len())],
             },
             18..60 => {
                 if self.chance(25) {
@@ -44,7 +44,7 @@ impl World {
                 Call::CountDown { called }
             }
             60..65 => Call::Count,
-            _ if self.latch_waiters(slot).count() >= WAITERS => return,
+            _ if self.latch_waiters(slot).count() >= MAX_WAITERS => return,
             _ => Call::Zero { of: None },
         };
         let id: LatchId = id.as_bytes().into();
@@ -54,25 +54,25 @@ impl World {
     pub(crate) fn call_latch(&mut self, slot: usize, call: Call, id: LatchId) {
         let Some(key) = self.latch else { return };
         let has_id = matches!(call, Call::SetCount { .. } | Call::CountDown { .. });
-        let asks = CallOptions {
+        let call_options = CallOptions {
             data: has_id.then(|| Payload(id.clone())),
             limit: 64,
             ..CallOptions::new(self.profile.terms[0], call)
         };
-        let (ticket, caller) = self.new_call(slot, key, &asks);
+        let (ticket, caller) = self.new_call(slot, key, &call_options);
         let life = self.nodes[slot].life;
-        let call = SentCall {
+        let call = LatchCall {
             id: id.clone(),
             at: self.now,
         };
-        let latches = &mut self.watch.latches;
+        let latches = &mut self.memory.latches;
         if id.starts_with(b"call") {
             latches.called.entry(id.clone()).or_insert(self.now);
         }
         latches.made.insert((slot, life, caller), call);
         if self.chance(10) {
-            let patience = self.rng.u64(0..asks.term.lease_ms * MS);
-            let act = Act::GiveUp;
+            let patience = self.rng.u64(0..call_options.term.lease_ms * MS);
+            let act = CallerAction::GiveUp;
             self.after(
                 patience,
                 Event::Caller {
@@ -83,15 +83,15 @@ impl World {
                 },
             );
         }
-        self.feed(slot, key, Input::Call(ticket, asks));
+        self.feed(slot, key, Input::Call(ticket, call_options));
     }
 
     /// Returns the waiters of a node, with the time at which each came.
     pub(crate) fn latch_waiters(&self, slot: usize) -> impl Iterator<Item = (usize, u64)> {
-        let (node, made) = (&self.nodes[slot], &self.watch.latches.made);
+        let (node, made) = (&self.nodes[slot], &self.memory.latches.made);
         let live = node.live.iter().filter(|caller| {
             let of = &node.callers[**caller];
-            Some(of.key) == self.latch && of.want.wait && of.state == State::Waiting
+            Some(of.key) == self.latch && of.options.wait && of.state == CallerState::Waiting
         });
         live.filter_map(move |caller| Some((*caller, made.get(&(slot, node.life, *caller))?.at)))
     }
@@ -100,8 +100,8 @@ impl World {
     /// names the generation and repeats it.
     pub(crate) fn latch_answered(&mut self, slot: usize, caller: usize, report: LatchReport) {
         let (node, life) = (&self.nodes[slot], self.nodes[slot].life);
-        let call = node.callers[caller].asks;
-        let Some(SentCall { id, at }) = self.watch.latches.made.remove(&(slot, life, caller)) else {
+        let call = node.callers[caller].call;
+        let Some(LatchCall { id, at }) = self.memory.latches.made.remove(&(slot, life, caller)) else {
             return;
         };
         self.raise(Signal::LatchAnswered {

@@ -7,16 +7,16 @@ use tenure::protocol::message::{Mode, Name, Permits};
 use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{Input, LockOptions, Ticket};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Act, Caller, Fetches, PERMITS, State};
+use crate::world::caller::{Caller, CallerAction, CallerState, PERMITS, TakeUp};
 use crate::world::event::Event;
 
 impl World {
     /// Adds a caller if the node has room for another.
-    pub(crate) fn arrival(&mut self, slot: usize) {
+    pub(crate) fn add_lock_caller(&mut self, slot: usize) {
         if self.draining {
             return;
         }
@@ -33,9 +33,9 @@ impl World {
         let term = self.profile.terms[self.rng.usize(0..self.profile.terms.len())];
         // In a crowd the first caller holds for long, and all others wait with claims of their own.
         let (crowd, is_first) = (self.profile.crowd, self.nodes[slot].callers.is_empty());
-        let asks = self.question_of_next(slot);
-        let want = LockOptions {
-            mode: self.mode_of_next(slot),
+        let question = self.next_question(slot);
+        let options = LockOptions {
+            mode: self.next_mode(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
             solo: !crowd && self.nodes[slot].callers.len() % 16 == 6,
@@ -50,18 +50,18 @@ impl World {
         // Derived for the same reason.
         let is_together = !crowd && !self.profile.permits && self.nodes[slot].callers.len() % 8 == 1;
         if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
-            return self.arrive_together(slot, want);
+            return self.add_group(slot, options);
         }
-        if let Some(call) = asks {
-            return self.ask_patiently(slot, key, want, call);
+        if let Some(call) = question {
+            return self.add_call(slot, key, options, call);
         }
-        let ticket = self.enter(slot, key, want);
-        self.feed(slot, key, Input::Lock(ticket, want));
+        let ticket = self.add_caller(slot, key, options);
+        self.feed(slot, key, Input::Lock(ticket, options));
     }
 
     /// Returns the mode of the next caller. It is derived, not drawn, so the other choices of the seed stay
     /// the same. In some worlds most callers read, in others few.
-    pub(crate) fn mode_of_next(&self, slot: usize) -> Mode {
+    pub(crate) fn next_mode(&self, slot: usize) -> Mode {
         let next = (self.nodes[slot].callers.len() * 7 + slot * 3) as u64 % 10;
         if self.profile.permits {
             // Sometimes a caller comes from an older deploy with a smaller capacity.
@@ -80,8 +80,8 @@ impl World {
     pub(crate) fn downgrade(&mut self, slot: usize, caller: usize) {
         let held = self.look(slot, caller);
         let node = &mut self.nodes[slot];
-        let Caller { key, want, .. } = node.callers[caller];
-        node.callers[caller].state = State::Releasing {
+        let Caller { key, options, .. } = node.callers[caller];
+        node.callers[caller].state = CallerState::Releasing {
             held,
             finished: false,
         };
@@ -91,9 +91,9 @@ impl World {
             solo: false,
             limit: usize::MAX,
             node_is_full: false,
-            ..want
+            ..options
         };
-        let (to, reader) = self.new_caller(slot, key, next, Fetches::Later);
+        let (to, reader) = self.new_caller(slot, key, next, TakeUp::Pending);
         self.nodes[slot].callers[reader].before = Some(caller);
         self.feed(slot, key, Input::Downgrade(Ticket(caller as u64 + 1), to));
     }
@@ -109,11 +109,16 @@ impl World {
     }
 
     /// Polls a granted caller, which turns its grant into a guard.
-    pub(crate) fn fetch(&mut self, slot: usize, caller: usize) {
-        let Caller { key, want, dark, .. } = self.nodes[slot].callers[caller];
-        self.nodes[slot].callers[caller].fetches = Fetches::Did;
-        if dark {
-            self.saw(Seen::FetchedLost);
+    pub(crate) fn take_up_grant(&mut self, slot: usize, caller: usize) {
+        let Caller {
+            key,
+            options,
+            was_lost,
+            ..
+        } = self.nodes[slot].callers[caller];
+        self.nodes[slot].callers[caller].take_up_state = TakeUp::Done;
+        if was_lost {
+            self.cover(Case::TakenUpLost);
         }
         let ticket = Ticket(caller as u64 + 1);
         let local = self.local(slot);
@@ -123,7 +128,7 @@ impl World {
             .is_some();
         let is_held = self.look(slot, caller);
         if is_taken != is_held {
-            self.wrong(Wrong::Outcome, Some(key), || {
+            self.report(Violation::WrongAnswer, Some(key), || {
                 format!(
                     "ticket {} of node {slot} took up its grant: {is_taken}, held: {is_held}",
                     ticket.0
@@ -131,40 +136,44 @@ impl World {
             });
         }
         if !is_taken {
-            return self.act(slot, caller, Act::Drop);
+            return self.act(slot, caller, CallerAction::Drop);
         }
-        if want.mark.is_some() {
+        if options.mark.is_some() {
             let holding = self.holding(slot, key, ticket);
             if let Some(holding) = holding.filter(Holding::is_held) {
-                self.run_begins(slot, caller, holding.fence);
+                self.begin_run(slot, caller, holding.fence);
             }
             return;
         }
         if self.elections.contains(&key) {
-            return self.lead(slot, caller);
+            return self.plan_leadership(slot, caller);
         }
         self.hold(slot, caller);
     }
 
     pub(crate) fn hold(&mut self, slot: usize, caller: usize) {
-        let Caller { want, .. } = self.nodes[slot].callers[caller];
+        let Caller { options, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {
             _ if self.draining => self.rng.u64(0..5 * MS),
             _ if self.profile.crowd => 1_800 * MS,
-            _ if want.max_hold.is_some() => {
+            _ if options.max_hold.is_some() => {
                 let longest = self.profile.longest().as_nanos() as u64;
                 self.rng.u64(0..4 * longest)
             }
-            0..4 => self.rng.u64(0..2 * want.term.lease_ms * MS),
+            0..4 => self.rng.u64(0..2 * options.term.lease_ms * MS),
             4..30 => 0,
             _ => self.rng.u64(0..self.profile.hold),
         };
         let life = self.nodes[slot].life;
-        let act = if self.chance(60) { Act::Release } else { Act::Drop };
-        let act = match want.mode {
-            _ if self.nodes[slot].callers[caller].travels => Act::HandOut,
-            _ if self.gives_up(caller, &want) => Act::Transfer,
-            Mode::Exclusive if self.profile.readers && caller % 4 == 1 => Act::Downgrade,
+        let act = if self.chance(60) {
+            CallerAction::Release
+        } else {
+            CallerAction::Drop
+        };
+        let act = match options.mode {
+            _ if self.nodes[slot].callers[caller].is_for_transfer => CallerAction::SendTransfer,
+            _ if self.is_transferred(caller, &options) => CallerAction::Transfer,
+            Mode::Exclusive if self.profile.readers && caller % 4 == 1 => CallerAction::Downgrade,
             _ => act,
         };
         self.after(
@@ -185,7 +194,7 @@ impl World {
                     slot,
                     life,
                     caller,
-                    act: Act::Look,
+                    act: CallerAction::Look,
                 },
             );
         }

@@ -3,7 +3,7 @@
 use tenure::protocol::message::{Call, JobReport};
 use tenure::protocol::step::{CallOptions, Input};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::caller::Caller;
@@ -11,16 +11,16 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 /// The time between two questions of a node, in ms.
-pub(crate) const PAUSE: std::ops::Range<u64> = 300..900;
+pub(crate) const QUESTION_PAUSE_MS: std::ops::Range<u64> = 300..900;
 
 impl World {
     /// A node asks for a tick that was begun and has not ended.
-    pub(crate) fn look_out(&mut self, slot: usize, key: usize) {
+    pub(crate) fn ask_for_open_tick(&mut self, slot: usize, key: usize) {
         if self.draining {
             return;
         }
-        let pause = self.rng.u64(PAUSE) * MS;
-        self.after(pause, Event::LookOut { slot, key });
+        let pause = self.rng.u64(QUESTION_PAUSE_MS) * MS;
+        self.after(pause, Event::AskForOpenTick { slot, key });
         let node = &self.nodes[slot];
         if !node.alive || node.paused.is_some() || node.retired {
             return;
@@ -35,15 +35,15 @@ impl World {
                 over: self.nodes[slot].over.get(&key).copied(),
             }
         };
-        let asks = CallOptions::new(self.profile.terms[0], call);
-        let (ticket, _) = self.new_call(slot, key, &asks);
-        self.feed(slot, key, Input::Call(ticket, asks));
+        let call_options = CallOptions::new(self.profile.terms[0], call);
+        let (ticket, _) = self.new_call(slot, key, &call_options);
+        self.feed(slot, key, Input::Call(ticket, call_options));
     }
 
     /// Handles the answer about a job: an open tick is pursued unless the node does so already.
     pub(crate) fn job_answered(&mut self, slot: usize, caller: usize, report: &JobReport) {
-        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
-        if want.mark.is_some() {
+        let Caller { key, options, .. } = self.nodes[slot].callers[caller];
+        if options.mark.is_some() {
             return self.raise(Signal::CheckpointAnswered { slot, caller, report });
         }
         let node = &mut self.nodes[slot];
@@ -56,7 +56,7 @@ impl World {
         if self.draining || node.retired || node.pursuits.contains(&pursuit) {
             return;
         }
-        self.saw(Seen::TickReopened);
-        self.fire(slot, key, pursuit.1);
+        self.cover(Case::TickReopened);
+        self.pursue_tick(slot, key, pursuit.1);
     }
 }

@@ -7,21 +7,21 @@ use crate::world::World;
 
 impl World {
     /// Adds a caller for a call. The caller may cancel before the answer.
-    pub(crate) fn ask_patiently(&mut self, slot: usize, key: usize, want: LockOptions, call: Call) {
-        let ticket = self.enter(slot, key, want);
-        self.nodes[slot].callers[ticket.0 as usize - 1].asks = Some(call);
+    pub(crate) fn add_call(&mut self, slot: usize, key: usize, options: LockOptions, call: Call) {
+        let ticket = self.add_caller(slot, key, options);
+        self.nodes[slot].callers[ticket.0 as usize - 1].call = Some(call);
         let call = CallOptions {
-            mode: want.mode,
-            limit: want.limit,
-            node_is_full: want.node_is_full,
-            ..CallOptions::new(want.term, call)
+            mode: options.mode,
+            limit: options.limit,
+            node_is_full: options.node_is_full,
+            ..CallOptions::new(options.term, call)
         };
         self.feed(slot, key, Input::Call(ticket, call));
     }
 
     /// Returns the question of the next caller. In worlds with permits some callers ask how many are in use.
-    pub(crate) fn question_of_next(&self, slot: usize) -> Option<Call> {
-        let asks = self.profile.permits && self.nodes[slot].callers.len() % 32 == 9;
-        asks.then_some(Call::InUse)
+    pub(crate) fn next_question(&self, slot: usize) -> Option<Call> {
+        let has_question = self.profile.permits && self.nodes[slot].callers.len() % 32 == 9;
+        has_question.then_some(Call::InUse)
     }
 }

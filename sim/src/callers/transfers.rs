@@ -3,30 +3,30 @@
 use tenure::protocol::message::Call;
 use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::caller::{Act, Caller, Fetches, State};
+use crate::world::caller::{Caller, CallerAction, CallerState, TakeUp};
 use crate::world::event::Event;
-use crate::world::transfer::Letter;
+use crate::world::transfer::TransferMessage;
 
 impl World {
     /// Returns whether a holder transfers its lease instead of releasing it. It is derived, not drawn, so the
     /// other choices of the seed stay the same.
-    pub(crate) fn gives_up(&self, caller: usize, want: &LockOptions) -> bool {
-        self.profile.transfers && caller % 3 == 2 && want.mark.is_none() && !self.draining
+    pub(crate) fn is_transferred(&self, caller: usize, options: &LockOptions) -> bool {
+        self.profile.transfers && caller % 3 == 2 && options.mark.is_none() && !self.draining
     }
 
     /// A holder gives up its lease for a transfer.
     pub(crate) fn transfer(&mut self, slot: usize, caller: usize) {
         let ticket = Ticket(caller as u64 + 1);
-        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        let Caller { key, options, .. } = self.nodes[slot].callers[caller];
         let name = self.keys[key].clone();
         if self.nodes[slot].shard.reads_with_others(&name, ticket) {
-            return self.act(slot, caller, Act::Drop);
+            return self.act(slot, caller, CallerAction::Drop);
         }
         let held = self.look(slot, caller);
-        self.nodes[slot].callers[caller].state = State::Releasing {
+        self.nodes[slot].callers[caller].state = CallerState::Releasing {
             held,
             finished: false,
         };
@@ -37,10 +37,10 @@ impl World {
             max_hold: None,
             limit: usize::MAX,
             node_is_full: false,
-            ..want
+            ..options
         };
-        let (to, made) = self.new_caller(slot, key, next, Fetches::Later);
-        self.nodes[slot].callers[made].travels = true;
+        let (to, made) = self.new_caller(slot, key, next, TakeUp::Pending);
+        self.nodes[slot].callers[made].is_for_transfer = true;
         self.nodes[slot].callers[made].before = Some(caller);
         self.nodes[slot].callers[made].asked_at = self.now;
         self.feed(slot, key, Input::Transfer(ticket, to, next.term));
@@ -48,55 +48,58 @@ impl World {
 
     /// Sends the messages of a transfer: one or two copies, in time or late. The lease belongs to this node
     /// no longer.
-    pub(crate) fn hand_out(&mut self, slot: usize, caller: usize) {
+    pub(crate) fn send_transfer(&mut self, slot: usize, caller: usize) {
         let ticket = Ticket(caller as u64 + 1);
         if !self.look(slot, caller) {
-            return self.act(slot, caller, Act::Drop);
+            return self.act(slot, caller, CallerAction::Drop);
         }
         let Caller {
-            key, want, asked_at, ..
+            key,
+            options,
+            asked_at,
+            ..
         } = self.nodes[slot].callers[caller];
         let name = self.keys[key].clone();
         let holding = self.nodes[slot].shard.holding(self.local(slot), &name, ticket);
         let Some(of) = holding.map(|holding| holding.claim) else {
             return;
         };
-        self.nodes[slot].callers[caller].state = State::Releasing {
+        self.nodes[slot].callers[caller].state = CallerState::Releasing {
             held: true,
             finished: false,
         };
-        let letter = self.letters.len();
-        self.letters.push(Letter {
+        let message = self.transfer_messages.len();
+        self.transfer_messages.push(TransferMessage {
             key,
             of,
-            mode: want.mode,
-            until: asked_at + want.term.lease_ms * MS,
+            mode: options.mode,
+            until: asked_at + options.term.lease_ms * MS,
             adopted: None,
             asked: 0,
         });
-        self.saw(Seen::HandedOut);
+        self.cover(Case::TransferSent);
         self.feed(slot, key, Input::HandedOut(ticket));
         let mut rng = fastrand::Rng::with_seed(self.setup.seed ^ self.now ^ caller as u64);
         let copies = if rng.u8(..3) == 0 { 2 } else { 1 };
         for _ in 0..copies {
             let way = match rng.u8(..8) {
-                0 => want.term.lease_ms * MS * 3 / 2,
-                1 => want.term.lease_ms * MS / 2,
+                0 => options.term.lease_ms * MS * 3 / 2,
+                1 => options.term.lease_ms * MS / 2,
                 _ => 5 * MS,
             };
             let (way, what) = (rng.u64(0..=way), rng.u8(..8));
             let slot = rng.usize(..self.nodes.len());
-            self.after(way, Event::Letter { slot, letter, what });
+            self.after(way, Event::TransferMessage { slot, message, what });
         }
     }
 
     /// A transfer message reaches a node, which adopts, extends or releases the lease.
-    pub(crate) fn deliver(&mut self, slot: usize, letter: usize, what: u8) {
+    pub(crate) fn deliver(&mut self, slot: usize, message: usize, what: u8) {
         let node = &self.nodes[slot];
         if self.draining || !node.alive || node.paused.is_some() {
             return;
         }
-        let Letter { key, of, mode, .. } = self.letters[letter];
+        let TransferMessage { key, of, mode, .. } = self.transfer_messages[message];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
         let call = match what {
             0 => Some(Call::Release { of, repeats: false }),
@@ -111,20 +114,20 @@ impl World {
             let (ticket, caller) = self.new_call(slot, key, &call);
             (caller, Input::Call(ticket, call))
         } else {
-            let want = LockOptions {
+            let options = LockOptions {
                 mode,
                 solo: true,
                 ..LockOptions::new(term)
             };
-            let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Later);
-            (caller, Input::Adopt(ticket, want, of))
+            let (ticket, caller) = self.new_caller(slot, key, options, TakeUp::Pending);
+            (caller, Input::Adopt(ticket, options, of))
         };
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;
-        let found = &mut self.letters[letter];
+        let found = &mut self.transfer_messages[message];
         let in_time = soon < found.until && self.profile.storm.1 == 0;
         found.asked += u32::from(call != Some(Call::Extend { of }));
-        let asks = &mut self.nodes[slot].callers[caller];
-        (asks.letter, asks.in_time) = (Some(letter), in_time);
+        let asking = &mut self.nodes[slot].callers[caller];
+        (asking.message, asking.in_time) = (Some(message), in_time);
         self.feed(slot, key, input);
     }
 }

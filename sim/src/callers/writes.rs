@@ -8,11 +8,11 @@ use std::time::Duration;
 use tenure::protocol::step::{AcquireError, Input, Ticket};
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::world::World;
-use crate::world::caller::{Act, Caller, Fetches, State};
+use crate::world::caller::{Caller, CallerAction, CallerState, TakeUp};
 use crate::world::event::Event;
-use crate::world::write::Writer;
+use crate::world::write::WriteLease;
 
 impl World {
     /// Plans the writes of a holder during its hold.
@@ -21,14 +21,14 @@ impl World {
             return;
         }
         let life = self.nodes[slot].life;
-        for _ in 0..self.of_writes.usize(0..3) {
+        for _ in 0..self.write_rng.usize(0..3) {
             // Half of the writes are sent shortly before the release.
-            let pause = if self.of_writes.bool() {
+            let pause = if self.write_rng.bool() {
                 hold.saturating_sub(1_000)
             } else {
-                self.of_writes.u64(0..=hold)
+                self.write_rng.u64(0..=hold)
             };
-            let act = Act::Write;
+            let act = CallerAction::Write;
             self.after(
                 pause,
                 Event::Caller {
@@ -45,12 +45,12 @@ impl World {
     /// the node.
     pub(crate) fn begin_write(&mut self, slot: usize, caller: usize) {
         let mut callers = vec![caller];
-        if self.of_writes.bool() {
+        if self.write_rng.bool() {
             let node = &self.nodes[slot];
             let key = node.callers[caller].key;
             let is_other = |other: &&usize| {
                 let Caller { key: of, state, .. } = node.callers[**other];
-                of != key && state == State::Holding
+                of != key && state == CallerState::Holding
             };
             // The other lease comes first, so the server must also check the lease of the writing caller.
             callers.splice(..0, node.live.iter().copied().find(|other| is_other(&other)));
@@ -59,18 +59,18 @@ impl World {
         for caller in callers {
             let Some((writer, precondition, lease)) = self.begin_write_of(slot, caller) else {
                 for (writer, lease) in writers.iter().zip(leases) {
-                    let Writer { key, .. } = *writer;
+                    let WriteLease { key, .. } = *writer;
                     self.feed(slot, key, Input::WriteEnded(lease, false));
                 }
-                return self.saw(Seen::WriteTooLate);
+                return self.cover(Case::WriteTooLate);
             };
             writers.push(writer);
             leases.push(precondition);
             shortest = shortest.min(lease);
         }
-        let (Writer { key, .. }, want) = (writers[0], self.nodes[slot].callers[caller].want);
-        let (ticket, caller) = self.new_caller(slot, key, want, Fetches::Never);
-        self.nodes[slot].callers[caller].state = State::Writing;
+        let (WriteLease { key, .. }, options) = (writers[0], self.nodes[slot].callers[caller].options);
+        let (ticket, caller) = self.new_caller(slot, key, options, TakeUp::Never);
+        self.nodes[slot].callers[caller].state = CallerState::Writing;
         self.note(Some(slot), Some(key), || {
             format!("ticket {} writes as {writers:?}", ticket.0)
         });
@@ -93,20 +93,20 @@ impl World {
         &mut self,
         slot: usize,
         caller: usize,
-    ) -> Option<(Writer, Precondition, Duration)> {
+    ) -> Option<(WriteLease, Precondition, Duration)> {
         let key = self.nodes[slot].callers[caller].key;
         let (local, ticket) = (self.local(slot), Ticket(caller as u64 + 1));
         let (node, name) = (&mut self.nodes[slot], &self.keys[key]);
         let (precondition, lease) = node.shard.begin_write(local, name, ticket)?;
         let fence = node.shard.holding(local, name, ticket)?.fence;
-        Some((Writer { key, fence }, precondition, lease))
+        Some((WriteLease { key, fence }, precondition, lease))
     }
 
     /// Counts a denied write: it was not executed, or its outcome is unknown.
     pub(crate) fn write_denied(&mut self, denial: &AcquireError) {
-        self.saw(match denial {
-            AcquireError::Unanswered(_) => Seen::WriteUnanswered,
-            _ => Seen::WriteNotSent,
+        self.cover(match denial {
+            AcquireError::Unanswered(_) => Case::WriteUnanswered,
+            _ => Case::WriteNotSent,
         });
     }
 }

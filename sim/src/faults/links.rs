@@ -2,7 +2,7 @@
 
 use tenure::error::StoreErrorKind;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
@@ -10,7 +10,7 @@ use crate::world::event::Event;
 
 impl World {
     pub(crate) fn cut_off(&mut self, slot: usize) {
-        self.saw(Seen::Partition);
+        self.cover(Case::Partition);
         let until = self.now + self.rng.u64(10 * MS..3_000 * MS);
         self.note(Some(slot), None, || format!("cut off until {} ms", until / MS));
         self.inbox_lags(slot, until);
@@ -28,7 +28,7 @@ impl World {
         } else {
             0
         };
-        self.unrest(until + lag);
+        self.extend_fault(until + lag);
         if lag > 0 {
             self.nodes[slot].inbox.held_until = until + lag;
         }
@@ -38,12 +38,12 @@ impl World {
         let Some(conn) = self.open_conn(slot) else {
             return;
         };
-        self.saw(Seen::Stall);
+        self.cover(Case::Stall);
         let until = self.now + self.rng.u64(10 * MS..4_000 * MS);
         self.note(Some(slot), None, || {
-            format!("connection {conn} stands still until {} ms", until / MS)
+            format!("connection {conn} stalls until {} ms", until / MS)
         });
-        self.unrest(until);
+        self.extend_fault(until);
         self.conns[conn].stall = until;
     }
 
@@ -52,19 +52,19 @@ impl World {
         let Some(conn) = self.open_conn(slot) else {
             return;
         };
-        self.saw(Seen::Reset);
+        self.cover(Case::Reset);
         self.note(Some(slot), None, || format!("connection {conn} breaks"));
         self.conns[conn].mute = true;
         self.conns[conn].server &= mute || self.rng.bool();
         let notice = self.rng.u64(0..if mute { 600 * MS } else { 5 * MS });
-        self.unrest(self.now + notice);
+        self.extend_fault(self.now + notice);
         self.after(notice, Event::ResetSeen { conn });
     }
 
     pub(crate) fn hold_inbox(&mut self, slot: usize) {
-        self.saw(Seen::PushHeld);
+        self.cover(Case::PushHeld);
         let until = self.now + self.rng.u64(10 * MS..4_000 * MS);
-        self.unrest(until);
+        self.extend_fault(until);
         self.nodes[slot].inbox.held_until = until;
     }
 
@@ -84,10 +84,10 @@ impl World {
         }
         if self.chance(30) {
             // The node gets no error and must ask.
-            return self.saw(Seen::InboxSilent);
+            return self.cover(Case::InboxSilent);
         }
         let notice = self.rng.u64(0..2_000 * MS);
-        self.unrest(self.now + notice);
+        self.extend_fault(self.now + notice);
         let error = error(StoreErrorKind::Interrupted);
         self.after(
             notice,
@@ -105,7 +105,7 @@ impl World {
         let Some(conn) = self.open_conn(slot) else {
             return;
         };
-        self.saw(Seen::Silent);
+        self.cover(Case::Silent);
         self.note(Some(slot), None, || format!("connection {conn} falls silent"));
         self.conns[conn].silent = Some(self.now);
     }

@@ -6,18 +6,18 @@ mod server;
 
 use tenure::protocol::ledger::RecordOwner;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Act, State};
+use crate::world::caller::{CallerAction, CallerState};
 use crate::world::event::Event;
 
 impl World {
     /// Causes one fault, and schedules the next.
     pub(crate) fn fault(&mut self) {
         if self.now >= self.profile.storm.1 {
-            return self.heal();
+            return self.end_faults();
         }
         let pause = self.rng.u64(0..2 * self.profile.fault_pause);
         self.after(pause, Event::Fault);
@@ -25,7 +25,7 @@ impl World {
             self.copy_jobs();
         }
         let slot = self.rng.usize(0..self.nodes.len());
-        self.unrest(self.now);
+        self.extend_fault(self.now);
         self.log.mix(0xfa);
         match self.rng.u8(0..100) {
             _ if self.profile.sleepy && self.rng.u8(0..4) > 0 => match self.rng.bool() {
@@ -47,10 +47,10 @@ impl World {
             80..83 if self.profile.forgetful => self.restart(true),
             83..86 => {
                 self.server.refuses = self.now + self.rng.u64(0..1_500 * MS);
-                self.unrest(self.server.refuses);
+                self.extend_fault(self.server.refuses);
             }
             86..91 => self.step_clock(),
-            91..97 => self.stranger(),
+            91..97 => self.foreign_client(),
             97..100 => self.refuse_all(),
             _ => self.silence(slot),
         }
@@ -61,16 +61,16 @@ impl World {
             return;
         }
         self.note(Some(slot), None, || "crash".into());
-        self.saw(Seen::Crash);
+        self.cover(Case::Crash);
         let node = &self.nodes[slot];
         if node
             .live
             .iter()
-            .any(|caller| node.callers[*caller].state == State::Holding)
+            .any(|caller| node.callers[*caller].state == CallerState::Holding)
         {
-            self.saw(Seen::CrashHolding);
+            self.cover(Case::CrashHolding);
         }
-        self.die(slot);
+        self.crash_process(slot);
     }
 
     pub(crate) fn pause(&mut self, slot: usize) {
@@ -89,10 +89,10 @@ impl World {
         } else {
             self.rng.u64(longest..2 * longest)
         };
-        self.saw(if span < longest {
-            Seen::PauseShort
+        self.cover(if span < longest {
+            Case::PauseShort
         } else {
-            Seen::PauseLong
+            Case::PauseLong
         });
         let until = self.now + span * MS;
         self.note(Some(slot), None, || format!("stopped for {span} ms"));
@@ -109,7 +109,7 @@ impl World {
         if self.nodes[slot].paused.take().is_none() {
             return;
         }
-        self.note(Some(slot), None, || "goes on".into());
+        self.note(Some(slot), None, || "continues".into());
         let node = &mut self.nodes[slot];
         let span = self.now - node.paused_at;
         let requests = node.requests.values_mut().map(|(since, _)| since);
@@ -117,9 +117,9 @@ impl World {
             *since += span;
         }
         for caller in self.nodes[slot].live.clone() {
-            if self.nodes[slot].callers[caller].state == State::Holding && self.chance(70) {
+            if self.nodes[slot].callers[caller].state == CallerState::Holding && self.chance(70) {
                 let held = self.look(slot, caller);
-                self.saw(if held { Seen::WokeHeld } else { Seen::WokeLost });
+                self.cover(if held { Case::WokeHeld } else { Case::WokeLost });
             }
         }
         let backlog = std::mem::take(&mut self.nodes[slot].backlog);
@@ -139,29 +139,29 @@ impl World {
         }
         if node.closing {
             // The node told the store what it could, and ends.
-            return self.die(slot);
+            return self.crash_process(slot);
         }
         node.closing = true;
-        self.saw(Seen::Close);
+        self.cover(Case::Close);
         self.close(slot);
         let node = &self.nodes[slot];
         let unheard = node.live.iter().find(|c| match node.callers[**c].state {
-            State::Waiting => true,
-            State::Holding => !node.callers[**c].dark,
+            CallerState::Waiting => true,
+            CallerState::Holding => !node.callers[**c].was_lost,
             _ => false,
         });
         if let Some(caller) = unheard.copied() {
             let key = node.callers[caller].key;
-            self.wrong(Wrong::Outcome, Some(key), || {
+            self.report(Violation::WrongAnswer, Some(key), || {
                 format!("ticket {} was not told of the closing", caller + 1)
             });
         }
     }
 
     /// Ends all faults.
-    pub(crate) fn heal(&mut self) {
+    pub(crate) fn end_faults(&mut self) {
         self.note(None, None, || "all faults end".into());
-        self.unrest(self.now);
+        self.extend_fault(self.now);
         self.server.stall = self.now;
         let server = &mut self.server;
         (server.refuses, server.loading) = (self.now, self.now);
@@ -171,10 +171,10 @@ impl World {
             self.nodes[slot].cut_until = self.now;
             self.nodes[slot].inbox.held_until = self.now;
             if self.nodes[slot].closing && self.nodes[slot].alive {
-                self.die(slot);
+                self.crash_process(slot);
             }
             self.resume(slot);
-            self.rise(slot);
+            self.restart_process(slot);
         }
         for conn in &mut self.conns {
             conn.stall = conn.stall.min(self.now);
@@ -183,7 +183,7 @@ impl World {
 
     /// Stops new callers. Everything must come to an end.
     pub(crate) fn drain(&mut self) {
-        self.heal();
+        self.end_faults();
         self.draining = true;
         for key in 0..self.keys.len() {
             let us = self.server_us();
@@ -203,7 +203,7 @@ impl World {
         }
         for slot in 0..self.nodes.len() {
             for caller in self.nodes[slot].live.clone() {
-                self.act(slot, caller, Act::GiveUp);
+                self.act(slot, caller, CallerAction::GiveUp);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tenure::error::StoreErrorKind;
 use tenure::protocol::ledger::{Record, RecordOwner};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
@@ -21,7 +21,7 @@ impl World {
             1 => self.server.read_only = until,
             2 => {
                 self.server.locked = until;
-                self.saw(Seen::Locked);
+                self.cover(Case::Locked);
             }
             3 | 4 => self.server.kills = until,
             _ => {
@@ -33,14 +33,14 @@ impl World {
         self.note(None, None, || {
             format!("server refuses all until {} ms", until / MS)
         });
-        self.unrest(until);
+        self.extend_fault(until);
     }
 
     pub(crate) fn stall_server(&mut self) {
-        self.saw(Seen::ServerStall);
+        self.cover(Case::ServerStall);
         self.server.stall = self.now + self.rng.u64(10 * MS..2_000 * MS);
-        self.note(None, None, || "server stands still".into());
-        self.unrest(self.server.stall);
+        self.note(None, None, || "server stalls".into());
+        self.extend_fault(self.server.stall);
     }
 
     /// Restarts the server, which ends all connections. After an empty restart earlier grants are promised
@@ -48,17 +48,17 @@ impl World {
     pub(crate) fn restart(&mut self, empty: bool) {
         self.note(None, None, || format!("server restarts, empty: {empty}"));
         if empty {
-            self.saw(Seen::ServerForgot);
-            self.taint_all();
-            self.watch_number(true);
+            self.cover(Case::ServerForgot);
+            self.exempt_all();
+            self.note_number_loss(true);
             self.server.ledger.forget();
-            self.ticks_forgotten();
+            self.forget_ticks();
             // Decided by the time, so the other choices of the seed stay the same.
             if (self.now / MS).is_multiple_of(2) {
                 self.restore_jobs();
             }
         } else {
-            self.saw(Seen::ServerRestart);
+            self.cover(Case::ServerRestart);
         }
         self.server.listening = HashMap::new();
         self.server.knows_scripts = false;
@@ -90,7 +90,7 @@ impl World {
         // The server refuses connections until it is up.
         self.server.down = true;
         let up = self.now + self.rng.u64(MS..400 * MS);
-        self.unrest(up + 200 * MS);
+        self.extend_fault(up + 200 * MS);
         self.at(up, Event::ServerUp);
     }
 
@@ -98,19 +98,19 @@ impl World {
         let kind = self.rng.u8(0..5);
         let step_ms = match kind {
             0 if self.profile.wild_clock => {
-                self.saw(Seen::ClockForward);
-                self.taint_all();
+                self.cover(Case::ClockForward);
+                self.exempt_all();
                 self.rng.i64(300..5_000)
             }
             1 if self.profile.wild_clock => {
-                self.saw(Seen::ClockBack);
-                self.watch_number(false);
+                self.cover(Case::ClockBack);
+                self.note_number_loss(false);
                 -self.rng.i64(300..3_000)
             }
             // The step is smaller than the margin, and too rare for two steps in one lease.
-            _ if self.now > self.watch.stepped + 4_000 * MS => {
-                self.saw(Seen::ClockSmall);
-                self.watch.stepped = self.now;
+            _ if self.now > self.memory.small_step_at + 4_000 * MS => {
+                self.cover(Case::ClockSmall);
+                self.memory.small_step_at = self.now;
                 self.rng.i64(0..150)
             }
             _ => return,
@@ -118,37 +118,37 @@ impl World {
         self.note(None, None, || format!("server's clock steps by {step_ms} ms"));
         self.server.offset += step_ms * 1000;
         let lasting = step_ms.unsigned_abs() * MS;
-        self.unrest(self.now + lasting);
+        self.extend_fault(self.now + lasting);
     }
 
     /// A client that ignores the protocol changes a record.
-    pub(crate) fn stranger(&mut self) {
+    pub(crate) fn foreign_client(&mut self) {
         let key = self.rng.usize(0..self.keys.len());
         let kind = self.rng.u8(0..9);
-        self.taint(key);
+        self.exempt(key);
         let lasts = self.server_us() / 1000 + self.rng.u64(10..2_000);
         let (seen, record) = match kind {
-            0..4 => (Seen::ForeignDelete, None),
+            0..4 => (Case::ForeignDelete, None),
             4..7 => (
-                Seen::ForeignTake,
+                Case::ForeignTake,
                 Some(Record {
                     owner: RecordOwner::Foreign,
                     expires: Some(lasts),
                 }),
             ),
             _ => (
-                Seen::ForeignType,
+                Case::ForeignType,
                 Some(Record {
                     owner: RecordOwner::WrongType,
                     expires: Some(lasts),
                 }),
             ),
         };
-        self.saw(seen);
+        self.cover(seen);
         self.note(None, Some(key), || format!("stranger: {record:?}"));
-        self.unrest(self.now + 2_000 * MS);
+        self.extend_fault(self.now + 2_000 * MS);
         self.server.ledger.overwrite(&self.keys[key], record);
-        self.watch.handed_on[key] = None;
+        self.memory.handed_on[key] = None;
     }
 
     /// Takes a backup of the jobs.
@@ -160,8 +160,8 @@ impl World {
     pub(crate) fn restore_jobs(&mut self) {
         let known = self.server.copy.clone();
         for (key, job) in known.into_iter().filter(|(_, job)| job.mark.is_some()) {
-            self.saw(Seen::ServerWentBack);
-            self.watch.ticks.restored(key, &job);
+            self.cover(Case::ServerWentBack);
+            self.memory.ticks.restored(key, &job);
             self.server.ledger.set_job(&self.keys[key], job);
         }
     }

@@ -1,6 +1,6 @@
 //! The periodic check of all laws that need time.
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::event::Event;
@@ -13,7 +13,7 @@ impl World {
         self.watch_silence();
         let calm = self.is_calm();
         if calm {
-            self.saw(Seen::Calm);
+            self.cover(Case::Calm);
             for key in 0..self.keys.len() {
                 if Some(key) != self.latch {
                     self.watch_sleepers(key);
@@ -28,11 +28,11 @@ impl World {
             self.watch_abandoned(key, calm);
         }
         if calm && !self.draining {
-            self.kill_a_winner();
+            self.kill_tick_runner();
             self.kill_pursuers();
         }
-        if self.now / (1_000 * MS) != self.watch.second {
-            self.watch.second = self.now / (1_000 * MS);
+        if self.now / (1_000 * MS) != self.memory.second {
+            self.memory.second = self.now / (1_000 * MS);
             self.watch_storm(calm);
         }
         if self.draining {

@@ -6,24 +6,24 @@ use std::time::Duration;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Call, Fence, Kind, LeaderReport, Reply, Request, Verb, Version};
 
-use crate::callers::elections::Said;
-use crate::coverage::Seen;
+use crate::callers::elections::Proclamation;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Caller, State};
-use crate::world::election_memory::{Observer, Told};
+use crate::world::caller::{Caller, CallerState};
+use crate::world::election_memory::{LeaderNews, Observer};
 
 impl World {
     /// Checks the answer to a proclamation.
-    pub(crate) fn proclaim_answered(&mut self, slot: usize, caller: usize, done: bool) {
+    pub(crate) fn watch_proclamation(&mut self, slot: usize, caller: usize, done: bool) {
         let Caller {
-            key, asks, in_time, ..
+            key, call, in_time, ..
         } = self.nodes[slot].callers[caller];
-        let Some(Call::Proclaim { of, seq }) = asks else {
+        let Some(Call::Proclaim { of, seq }) = call else {
             return;
         };
-        let elections = &self.watch.elections;
+        let elections = &self.memory.elections;
         let Some(number) = elections.leads.get(&of).copied() else {
             return;
         };
@@ -34,29 +34,31 @@ impl World {
         let local = self.local(slot);
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
-        let wrongly_refused = !done && in_time && leads && !self.is_tainted(number);
+        let wrongly_refused = !done && in_time && leads && !self.is_exempt_grant(number);
         if wrongly_refused || done && !is_kept {
-            self.wrong(Wrong::ProclaimedByAnother, Some(key), || {
-                format!("{of} leads: {leads}, and was told of its {seq}: {done}")
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")
             });
         }
     }
 
     /// Checks that a reported value was proclaimed under the reported grant, and that reports never go back.
-    pub(crate) fn watch_told(&mut self, observer: usize, report: Option<&LeaderReport>) {
+    pub(crate) fn watch_leader_news(&mut self, observer: usize, report: Option<&LeaderReport>) {
         let Observer {
             slot, key, latest, ..
-        } = self.watch.elections.observers[observer];
-        self.saw(match report {
-            None => Seen::NobodyLeadsTold,
-            Some(report) if report.said.is_some() => Seen::ProclaimedTold,
-            Some(_) => Seen::LeaderTold,
+        } = self.memory.elections.observers[observer];
+        self.cover(match report {
+            None => Case::NoLeaderTold,
+            Some(report) if report.said.is_some() => Case::ProclaimedTold,
+            Some(_) => Case::LeaderTold,
         });
-        if !self.stands(slot) {
-            self.saw(Seen::ToldOutside);
+        if !self.has_candidates(slot) {
+            self.cover(Case::OutsideObserverTold);
         }
-        let said = report.and_then(|report| report.said.as_ref()).map(Said::read);
-        let elections = &self.watch.elections;
+        let said = report
+            .and_then(|report| report.said.as_ref())
+            .map(Proclamation::read);
+        let elections = &self.memory.elections;
         let is_its = report.is_none_or(|report| {
             let led = elections.led.get(&(key, report.number)) == Some(&report.node);
             let said_so = said.as_ref().is_none_or(|said| {
@@ -70,32 +72,32 @@ impl World {
             led && said_so
         });
         if !is_its {
-            self.wrong(Wrong::ProclaimedByAnother, Some(key), || {
-                format!("an observer of node {slot} is told {report:?}, in which is said {said:?}")
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("an observer of node {slot} is told {report:?} with the value {said:?}")
             });
         }
         let seq = said.flatten().map(|said| said.seq);
         let told = report.map(|report| (report.number, seq));
-        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt(Fence::new(number, 0))) {
-            self.wrong(Wrong::ToldBack, Some(key), || {
+        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0))) {
+            self.report(Violation::LeaderNewsOutOfOrder, Some(key), || {
                 format!("an observer of node {slot} is told {told:?} after {latest:?}")
             });
         }
         if latest.zip(told).is_some_and(|(latest, told)| latest.0 < told.0) {
-            self.saw(Seen::NextLeaderTold);
+            self.cover(Case::NextLeaderTold);
         }
         let version = report.map_or(Version(0), |report| report.version);
-        let of = &mut self.watch.elections.observers[observer];
+        let of = &mut self.memory.elections.observers[observer];
         (of.known, of.latest) = (Some((version, told)), told.or(latest));
     }
 
     /// Returns the leader's grant and the sequence number of its last proclamation.
-    pub(crate) fn truth(&self, key: usize) -> Told {
+    pub(crate) fn current_leader(&self, key: usize) -> LeaderNews {
         let record = self.server.ledger.record(&self.keys[key], self.server_us())?;
         let RecordOwner::Claim(_, number) = record.owner else {
             return None;
         };
-        Some((number, self.watch.elections.said.get(&(key, number)).copied()))
+        Some((number, self.memory.elections.said.get(&(key, number)).copied()))
     }
 
     /// Checks that only the leader proclaims.
@@ -110,7 +112,7 @@ impl World {
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         });
         if let Some((claim_id, number)) = leader {
-            self.watch.elections.led.insert((key, number), claim_id.node);
+            self.memory.elections.led.insert((key, number), claim_id.node);
         }
         let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {
             return;
@@ -124,12 +126,12 @@ impl World {
             _ => true,
         };
         if let (Some(number), Reply::Done) = (number, reply) {
-            let kept = self.watch.elections.said.entry((key, number)).or_default();
+            let kept = self.memory.elections.said.entry((key, number)).or_default();
             *kept = seq.max(*kept);
         }
         if !is_fair {
-            self.wrong(Wrong::ProclaimedByAnother, Some(key), || {
-                format!("{leader:?} leads, and {of} that proclaims is told {reply:?}")
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("{leader:?} leads; {of} proclaims and is told {reply:?}")
             });
         }
     }
@@ -148,8 +150,8 @@ impl World {
         let node = &self.nodes[slot];
         let wants = |caller: &usize| {
             let of = &node.callers[*caller];
-            let waits = matches!(of.state, State::Waiting | State::GivingUp);
-            waits && of.key == key && is_of(of.asks)
+            let waits = matches!(of.state, CallerState::Waiting | CallerState::GivingUp);
+            waits && of.key == key && is_of(of.call)
         };
         let (resting, awake): (Vec<_>, Vec<_>) = node
             .live
@@ -158,7 +160,7 @@ impl World {
             .filter(wants)
             .partition(|caller| self.is_resting(slot, *caller));
         // The request is for the first caller whose rest is over.
-        let rests = &mut self.watch.elections.rests;
+        let rests = &mut self.memory.elections.rests;
         let is_due = |caller: &&usize| {
             let rest = rests.get(&(slot, life, **caller));
             rest.is_some_and(|rest| rest.earliest <= local)
@@ -168,8 +170,8 @@ impl World {
             rests.remove(&(slot, life, first));
         }
         if awake.is_empty() {
-            self.wrong(Wrong::Restless, Some(key), || {
-                format!("node {slot} asks for nobody but {resting:?}, who rest: {request:?}")
+            self.report(Violation::RestIgnored, Some(key), || {
+                format!("node {slot} asks only for resting callers {resting:?}: {request:?}")
             });
         }
     }
@@ -177,21 +179,21 @@ impl World {
     /// Checks that callers claim when their rest is over, if the store is available.
     pub(crate) fn watch_rested(&mut self) {
         let nodes = &self.nodes;
-        self.watch.elections.rests.retain(|(slot, life, caller), _| {
+        self.memory.elections.rests.retain(|(slot, life, caller), _| {
             let node = &nodes[*slot];
-            node.alive && node.life == *life && node.callers[*caller].state == State::Waiting
+            node.alive && node.life == *life && node.callers[*caller].state == CallerState::Waiting
         });
         if !self.is_calm() || !self.profile.rules.queues {
             return;
         }
         let slack = Duration::from_nanos(20 * MS + 4 * self.profile.lag);
-        let mut rests = self.watch.elections.rests.iter();
+        let mut rests = self.memory.elections.rests.iter();
         let late = rests.find(|((slot, ..), rest)| rest.latest + slack < self.local(*slot));
         if let Some((&(slot, _, caller), _)) = late {
             let key = self.nodes[slot].callers[caller].key;
-            let state = self.describe(key);
-            self.wrong(Wrong::Restless, Some(key), || {
-                format!("ticket {} of node {slot} rests on: {state}", caller + 1)
+            let state = self.describe_key(key);
+            self.report(Violation::RestIgnored, Some(key), || {
+                format!("ticket {} of node {slot} still rests: {state}", caller + 1)
             });
         }
     }
@@ -203,17 +205,17 @@ impl World {
         }
         self.watch_rested();
         let calm = self.is_calm();
-        for observer in 0..self.watch.elections.observers.len() {
-            let of = &self.watch.elections.observers[observer];
+        for observer in 0..self.memory.elections.observers.len() {
+            let of = &self.memory.elections.observers[observer];
             let (slot, key, lease) = (of.slot, of.key, of.term.lease_ms * MS);
             let node = &self.nodes[slot];
-            let asks = of.asks.filter(|_| node.alive && node.life == of.life);
-            let asks = asks.filter(|caller| !self.is_resting(slot, *caller));
-            let truth = self.truth(key);
+            let asking_caller = of.asking_caller.filter(|_| node.alive && node.life == of.life);
+            let asking_caller = asking_caller.filter(|caller| !self.is_resting(slot, *caller));
+            let truth = self.current_leader(key);
             let knows = of.known.is_some_and(|(_, told)| told == truth);
             let now = self.now;
-            let of = &mut self.watch.elections.observers[observer];
-            if !calm || asks.is_none() || knows {
+            let of = &mut self.memory.elections.observers[observer];
+            if !calm || asking_caller.is_none() || knows {
                 of.differs = None;
                 continue;
             }
@@ -223,14 +225,14 @@ impl World {
             let ((since, _), known) = (*of.differs.get_or_insert((now, truth)), of.known);
             let bound = lease / 3 + lease / 100 + 6 * self.profile.delay.1 + 30 * MS;
             if now - since > bound {
-                let state = self.describe(key);
-                self.wrong(Wrong::LeaderUntold, Some(key), || {
+                let state = self.describe_key(key);
+                self.report(Violation::LeaderNotTold, Some(key), || {
                     format!("{truth:?} leads, and an observer of node {slot} knows {known:?}: {state}")
                 });
             }
         }
         if calm && !self.draining {
-            self.kill_a_leader();
+            self.kill_leader();
         }
     }
 }

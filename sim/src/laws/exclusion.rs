@@ -6,14 +6,14 @@ use std::time::Duration;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Fence, Mode};
 
-use crate::coverage::Seen;
-use crate::violation::Wrong;
+use crate::coverage::Case;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Caller, PERMITS, State};
+use crate::world::caller::{Caller, CallerState, PERMITS};
 use crate::world::records::weight;
 
 /// Returns whether both modes may be held at one instant.
-pub(crate) fn go_together(one: Mode, other: Mode) -> bool {
+pub(crate) fn may_share(one: Mode, other: Mode) -> bool {
     matches!(
         (one, other),
         (Mode::Read, Mode::Read) | (Mode::Permits(_), Mode::Permits(_))
@@ -47,56 +47,56 @@ impl World {
                 let caller = ticket.0 as usize - 1;
                 holds.push(caller);
                 let asked = &node.callers[caller];
-                if asked.dark {
+                if asked.was_lost {
                     found = Some((
-                        Wrong::Revived,
+                        Violation::LostLeaseRevived,
                         format!("ticket {} of node {slot} holds again", ticket.0),
                     ));
-                } else if asked.state != State::Holding {
+                } else if asked.state != CallerState::Holding {
                     let text = format!(
-                        "ticket {} of node {slot} is {:?} and holds",
+                        "ticket {} of node {slot} is in state {:?} and holds",
                         ticket.0, asked.state
                     );
-                    found = Some((Wrong::Outcome, text));
+                    found = Some((Violation::WrongAnswer, text));
                 }
                 // The node may hold a longer lease than the caller asked for. A renewal may be in flight at
                 // the end of its time, and may have been queued before that.
-                let longest = asked.want.max_hold.map(|most| most + 2 * longest);
+                let longest = asked.options.max_hold.map(|most| most + 2 * longest);
                 let fixed = asked
-                    .want
+                    .options
                     .fixed
-                    .then(|| Duration::from_millis(asked.want.term.lease_ms));
+                    .then(|| Duration::from_millis(asked.options.term.lease_ms));
                 let longest = fixed.or(longest);
                 if let (Some(longest), Some(since)) = (longest, asked.since)
                     && local > since + longest
                 {
                     found = Some((
-                        Wrong::HeldTooLong,
+                        Violation::HeldTooLong,
                         format!("ticket {} of node {slot} is held since {since:?}", ticket.0),
                     ));
                 }
-                if self.watch.tainted.contains(&fence.number()) {
+                if self.memory.exempt_grants.contains(&fence.number()) {
                     continue;
                 }
-                let mode = asked.want.mode;
+                let mode = asked.options.mode;
                 let earlier = first.replace((slot, fence, mode));
                 several |= earlier.is_some_and(|(_, before, _)| before.number() == fence.number());
                 if let Some((other, before, earlier)) = earlier
-                    && !go_together(mode, earlier)
+                    && !may_share(mode, earlier)
                 {
                     let text = format!(
                         "node {other} holds it by grant {} and node {slot} by grant {}",
                         before.number(),
                         fence.number()
                     );
-                    found = Some((Wrong::TwoHolders, text));
+                    found = Some((Violation::TwoHolders, text));
                     break;
                 }
                 in_use += weight(mode);
                 sharers.insert(slot);
                 if in_use > PERMITS {
                     let text = format!("{in_use} of {PERMITS} permits are held, the latest by node {slot}");
-                    found = Some((Wrong::TooMany, text));
+                    found = Some((Violation::TooManyPermits, text));
                     break;
                 }
                 let backed = record.is_some_and(|record| match record.owner {
@@ -107,29 +107,29 @@ impl World {
                 let backed = backed
                     || mode != Mode::Exclusive
                         && shares.any(|share| share.claim_id == claim && share.number == fence.number());
-                if !backed && found.is_none() && self.setup.only != Some(Wrong::TwoHolders) {
+                if !backed && found.is_none() && self.setup.only != Some(Violation::TwoHolders) {
                     let text = format!(
                         "node {slot} holds by grant {}, the record is {record:?}",
                         fence.number()
                     );
-                    found = Some((Wrong::Unbacked, text));
+                    found = Some((Violation::RecordOfAnother, text));
                 }
             }
             for caller in &node.live {
                 let asked = &mut node.callers[*caller];
-                if asked.key == key && asked.state == State::Holding && !holds.contains(caller) {
-                    asked.dark = true;
+                if asked.key == key && asked.state == CallerState::Holding && !holds.contains(caller) {
+                    asked.was_lost = true;
                 }
             }
         }
         if several {
-            self.saw(Seen::ReadersOfANode);
+            self.cover(Case::ReadersOfANode);
         }
         if in_use > 0 && sharers.len() > 1 {
-            self.saw(Seen::SharesOfNodes);
+            self.cover(Case::SharesOfNodes);
         }
-        if let Some((wrong, text)) = found {
-            self.wrong(wrong, Some(key), || text);
+        if let Some((violation, text)) = found {
+            self.report(violation, Some(key), || text);
         }
     }
 
@@ -140,19 +140,19 @@ impl World {
     }
 
     /// Checks that a lease of a caller's own was never shared with a caller before or after it.
-    pub(crate) fn watch_own(&mut self, slot: usize, caller: usize, fence: Fence) {
+    pub(crate) fn watch_solo(&mut self, slot: usize, caller: usize, fence: Fence) {
         if fence.is_first() {
             return;
         }
         let (before, rest) = self.nodes[slot].callers.split_at(caller);
         let (of, others) = (&rest[0], before.iter().chain(&rest[1..]));
         let mut sharers = others.filter(|other| other.claim.is_some() && other.claim == of.claim);
-        let is_own = |of: &Caller| of.want.fixed || of.want.solo;
+        let is_own = |of: &Caller| of.options.fixed || of.options.solo;
         if is_own(of) || sharers.any(is_own) {
             let key = of.key;
-            self.wrong(Wrong::Shared, Some(key), || {
+            self.report(Violation::SoloLeaseShared, Some(key), || {
                 format!(
-                    "ticket {} of node {slot} got a lease that is somebody's own",
+                    "ticket {} of node {slot} got the own lease of another caller",
                     caller + 1
                 )
             });

@@ -2,26 +2,26 @@
 
 use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Push, Reply, Request, Verb};
 
-use crate::laws::ownership::{actor, gives};
-use crate::violation::Wrong;
+use crate::laws::ownership::{claim_of, ends_lease};
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::records::Owned;
+use crate::world::records::KeyRecords;
 
 impl World {
     /// Checks the effects of a batch: only owners change records, each number is granted once, grants go to
-    /// live waiters, and their nodes still want them.
+    /// live waiters, and their nodes still options them.
     pub(crate) fn watch_execution(
         &mut self,
         batch: &Batch,
         replies: &[Reply],
-        before: &[Owned],
+        before: &[KeyRecords],
         pushes: &[Push],
     ) {
         let us = self.server_us();
         let now = us / 1000;
         for ((request, reply), before) in batch.requests.iter().zip(replies).zip(before) {
-            let key = self.index(&request.name);
-            let after = self.owned(&request.name);
+            let key = self.key_index(&request.name);
+            let after = self.key_records(&request.name);
             self.watch_owner(key, request, before.record.as_ref(), after.record.as_ref());
             self.watch_shares(key, request, before, &after);
             self.watch_downgrade(key, request, reply, before);
@@ -30,12 +30,12 @@ impl World {
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
             // A copy was executed; the original may be refused.
-            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.watch.twin;
-            if gives(request.verb) && is_done {
-                self.watch.ended.insert(actor(request));
+            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
+            if ends_lease(request.verb) && is_done {
+                self.memory.ended.insert(claim_of(request));
             }
             if !before.is_free() || !after.is_free() {
-                self.watch.free_since[key] = None;
+                self.memory.free_since[key] = None;
             }
             let to = match request.verb {
                 Verb::Yield { to } | Verb::Pass { to } => to,
@@ -52,7 +52,7 @@ impl World {
                 Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)
             );
             if is_queued || reply.number().is_some() {
-                self.watch.heard.insert(to, (now, request.term));
+                self.memory.last_heard.insert(to, (now, request.term));
                 self.watch_ghost(key, request, to);
             }
         }
@@ -67,25 +67,25 @@ impl World {
         pushes: &[Push],
     ) {
         let now = self.server_us() / 1000;
-        self.watch.highest = self.watch.highest.max(number);
-        let earlier = self.watch.granted.insert(claim_id, number);
+        self.memory.highest = self.memory.highest.max(number);
+        let earlier = self.memory.granted.insert(claim_id, number);
         if earlier.is_some_and(|earlier| earlier != number) {
-            self.wrong(Wrong::NumberTwice, Some(key), || {
+            self.report(Violation::ClaimNumberReused, Some(key), || {
                 format!("claim {claim_id} is granted again")
             });
         }
         if claim_id == to {
             return;
         }
-        let heard = self.watch.heard.get(&claim_id).copied();
+        let heard = self.memory.last_heard.get(&claim_id).copied();
         if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
-            self.wrong(Wrong::DeadGranted, Some(key), || {
+            self.report(Violation::DeadWaiterGranted, Some(key), || {
                 format!("{claim_id} was last heard at {heard:?}")
             });
         }
         let is_told = |push: &Push| matches!(push, Push::Granted(grant) if grant.claim_id == claim_id && grant.number == number);
         if !pushes.iter().any(is_told) {
-            self.wrong(Wrong::Outcome, Some(key), || {
+            self.report(Violation::WrongAnswer, Some(key), || {
                 format!("{claim_id} is not told of its grant")
             });
         }
@@ -97,13 +97,13 @@ impl World {
             return;
         };
         if request.verb.creates()
-            && self.is(slot, life)
-            && !self.watch.stepped_back
-            && !self.watch.twin
+            && self.is_alive(slot, life)
+            && !self.memory.stepped_back
+            && !self.memory.is_copy
             && !self.nodes[slot].shard.pursues(&request.name, to)
         {
-            self.wrong(Wrong::Orphan, Some(key), || {
-                format!("{to} was executed when its node had forgotten it")
+            self.report(Violation::OrphanRecord, Some(key), || {
+                format!("{to} was executed after its node had forgotten it")
             });
         }
     }

@@ -4,7 +4,7 @@ use tenure::protocol::ledger::LatchRecord;
 use tenure::protocol::message::{Call, LatchReport, Request, Verb};
 
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::caller::Caller;
 use crate::world::latch_memory::LatchId;
@@ -13,7 +13,7 @@ impl World {
     /// Returns whether the caller's call changed the latch. Workers that start twice share a call and are not
     /// counted.
     pub(crate) fn call_was_executed(&self, slot: usize, caller: usize) -> bool {
-        let latches = &self.watch.latches;
+        let latches = &self.memory.latches;
         let made = latches.made.get(&(slot, self.nodes[slot].life, caller));
         made.is_some_and(|call| call.id.starts_with(b"call") && latches.executed.contains(&call.id))
     }
@@ -32,22 +32,22 @@ impl World {
         }
         let is_zero = |latch: Option<&LatchRecord>| latch.is_some_and(|latch| latch.left == 0);
         if is_zero(before) || is_zero(after) {
-            self.watch.latches.zero_until = Some(self.now);
+            self.memory.latches.zero_until = Some(self.now);
         }
         if !(after.is_none() || is_zero(after)) {
-            self.watch.latches.resting = None;
+            self.memory.latches.resting = None;
         }
         let Some(after) = after else { return };
         let told = |latch: &LatchRecord| (latch.generation, latch.left);
         // A copy was executed; the original may be refused.
-        let is_changed = before.map(told) != Some(told(after)) && !self.watch.twin;
+        let is_changed = before.map(told) != Some(told(after)) && !self.memory.is_copy;
         if let Some(id) = request.data.as_ref().filter(|_| is_changed) {
-            self.watch.latches.executed.insert(id.0.clone());
+            self.memory.latches.executed.insert(id.0.clone());
         }
         let Some(before) = before.filter(|before| before.generation == after.generation) else {
-            self.watch.latches.set.insert(after.generation, self.now);
+            self.memory.latches.set.insert(after.generation, self.now);
             if before.is_some() || !matches!(request.verb, Verb::Call(Call::SetCount { .. })) {
-                self.wrong(Wrong::SetTwice, Some(key), || {
+                self.report(Violation::LatchSetTwice, Some(key), || {
                     format!("{request:?} made {after:?} of {before:?}")
                 });
             }
@@ -57,7 +57,7 @@ impl World {
             return;
         }
         if after.left == 0 {
-            self.watch.latches.zeros.push(self.now);
+            self.memory.latches.zeros.push(self.now);
         }
         self.watch_count(key, request, before, after);
     }
@@ -70,30 +70,30 @@ impl World {
         after: &LatchRecord,
     ) {
         let Verb::Call(Call::CountDown { called }) = request.verb else {
-            return self.wrong(Wrong::CountedTwice, Some(key), || {
+            return self.report(Violation::CountedTwice, Some(key), || {
                 format!("{request:?} made {after:?} of {before:?}")
             });
         };
         let Some(id) = request.data.as_ref().map(|id| id.0.clone()) else {
             return;
         };
-        let latches = &mut self.watch.latches;
+        let latches = &mut self.memory.latches;
         let earlier = latches.counted.insert(id.clone(), after.generation);
         let call = latches.called.get(&id).copied();
         let set = latches.set.get(&after.generation).copied();
         if earlier == Some(after.generation) || before.left != after.left + 1 {
-            self.wrong(Wrong::CountedTwice, Some(key), || {
+            self.report(Violation::CountedTwice, Some(key), || {
                 format!("{request:?} made {after:?} of {before:?}")
             });
         }
         // After the server's clock went back, the order of the call and of the generation is unknown.
-        if self.watch.stepped_back {
+        if self.memory.stepped_back {
             return;
         }
         let is_again = earlier.is_some() && call.is_some();
         let is_repeat = called.repeats && called.of.is_none();
         if is_again || is_repeat && call.is_some_and(|call| set > Some(call)) {
-            self.wrong(Wrong::CountedLate, Some(key), || {
+            self.report(Violation::CountedLate, Some(key), || {
                 format!("{request:?} of {call:?} counted in {earlier:?} and in {after:?} of {set:?}")
             });
         }
@@ -106,7 +106,7 @@ impl World {
         let latch = self.server.ledger.latch(&self.keys[key], us);
         let rests = latch.is_none_or(|latch| latch.left == 0);
         let now = self.now;
-        let latches = &mut self.watch.latches;
+        let latches = &mut self.memory.latches;
         latches.resting = rests.then(|| latches.resting.unwrap_or(now));
         let (resting, zeros) = (latches.resting, std::mem::take(&mut latches.zeros));
         let lease = self.profile.terms[0].lease_ms * MS;
@@ -127,13 +127,13 @@ impl World {
             })
             .find(|(.., at)| is_past(*at));
         if let Some((slot, caller, at)) = asleep {
-            let state = self.describe(key);
-            self.wrong(Wrong::PastZero, Some(key), || {
+            let state = self.describe_key(key);
+            self.report(Violation::ZeroNotTold, Some(key), || {
                 let (ticket, at) = (caller + 1, at / MS);
                 format!("ticket {ticket} of node {slot} has waited since {at} ms: {state}")
             });
         }
-        self.watch.latches.zeros = zeros;
+        self.memory.latches.zeros = zeros;
     }
 
     /// Checks an answer: zero was reached since the caller came, and a reported count-down has counted.
@@ -145,16 +145,16 @@ impl World {
         at: u64,
         report: LatchReport,
     ) {
-        let Caller { key, asks: call, .. } = self.nodes[slot].callers[caller];
-        let latches = &self.watch.latches;
+        let Caller { key, call, .. } = self.nodes[slot].callers[caller];
+        let latches = &self.memory.latches;
         match (call, report) {
             (Some(Call::Zero { .. }), LatchReport::Left(0)) if latches.zero_until < Some(at) => {
-                self.wrong(Wrong::BeforeZero, Some(key), || {
+                self.report(Violation::ZeroToldTooEarly, Some(key), || {
                     format!("ticket {} of node {slot} came at {} ms", caller + 1, at / MS)
                 });
             }
             (Some(Call::CountDown { .. }), LatchReport::Left(1..)) if !latches.counted.contains_key(id) => {
-                self.wrong(Wrong::NotCounted, Some(key), || {
+                self.report(Violation::NotCounted, Some(key), || {
                     format!("ticket {} of node {slot} was told {report:?}", caller + 1)
                 });
             }

@@ -3,7 +3,7 @@
 use tenure::protocol::message::{Batch, ClaimId, ClaimNumber, GrantNumber, Mode, Name, Request, Rule, Verb};
 
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 
 impl World {
@@ -13,26 +13,28 @@ impl World {
         let mut known: Vec<(usize, ClaimId)> = Vec::new();
         for (name, claim_id, dies) in self.server.ledger.entries() {
             if us / 1000 <= dies {
-                known.push((self.index(name), claim_id));
+                known.push((self.key_index(name), claim_id));
             }
         }
         for key in 0..self.keys.len() {
-            let owned = self.owned(&self.keys[key]);
+            let owned = self.key_records(&self.keys[key]);
             known.extend(owned.grants().map(|(claim_id, _)| (key, claim_id)));
         }
         known.retain(|(key, claim_id)| match self.slots.get(&claim_id.node) {
-            Some(&(slot, life)) if self.is(slot, life) => {
+            Some(&(slot, life)) if self.is_alive(slot, life) => {
                 !self.nodes[slot].shard.pursues(&self.keys[*key], *claim_id)
                     && !self.is_on_its_way(*key, *claim_id)
             }
             _ => false,
         });
-        self.watch.orphans.retain(|orphan, _| known.contains(orphan));
+        self.memory.orphans.retain(|orphan, _| known.contains(orphan));
         let bound = 6 * self.profile.delay.1 + 60 * MS;
         for (key, claim_id) in known {
-            let since = *self.watch.orphans.entry((key, claim_id)).or_insert(self.now);
+            let since = *self.memory.orphans.entry((key, claim_id)).or_insert(self.now);
             if self.now - since > bound {
-                self.wrong(Wrong::Orphan, Some(key), || format!("nobody pursues {claim_id}"));
+                self.report(Violation::OrphanRecord, Some(key), || {
+                    format!("no node pursues {claim_id}")
+                });
             }
         }
     }
@@ -42,7 +44,7 @@ impl World {
         let us = self.server_us();
         let callers = self.nodes.iter().any(|node| node.alive && !node.live.is_empty());
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
-        let records = self.keys.iter().any(|key| !self.owned(key).is_free());
+        let records = self.keys.iter().any(|key| !self.key_records(key).is_free());
         let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
         let is_known = |name: &Name| {
             let ledger = &self.server.ledger;
@@ -52,9 +54,9 @@ impl World {
         if callers || engines || records || entries || latches {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())
-                    .map(|key| self.describe(key))
+                    .map(|key| self.describe_key(key))
                     .collect::<String>();
-                self.wrong(Wrong::LeftOver, None, || {
+                self.report(Violation::LeftOver, None, || {
                     format!(
                         "callers {callers}, engines {engines}, records {records}, entries {entries}, latches {latches}: {text}"
                     )
@@ -90,7 +92,7 @@ impl World {
             self.server.ledger.apply(us, &batch, &mut Vec::new());
         }
         if !self.server.ledger.is_empty() {
-            self.wrong(Wrong::LeftOver, None, || "the ledger is not empty".into());
+            self.report(Violation::LeftOver, None, || "the ledger is not empty".into());
         }
         self.finished = true;
     }

@@ -2,9 +2,9 @@
 
 use tenure::protocol::message::{JobReport, TickTime};
 
-use crate::callers::open_ticks::PAUSE;
+use crate::callers::open_ticks::QUESTION_PAUSE_MS;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::tick_memory::is_over;
 
@@ -16,11 +16,11 @@ impl World {
         }
         let job = self.job(key);
         if job.mark != Some(TickTime(report.now_ms)) || job.ahead_ms(report.now_ms) > 0 {
-            self.wrong(Wrong::TickOrder, Some(key), || {
+            self.report(Violation::TickOrder, Some(key), || {
                 format!("a reset at {} left {job:?}", report.now_ms)
             });
         }
-        self.watch.ticks.reset(key, &job);
+        self.memory.ticks.reset(key, &job);
     }
 
     /// Checks that a tick which the asking node knows to be over is not granted again.
@@ -28,14 +28,14 @@ impl World {
         let job = self.job(key);
         let knows = job.mark.is_some();
         if knows && over.is_some_and(|over| over.0 <= report.now_ms) && !is_over(&job, over) {
-            self.wrong(Wrong::LossBelieved, Some(key), || {
-                format!("a node knows that {over:?} is over, and the store knows that {job:?}")
+            self.report(Violation::LossNotMended, Some(key), || {
+                format!("a node knows that {over:?} is over, and the store has {job:?}")
             });
         }
         if report.lost {
-            self.watch.ticks.reset(key, &job);
-            let highest = self.watch.highest;
-            self.watch.ticks.mended.insert(key, highest);
+            self.memory.ticks.reset(key, &job);
+            let highest = self.memory.highest;
+            self.memory.ticks.mended.insert(key, highest);
         }
     }
 
@@ -55,22 +55,22 @@ impl World {
             .iter()
             .any(|node| node.alive && node.paused.is_none() && !node.retired && !node.closing);
         if !is_open || !is_free || !looks || self.draining || is_pursued(job.mark) {
-            self.watch.ticks.abandoned = None;
+            self.memory.ticks.abandoned = None;
             return;
         }
-        let (now, unrest) = (self.now, self.watch.unrest);
+        let (now, unrest) = (self.now, self.memory.fault_until);
         let abandoned = (job.mark, now);
-        let (mark, since) = *self.watch.ticks.abandoned.get_or_insert(abandoned);
+        let (mark, since) = *self.memory.ticks.abandoned.get_or_insert(abandoned);
         if mark != job.mark {
-            self.watch.ticks.abandoned = Some(abandoned);
+            self.memory.ticks.abandoned = Some(abandoned);
             return;
         }
         // One question may be for young ticks alone, a node may be new, and a round trip may be slow.
-        let bound = 4 * PAUSE.end * MS + 6 * self.profile.delay.1;
+        let bound = 4 * QUESTION_PAUSE_MS.end * MS + 6 * self.profile.delay.1;
         if calm && now - since.max(unrest) > bound {
-            self.wrong(Wrong::TickAbandoned, Some(key), || {
+            self.report(Violation::TickAbandoned, Some(key), || {
                 format!(
-                    "nobody is after {mark:?} for {} ms, and it is known that {job:?}",
+                    "{mark:?} has not been pursued for {} ms, the job is {job:?}",
                     (now - since) / MS
                 )
             });

@@ -4,23 +4,26 @@ use tenure::error::{LostCause, StoreError, StoreErrorKind};
 use tenure::protocol::message::Call;
 use tenure::protocol::step::{AcquireError, Outcome, Ticket};
 
-use crate::coverage::Seen;
-use crate::violation::Wrong;
+use crate::coverage::Case;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::caller::Caller;
-use crate::world::transfer::Letter;
+use crate::world::transfer::TransferMessage;
 
 impl World {
     /// Checks that a transferred lease is adopted once.
     pub(crate) fn watch_adopted(&mut self, slot: usize, caller: usize) {
-        let Some(letter) = self.nodes[slot].callers[caller].letter else {
+        let Some(message) = self.nodes[slot].callers[caller].message else {
             return;
         };
-        self.saw(Seen::Adopted);
+        self.cover(Case::Adopted);
         let ticket = Ticket(caller as u64 + 1);
-        let (key, of) = (self.letters[letter].key, self.letters[letter].of);
-        if let Some(other) = self.letters[letter].adopted.replace(ticket) {
-            self.wrong(Wrong::AdoptedTwice, Some(key), || {
+        let (key, of) = (
+            self.transfer_messages[message].key,
+            self.transfer_messages[message].of,
+        );
+        if let Some(other) = self.transfer_messages[message].adopted.replace(ticket) {
+            self.report(Violation::AdoptedTwice, Some(key), || {
                 format!("{of} was adopted as ticket {} and ticket {}", other.0, ticket.0)
             });
         }
@@ -37,22 +40,22 @@ impl World {
     ) {
         let Caller {
             key,
-            asks,
-            letter,
+            call,
+            message,
             in_time,
             ..
         } = self.nodes[slot].callers[caller];
-        let Some(letter) = letter else { return };
-        self.saw(match owned {
-            Some(true) => Seen::OwnerTold,
-            Some(false) => Seen::OwnerGone,
-            None => Seen::NotAdopted,
+        let Some(message) = message else { return };
+        self.cover(match owned {
+            Some(true) => Case::OwnerTold,
+            Some(false) => Case::OwnerGone,
+            None => Case::NotAdopted,
         });
-        let Letter { of, asked, .. } = self.letters[letter];
-        let own = u32::from(asks != Some(Call::Extend { of }));
-        if in_time && is_gone && asked == own && !self.is_tainted_claim(Some(of)) {
-            self.wrong(Wrong::Outcome, Some(key), || {
-                format!("{of} was gone in time, asked {asks:?}")
+        let TransferMessage { of, asked, .. } = self.transfer_messages[message];
+        let own = u32::from(call != Some(Call::Extend { of }));
+        if in_time && is_gone && asked == own && !self.is_exempt_claim(Some(of)) {
+            self.report(Violation::WrongAnswer, Some(key), || {
+                format!("{of} was gone in time, asked {call:?}")
             });
         }
     }
@@ -72,7 +75,7 @@ impl World {
         };
         if Self::says_not_executed(error) && self.call_was_executed(slot, caller) {
             let key = self.nodes[slot].callers[caller].key;
-            self.wrong(Wrong::ToldRefused, Some(key), || {
+            self.report(Violation::ExecutedCallReportedRefused, Some(key), || {
                 format!("the call of ticket {} of node {slot}: {error}", caller + 1)
             });
         }
@@ -82,24 +85,24 @@ impl World {
     pub(crate) fn watch_refused_release(&mut self, slot: usize, caller: usize, outcome: &Outcome) {
         let Outcome::Failed(error) = outcome else { return };
         let Caller { key, claim, .. } = self.nodes[slot].callers[caller];
-        if Self::says_not_executed(error) && claim.is_some_and(|claim| self.watch.ended.contains(&claim)) {
-            self.wrong(Wrong::ToldRefused, Some(key), || {
+        if Self::says_not_executed(error) && claim.is_some_and(|claim| self.memory.ended.contains(&claim)) {
+            self.report(Violation::ExecutedCallReportedRefused, Some(key), || {
                 format!("the release of ticket {} of node {slot}: {error}", caller + 1)
             });
         }
     }
 
     /// Checks that a lease reported as gone is gone at the store.
-    pub(crate) fn watch_given_up(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn watch_gone(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
         let Caller { key, before, .. } = self.nodes[slot].callers[caller];
         let Some(before) = before.filter(|_| matches!(denial, AcquireError::Lost(LostCause::Gone))) else {
             return;
         };
         let claim = self.nodes[slot].callers[before].claim;
-        let owned = self.owned(&self.keys[key]);
+        let owned = self.key_records(&self.keys[key]);
         let has = owned.grants().any(|(claim_id, _)| Some(claim_id) == claim);
-        if has && !self.watch.stepped_back {
-            self.wrong(Wrong::GivenUp, Some(key), || {
+        if has && !self.memory.stepped_back {
+            self.report(Violation::ValidLeaseReportedGone, Some(key), || {
                 format!("ticket {} of node {slot}: {owned:?}", caller + 1)
             });
         }

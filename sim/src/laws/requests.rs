@@ -4,14 +4,14 @@ use tenure::protocol::message::{Call, ClaimNumber, Reply, Request, Verb};
 use tenure::protocol::session::step::SILENCE;
 use tenure::protocol::step::{Input, Outgoing, Tag};
 
-use crate::laws::ownership::gives;
+use crate::laws::ownership::ends_lease;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 
 impl World {
     /// Checks that a node which found a missed push asks often from then on, and does not wait for pushes.
-    pub(crate) fn watch_found(&mut self, slot: usize, key: usize, claim: ClaimNumber, reply: &Reply) {
+    pub(crate) fn watch_missed_push(&mut self, slot: usize, key: usize, claim: ClaimNumber, reply: &Reply) {
         let (now, way) = (self.now, self.profile.delay.1);
         let Some(silent) = &mut self.nodes[slot].inbox.silent else {
             return;
@@ -27,7 +27,7 @@ impl World {
         };
         let bound = 255 * MS + 4 * way + 2 * self.profile.lag + 30 * MS;
         if given > found + bound && unknown > bound {
-            self.wrong(Wrong::Unheard, Some(key), || {
+            self.report(Violation::SilentInboxTrusted, Some(key), || {
                 format!(
                     "{claim} of node {slot} was granted {} ms ago, and its node knows that its inbox is silent",
                     unknown / MS
@@ -37,7 +37,7 @@ impl World {
     }
 
     pub(crate) fn watch_queued(&mut self, slot: usize, outgoing: &Outgoing) {
-        let key = self.index(&outgoing.request.name);
+        let key = self.key_index(&outgoing.request.name);
         let Tag { claim, seq } = outgoing.tag;
         self.log.mix(claim.0 << 8 | u64::from(seq));
         self.note(Some(slot), Some(key), || {
@@ -50,7 +50,7 @@ impl World {
         if matches!(outgoing.request.verb, Verb::Call(call) if !call.is_watched())
             && self.nodes[slot].answered.contains(&claim)
         {
-            self.wrong(Wrong::SentAgain, Some(key), || {
+            self.report(Violation::SentAgain, Some(key), || {
                 format!("call {claim} of node {slot} was answered and is sent again")
             });
         }
@@ -65,7 +65,7 @@ impl World {
 
     /// Checks the order of sending: a claim follows the node's own leave, and a leave follows the calls about
     /// its claim.
-    pub(crate) fn sends(&mut self, slot: usize, request: &Request) {
+    pub(crate) fn watch_send_order(&mut self, slot: usize, request: &Request) {
         let unsent = &mut self.nodes[slot].unsent;
         let Some(at) = unsent.iter().position(|(_, of)| of == request) else {
             return;
@@ -79,11 +79,11 @@ impl World {
             };
             tag.seq == 1 && of == Some(request.claim_id)
         };
-        if gives(request.verb) && unsent[..at].iter().any(is_asked) {
-            let key = self.index(&request.name);
-            self.wrong(Wrong::LeftBefore, Some(key), || {
+        if ends_lease(request.verb) && unsent[..at].iter().any(is_asked) {
+            let key = self.key_index(&request.name);
+            self.report(Violation::CallOvertaken, Some(key), || {
                 format!(
-                    "node {slot} leaves {} before a call about it that it follows",
+                    "node {slot} sends the leave of {} before an earlier call about it",
                     request.claim_id
                 )
             });
@@ -93,10 +93,10 @@ impl World {
             earlier.name == request.name && !matches!(earlier.verb, Verb::Claim { .. })
         };
         if matches!(request.verb, Verb::Claim { .. }) && unsent[..at].iter().any(is_before) {
-            let key = self.index(&request.name);
-            self.wrong(Wrong::Overtaken, Some(key), || {
+            let key = self.key_index(&request.name);
+            self.report(Violation::LeaveOvertaken, Some(key), || {
                 format!(
-                    "claim {} of node {slot} goes before a leave that it follows",
+                    "claim {} of node {slot} is sent before an earlier leave",
                     request.claim_id
                 )
             });
@@ -104,12 +104,12 @@ impl World {
     }
 
     /// Checks that each request is reported once.
-    pub(crate) fn told(&mut self, slot: usize, key: usize, input: &Input) {
+    pub(crate) fn watch_report(&mut self, slot: usize, key: usize, input: &Input) {
         let (Input::Answered { tag, .. } | Input::Failed { tag, .. }) = input else {
             return;
         };
         if let Input::Answered { reply, .. } = input {
-            self.watch_found(slot, key, tag.claim, reply);
+            self.watch_missed_push(slot, key, tag.claim, reply);
             if !matches!(reply, Reply::Refused(_) | Reply::Late) {
                 self.nodes[slot].answered.insert(tag.claim);
             }
@@ -117,8 +117,8 @@ impl World {
         self.nodes[slot].unsent.retain(|(unsent, _)| unsent != tag);
         let known = self.nodes[slot].requests.remove(&(tag.claim, tag.seq));
         if known.is_none_or(|(_, of)| of != key) {
-            self.wrong(Wrong::Unanswered, Some(key), || {
-                format!("{tag:?} of node {slot} is told of, and nobody waits for it")
+            self.report(Violation::Unanswered, Some(key), || {
+                format!("{tag:?} of node {slot} is reported and was not pending")
             });
         }
     }
@@ -138,13 +138,13 @@ impl World {
             let is_old = |since: u64| now - since > bound;
             let request = node.requests.iter().find(|(_, (since, _))| is_old(*since));
             if let Some((&(claim, seq), &(_, key))) = request {
-                self.wrong(Wrong::Unanswered, Some(key), || {
+                self.report(Violation::Unanswered, Some(key), || {
                     format!("request {claim} #{seq} of node {slot} is neither answered nor reported")
                 });
             }
             if let Some(probe) = self.nodes[slot].probes.iter().find(|(_, since)| is_old(**since)) {
                 let text = format!("{probe:?} of node {slot} is neither answered nor reported");
-                self.wrong(Wrong::Unanswered, None, || text);
+                self.report(Violation::Unanswered, None, || text);
             }
         }
     }
@@ -156,9 +156,9 @@ impl World {
             let conns = self.nodes[slot].conns.iter();
             let silent = conns.filter_map(|(_, conn)| self.conns[*conn].silent).min();
             let Some(since) = silent else { continue };
-            self.unrest(self.now);
+            self.extend_fault(self.now);
             if self.now - since > bound && self.nodes[slot].paused.is_none() {
-                self.wrong(Wrong::Unnoticed, None, || {
+                self.report(Violation::SilentConnectionKept, None, || {
                     format!("node {slot} has had a silent connection since {} ms", since / MS)
                 });
             }
@@ -183,7 +183,7 @@ impl World {
             let (sends, asked) = (std::mem::take(&mut node.sends), std::mem::take(&mut node.asked));
             let opened = std::mem::take(&mut node.opened);
             if opened > 80 {
-                self.wrong(Wrong::Storm, None, || {
+                self.report(Violation::RequestStorm, None, || {
                     format!("node {slot} opened {opened} connections and inboxes in a second")
                 });
             }
@@ -193,7 +193,7 @@ impl World {
                 10 * (timers + 6 * asked)
             };
             if sends > bound {
-                self.wrong(Wrong::Storm, None, || {
+                self.report(Violation::RequestStorm, None, || {
                     format!("node {slot} sent {sends} in a second, for {asked} callers")
                 });
             }

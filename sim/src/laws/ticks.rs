@@ -6,63 +6,71 @@ use tenure::protocol::ledger::{Job, RecordOwner};
 use tenure::protocol::message::{Call, Fence, Kind, Reply, Request, TickTime, Verb, WhenBehind};
 use tenure::protocol::step::{AcquireError, LockOptions, TickRefusal, Ticket};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{Caller, State};
+use crate::world::caller::{Caller, CallerState};
 use crate::world::tick_memory::is_over;
 
 impl World {
     /// Checks that a denied tick is over or skipped, as the node gives it up for good.
-    pub(crate) fn watch_denial(&mut self, slot: usize, key: usize, want: LockOptions, denial: &AcquireError) {
-        let mark = want.mark;
+    pub(crate) fn watch_denial(
+        &mut self,
+        slot: usize,
+        key: usize,
+        options: LockOptions,
+        denial: &AcquireError,
+    ) {
+        let mark = options.mark;
         let job = self.job(key);
         let right = match denial {
             AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark),
             // Grants from before a reset are unknown.
             AcquireError::Tick(TickRefusal::Skipped) => {
-                let tick = self.watch.ticks.ticks.get(&(key, mark));
+                let tick = self.memory.ticks.ticks.get(&(key, mark));
                 let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
-                is_over(&job, mark) && (!was_begun || self.watch.ticks.reset)
+                is_over(&job, mark) && (!was_begun || self.memory.ticks.reset)
             }
             AcquireError::Busy => {
-                self.saw(Seen::DeniedSkipped);
-                mark <= job.skipped && want.turn == WhenBehind::Skip
+                self.cover(Case::DeniedSkipped);
+                mark <= job.skipped && options.turn == WhenBehind::Skip
             }
             _ => true,
         };
-        if !right && !self.watch.forgot {
-            self.wrong(Wrong::TickDropped, Some(key), || {
-                format!("node {slot} was told {denial:?} of {mark:?}, and it is known that {job:?}")
+        if !right && !self.memory.forgot {
+            self.report(Violation::TickGivenUp, Some(key), || {
+                format!("node {slot} was told {denial:?} of {mark:?}, the job is {job:?}")
             });
         }
     }
 
     /// Checks that a tick reported as finished belongs to the claim that finished it.
-    pub(crate) fn tick_kept(&mut self, slot: usize, ticket: Ticket, finished: bool) {
-        let Caller { key, want, claim, .. } = self.nodes[slot].callers[ticket.0 as usize - 1];
-        if want.mark.is_none() || !finished {
+    pub(crate) fn watch_finish(&mut self, slot: usize, ticket: Ticket, finished: bool) {
+        let Caller {
+            key, options, claim, ..
+        } = self.nodes[slot].callers[ticket.0 as usize - 1];
+        if options.mark.is_none() || !finished {
             return;
         }
-        self.saw(Seen::TickRun);
-        self.note_over(slot, key, want.mark);
-        let forgot = self.watch.forgot;
-        let Some(tick) = self.watch.ticks.ticks.get_mut(&(key, want.mark)) else {
+        self.cover(Case::TickRun);
+        self.note_tick_over(slot, key, options.mark);
+        let forgot = self.memory.forgot;
+        let Some(tick) = self.memory.ticks.ticks.get_mut(&(key, options.mark)) else {
             return;
         };
         // The tick may have been finished before the store forgot or reset it. Nothing is promised about such
         // a tick.
-        if (forgot || self.watch.ticks.reset) && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
+        if (forgot || self.memory.ticks.reset) && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
             return;
         }
         tick.ended = true;
         let winner = tick.winner;
         if winner.is_some() && winner != claim {
-            self.wrong(Wrong::TickAgain, Some(key), || {
+            self.report(Violation::TickRunAgain, Some(key), || {
                 format!(
-                    "ticket {} of node {slot} was told kept of {:?} by {claim:?}, which {winner:?} got",
-                    ticket.0, want.mark
+                    "ticket {} of node {slot} was told that {claim:?} finished {:?}, which {winner:?} won",
+                    ticket.0, options.mark
                 )
             });
         }
@@ -85,25 +93,25 @@ impl World {
         }
         let queues = self.profile.rules.queues;
         if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
-            self.saw(Seen::StandbyBusy);
+            self.cover(Case::StandbyBusy);
         }
-        let skipped = self.watch.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
+        let skipped = self.memory.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
         let before = |mark: TickTime| TickTime(mark.0 - 1);
         let may_skip = match request.turn {
             WhenBehind::Queue => request.mark.map(before),
             _ => request.mark,
         };
         if job.skipped != skipped && !(busy && may_skip == job.skipped && request.mark > job.mark) {
-            self.wrong(Wrong::TickOrder, Some(key), || {
-                format!("{:?} is skipped, and it is known that {job:?}", job.skipped)
+            self.report(Violation::TickOrder, Some(key), || {
+                format!("{:?} is skipped, the job is {job:?}", job.skipped)
             });
         }
         self.watch_grant(key, request, &job, queues);
-        let tick = self.watch.ticks.ticks.entry((key, job.mark)).or_default();
+        let tick = self.memory.ticks.ticks.entry((key, job.mark)).or_default();
         if job.done && !std::mem::replace(&mut tick.ended, job.done) {
             let right = matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
             if !right {
-                self.wrong(Wrong::TickOrder, Some(key), || {
+                self.report(Violation::TickOrder, Some(key), || {
                     format!(
                         "{:?} of {} ended {:?} of {:?}",
                         request.verb, request.claim_id, job.mark, job.winner
@@ -120,7 +128,7 @@ impl World {
         let is_winners = self.server.ledger.record(&request.name, us).is_some_and(
             |record| matches!(record.owner, RecordOwner::Claim(owner, _) if Some(owner) == job.winner),
         );
-        let tick = self.watch.ticks.ticks.entry((key, mark)).or_default();
+        let tick = self.memory.ticks.ticks.entry((key, mark)).or_default();
         if tick.winner == job.winner && tick.attempt == attempt {
             return;
         }
@@ -130,41 +138,41 @@ impl World {
         let before = std::mem::replace(&mut tick.winner, job.winner);
         tick.winners.extend(job.winner);
         if !is_winners {
-            self.wrong(Wrong::TickOrder, Some(key), || {
+            self.report(Violation::TickOrder, Some(key), || {
                 format!("{mark:?} was won by {:?}, which has no record", job.winner)
             });
         }
-        let latest = self.watch.ticks.latest.insert(key, mark).unwrap_or(None);
+        let latest = self.memory.ticks.latest.insert(key, mark).unwrap_or(None);
         if before.is_some_and(|before| job.winner.is_some_and(|winner| winner.node == before.node)) {
-            self.saw(Seen::TickTakenOverAtHome);
+            self.cover(Case::TickTakenOverBySameNode);
         }
         if attempt == 1 && mark > Some(TickTime(us / 1000)) {
-            self.wrong(Wrong::TickEarly, Some(key), || {
+            self.report(Violation::TickEarly, Some(key), || {
                 format!("{mark:?} is granted before its time")
             });
         }
         if attempt > 1 && !queues {
-            self.saw(Seen::TickTakenOverUnqueued);
+            self.cover(Case::TickTakenOverUnqueued);
         }
         let passed =
             is_new && matches!(request.turn, WhenBehind::After(_)) && latest.is_some() && latest < mark;
         let is_passed_over = |latest: Option<TickTime>| {
-            let before = self.watch.ticks.ticks.get(&(key, latest));
+            let before = self.memory.ticks.ticks.get(&(key, latest));
             let after = latest.max(job.skipped);
             !before.is_some_and(|tick| tick.ended) || after.map(WhenBehind::After) != Some(request.turn)
         };
-        if passed && is_passed_over(latest) && !self.watch.forgot {
-            self.wrong(Wrong::TickPassedOver, Some(key), || {
+        if passed && is_passed_over(latest) && !self.memory.forgot {
+            self.report(Violation::TickPassedOver, Some(key), || {
                 format!("{mark:?} is granted, and {latest:?} had not ended")
             });
         }
         if ended {
-            self.wrong(Wrong::TickAgain, Some(key), || {
+            self.report(Violation::TickRunAgain, Some(key), || {
                 format!("{mark:?} had ended well and is granted again")
             });
         }
         if attempt != counted + 1 || mark < latest {
-            self.wrong(Wrong::TickOrder, Some(key), || {
+            self.report(Violation::TickOrder, Some(key), || {
                 format!("{mark:?} attempt {attempt} after {latest:?} attempt {counted}")
             });
         }
@@ -185,15 +193,19 @@ impl World {
             for &at in &node.live {
                 let Caller {
                     key: of,
-                    want,
-                    asks,
+                    options,
+                    call,
                     state,
                     ..
                 } = node.callers[at];
-                let runs = matches!(state, State::Holding | State::Releasing { .. });
+                let runs = matches!(state, CallerState::Holding | CallerState::Releasing { .. });
                 if of == key && runs {
-                    pursued.insert(want.mark, true);
-                } else if of == key && state == State::Waiting && asks.is_none() && is_over(&job, want.mark) {
+                    pursued.insert(options.mark, true);
+                } else if of == key
+                    && state == CallerState::Waiting
+                    && call.is_none()
+                    && is_over(&job, options.mark)
+                {
                     over.push((slot, node.life, at));
                 }
             }
@@ -212,29 +224,29 @@ impl World {
             .take(most)
             .filter_map(|(mark, runs)| (!runs && mark <= Some(TickTime(us / 1000))).then_some(mark))
             .collect();
-        let ticks = &mut self.watch.ticks;
+        let ticks = &mut self.memory.ticks;
         ticks
             .idle
             .retain(|(of, mark), _| *of != key || idle.contains(mark));
         ticks.untold.retain(|caller, _| over.contains(caller));
-        let (now, unrest) = (self.now, self.watch.unrest);
+        let (now, unrest) = (self.now, self.memory.fault_until);
         let late = |since: u64, bound: u64| calm && now - since.max(unrest) > bound;
         let (timer, takeover) = self.bounds_of_ticks();
         for mark in idle {
-            let since = *self.watch.ticks.idle.entry((key, mark)).or_insert(now);
+            let since = *self.memory.ticks.idle.entry((key, mark)).or_insert(now);
             if late(since, takeover) {
-                let (idle, state) = ((now - since) / MS, self.describe(key));
-                self.wrong(Wrong::TickAsleep, Some(key), || {
-                    format!("nobody runs {mark:?} for {idle} ms, and it is known that {job:?}: {state}")
+                let (idle, state) = ((now - since) / MS, self.describe_key(key));
+                self.report(Violation::TickNotRun, Some(key), || {
+                    format!("{mark:?} has not been run for {idle} ms, the job is {job:?}: {state}")
                 });
             }
         }
         for caller in over {
-            let since = *self.watch.ticks.untold.entry(caller).or_insert(now);
+            let since = *self.memory.ticks.untold.entry(caller).or_insert(now);
             if late(since, timer) {
                 let (slot, _, at) = caller;
-                let mark = self.nodes[slot].callers[at].want.mark;
-                self.wrong(Wrong::TickUntold, Some(key), || {
+                let mark = self.nodes[slot].callers[at].options.mark;
+                self.report(Violation::StandbyNotTold, Some(key), || {
                     format!("ticket {} of node {slot} still stands by for {mark:?}", at + 1)
                 });
             }
@@ -243,30 +255,33 @@ impl World {
 
     /// Checks a new run: no other run goes on, and the tick is due and not over.
     pub(crate) fn watch_run(&mut self, slot: usize, caller: usize, fence: Fence) {
-        let Caller { key, want, .. } = self.nodes[slot].callers[caller];
+        let Caller { key, options, .. } = self.nodes[slot].callers[caller];
         let now = self.now;
-        self.watch.ticks.strays.retain(|(_, until)| *until > now);
-        if self.watch.ticks.strays.iter().any(|(of, _)| *of == key) {
-            self.wrong(Wrong::TwoRuns, Some(key), || {
-                format!("node {slot} runs {:?} beside another", want.mark)
+        self.memory.ticks.early_releases.retain(|(_, until)| *until > now);
+        if self.memory.ticks.early_releases.iter().any(|(of, _)| *of == key) {
+            self.report(Violation::TwoRuns, Some(key), || {
+                format!("node {slot} runs {:?} beside another", options.mark)
             });
         }
-        if want.mark > Some(TickTime(self.server_us() / 1000)) && !self.watch.stepped_back {
-            self.wrong(Wrong::TickEarly, Some(key), || {
-                format!("{:?} began too early", want.mark)
+        if options.mark > Some(TickTime(self.server_us() / 1000)) && !self.memory.stepped_back {
+            self.report(Violation::TickEarly, Some(key), || {
+                format!("{:?} began too early", options.mark)
             });
         }
-        let tick = self.watch.ticks.ticks.get(&(key, want.mark));
-        let mended = self.watch.ticks.mended.get(&key);
+        let tick = self.memory.ticks.ticks.get(&(key, options.mark));
+        let mended = self.memory.ticks.mended.get(&key);
         let is_older = mended.is_some_and(|mended| fence.number() <= *mended);
-        if tick.is_some_and(|tick| tick.ended) && !self.is_tainted(fence.number()) && !is_older {
-            self.wrong(Wrong::TickAgain, Some(key), || {
-                format!("{:?} had ended well and is run again by node {slot}", want.mark)
+        if tick.is_some_and(|tick| tick.ended) && !self.is_exempt_grant(fence.number()) && !is_older {
+            self.report(Violation::TickRunAgain, Some(key), || {
+                format!(
+                    "{:?} had ended well and is run again by node {slot}",
+                    options.mark
+                )
             });
         }
-        if self.watch.ticks.killed == Some((key, want.mark)) {
-            self.watch.ticks.killed = None;
-            self.saw(Seen::WinnerReplaced);
+        if self.memory.ticks.killed == Some((key, options.mark)) {
+            self.memory.ticks.killed = None;
+            self.cover(Case::WinnerReplaced);
         }
     }
 }

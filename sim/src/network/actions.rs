@@ -6,7 +6,7 @@ use tenure::protocol::message::{BatchReply, Reply, WriteAnswer};
 use tenure::protocol::session::step::{Attempt, BatchId};
 use tenure::protocol::write::{Action, GuardedWrite, WriteBody};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::world::World;
 use crate::world::event::Event;
 use crate::world::signal::Signal;
@@ -28,7 +28,7 @@ impl World {
             return self.after(1_000, Event::Reply { conn, id, reply });
         }
         let (low, high) = self.profile.delay;
-        let arrives = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].up);
+        let arrives = (self.now + self.write_rng.u64(low..=high)).max(self.conns[conn].up);
         self.conns[conn].up = arrives;
         self.at(arrives, Event::Write { conn, id, write });
     }
@@ -49,7 +49,7 @@ impl World {
         let WriteBody::Script { text, .. } = &write.body else {
             return;
         };
-        let writers = self.written[text.parse::<usize>().expect("its number")].clone();
+        let writers = self.written[text.parse::<usize>().expect("the number of the write")].clone();
         let refused = self.server.ledger.not_current(self.server_us(), &write.leases);
         self.note(None, Some(writers[0].key), || {
             format!("server: {id:?} of {writers:?}: not current {refused:?}")
@@ -57,18 +57,18 @@ impl World {
         let is_current = refused.is_empty();
         self.log.mix(u64::from(is_current));
         if !self.conns[conn].client {
-            self.saw(Seen::WriteLate);
+            self.cover(Case::WriteLate);
         }
-        self.saw(if is_current {
-            Seen::WriteDone
+        self.cover(if is_current {
+            Case::WriteDone
         } else {
-            Seen::WriteRefused
+            Case::WriteRefused
         });
         if writers.len() > 1 {
-            self.saw(if is_current {
-                Seen::WriteOfSeveralDone
+            self.cover(if is_current {
+                Case::WriteOfSeveralDone
             } else {
-                Seen::WriteOfSeveralRefused
+                Case::WriteOfSeveralRefused
             });
         }
         if is_current {
@@ -80,7 +80,7 @@ impl World {
         }
         if self.conns[conn].client && !self.conns[conn].mute {
             let (low, high) = self.profile.delay;
-            let back = (self.now + self.of_writes.u64(low..=high)).max(self.conns[conn].down);
+            let back = (self.now + self.write_rng.u64(low..=high)).max(self.conns[conn].down);
             self.conns[conn].down = back;
             let answer = if is_current {
                 WriteAnswer::Done(Box::default())

@@ -6,11 +6,11 @@ use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{Executed, Failure};
 use tenure::protocol::session::step::{Attempt, SessionInput};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
-use crate::world::connection::{Conn, error};
+use crate::world::connection::{Connection, error};
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
@@ -20,7 +20,7 @@ impl World {
         self.note(Some(slot), None, || {
             format!("   connects: {attempt:?} is connection {conn}")
         });
-        self.conns.push(Conn {
+        self.conns.push(Connection {
             slot,
             life,
             attempt,
@@ -38,7 +38,7 @@ impl World {
         self.nodes[slot].conns.push((attempt, conn));
         self.nodes[slot].opened += 1;
         if self.nodes[slot].closing {
-            self.saw(Seen::ConnectClosing);
+            self.cover(Case::ConnectClosing);
         }
         let way = self.delay();
         self.after(way, Event::Handshake { conn });
@@ -46,17 +46,17 @@ impl World {
 
     /// Asks the server for a connection.
     pub(crate) fn handshake(&mut self, conn: usize) {
-        let Conn {
+        let Connection {
             slot, life, client, ..
         } = self.conns[conn];
-        if !client || !self.is(slot, life) {
+        if !client || !self.is_alive(slot, life) {
             return;
         }
         let lost = self.in_storm() && self.chance(4);
         let cut = self.nodes[slot].cut_until;
         if lost || cut > self.now && self.rng.bool() {
             self.conns[conn].silent = Some(self.now);
-            return self.saw(Seen::ConnectSilent);
+            return self.cover(Case::ConnectSilent);
         }
         let held = cut.max(self.server.stall);
         if held > self.now {
@@ -86,7 +86,7 @@ impl World {
     }
 
     pub(crate) fn connected(&mut self, conn: usize, time: u64) {
-        let Conn {
+        let Connection {
             slot,
             life,
             attempt,
@@ -94,9 +94,9 @@ impl World {
             silent,
             ..
         } = self.conns[conn];
-        if !client && self.is(slot, life) && self.chance(30) {
+        if !client && self.is_alive(slot, life) && self.chance(30) {
             // The news was in flight when the connection was given up.
-            self.saw(Seen::OpenedTooLate);
+            self.cover(Case::OpenedTooLate);
             return self.raise(Signal::Session {
                 slot,
                 input: SessionInput::Connected { attempt, time },
@@ -106,7 +106,7 @@ impl World {
             return;
         }
         if self.server.kills > self.now {
-            self.saw(Seen::Killed);
+            self.cover(Case::Killed);
             self.conns[conn].server = false;
             let soon = self.rng.u64(0..5 * MS);
             self.after(soon, Event::ResetSeen { conn });
@@ -117,7 +117,7 @@ impl World {
         }
         self.conns[conn].opened = true;
         if self.nodes[slot].newest_conn.replace(attempt).is_some() {
-            self.saw(Seen::Reconnect);
+            self.cover(Case::Reconnect);
         }
         self.raise(Signal::Session {
             slot,
@@ -126,7 +126,7 @@ impl World {
     }
 
     pub(crate) fn connect_failed(&mut self, conn: usize, error: StoreError) {
-        let Conn {
+        let Connection {
             slot,
             attempt,
             client,
@@ -136,8 +136,8 @@ impl World {
         if !client || silent.is_some() {
             return;
         }
-        self.saw(Seen::ConnectFailed);
-        self.gone(slot, conn);
+        self.cover(Case::ConnectFailed);
+        self.forget_connection(slot, conn);
         self.raise(Signal::Session {
             slot,
             input: SessionInput::ConnectFailed { attempt, error },
@@ -149,12 +149,12 @@ impl World {
         let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
         let Some(&(_, conn)) = found else { return };
         self.note(Some(slot), None, || format!("   closes connection {conn}"));
-        self.gone(slot, conn);
+        self.forget_connection(slot, conn);
         // A closed socket may still deliver what was written to it.
         self.conns[conn].server &= self.rng.u8(..) < 180;
     }
 
-    pub(crate) fn gone(&mut self, slot: usize, conn: usize) {
+    pub(crate) fn forget_connection(&mut self, slot: usize, conn: usize) {
         self.conns[conn].client = false;
         self.nodes[slot].conns.retain(|(_, of)| *of != conn);
     }
@@ -166,7 +166,7 @@ impl World {
             .map(|(_, conn)| *conn)
             .filter(|conn| self.conns[*conn].opened);
         if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
-            self.wrong(Wrong::Beside, None, || {
+            self.report(Violation::OldConnectionUsed, None, || {
                 format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
             });
         }
@@ -176,7 +176,7 @@ impl World {
     /// Returns the failure of a batch on a broken connection. Some batches were not written.
     pub(crate) fn interrupted(&mut self) -> Failure {
         let executed = if self.chance(30) {
-            self.saw(Seen::NotWritten);
+            self.cover(Case::NotWritten);
             Executed::No
         } else {
             Executed::Unknown
@@ -187,7 +187,7 @@ impl World {
 
     /// The client notices that its connection is broken: when it writes or waits for an answer, not before.
     pub(crate) fn reset_seen(&mut self, conn: usize) {
-        let Conn {
+        let Connection {
             slot, client, opened, ..
         } = self.conns[conn];
         if !client {

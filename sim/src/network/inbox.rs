@@ -5,12 +5,12 @@ use tenure::protocol::message::{NodeId, Push};
 use tenure::protocol::session::step::{Attempt, SessionInput};
 use tenure::protocol::step::Input;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
 use crate::world::event::Event;
-use crate::world::inbox::Silent;
+use crate::world::inbox::MissedPushes;
 use crate::world::signal::Signal;
 
 impl World {
@@ -40,11 +40,11 @@ impl World {
 
     /// Opens a subscription at the server.
     pub(crate) fn subscribe_arrives(&mut self, slot: usize, life: u32, sub: Attempt) {
-        if !self.is(slot, life) || !self.is_sub(slot, sub) {
+        if !self.is_alive(slot, life) || !self.is_sub(slot, sub) {
             return;
         }
         if self.in_storm() && self.chance(4) {
-            return self.saw(Seen::SubscribeSilent);
+            return self.cover(Case::SubscribeSilent);
         }
         let held = self.server.stall.max(self.nodes[slot].cut_until);
         if held > self.now {
@@ -89,10 +89,10 @@ impl World {
         let inbox = &mut self.nodes[slot].inbox;
         inbox.open = true;
         if std::mem::replace(&mut inbox.had_one, true) {
-            self.saw(Seen::Resubscribed);
+            self.cover(Case::Resubscribed);
         }
         if self.server.kills > self.now {
-            self.saw(Seen::Killed);
+            self.cover(Case::Killed);
             let (life, soon) = (self.nodes[slot].life, self.rng.u64(0..5 * MS));
             let error = error(StoreErrorKind::Interrupted);
             self.after(
@@ -113,7 +113,7 @@ impl World {
 
     /// Asks a subscription for a sign of life.
     pub(crate) fn ping_inbox(&mut self, slot: usize, sub: Attempt) {
-        self.saw(Seen::InboxPing);
+        self.cover(Case::InboxPing);
         let life = self.nodes[slot].life;
         let way = self.delay() + self.delay();
         self.after(way, Event::InboxPong { slot, life, sub });
@@ -129,7 +129,7 @@ impl World {
         if held > self.now {
             return self.at(held, Event::InboxPong { slot, life, sub });
         }
-        self.saw(Seen::InboxPong);
+        self.cover(Case::InboxPong);
         self.raise(Signal::Session {
             slot,
             input: SessionInput::InboxHeard(sub),
@@ -141,7 +141,7 @@ impl World {
             return;
         }
         if matches!(error.kind(), StoreErrorKind::Refused(StoreRefusal::NoPermission)) {
-            self.saw(Seen::InboxRefused);
+            self.cover(Case::InboxRefused);
         }
         self.nodes[slot].inbox.sub = None;
         self.nodes[slot].inbox.open = false;
@@ -173,7 +173,7 @@ impl World {
         let Some(&(slot, life)) = self.slots.get(&push.node()) else {
             return;
         };
-        let key = self.index(push.name());
+        let key = self.key_index(push.name());
         self.note(None, Some(key), || match &push {
             Push::Granted(grant) => format!(
                 "server: pushes {} to {} of node {slot}",
@@ -187,7 +187,7 @@ impl World {
                 if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
                     silent.grants.insert(grant.claim_id.claim, self.now);
                 }
-                return self.saw(Seen::PushLost);
+                return self.cover(Case::PushLost);
             }
         };
         let way = self.delay();
@@ -201,12 +201,12 @@ impl World {
             push: Box::new(push),
         };
         if self.in_storm() && self.chance(3) {
-            self.saw(Seen::PushTwice);
+            self.cover(Case::PushTwice);
             let again = at + self.rng.u64(0..4_000 * MS);
             self.at(again, event(push.clone()));
         }
         if self.in_storm() && self.chance(2) {
-            self.saw(Seen::PushHeld);
+            self.cover(Case::PushHeld);
             at += self.rng.u64(50 * MS..4_000 * MS);
             self.nodes[slot].inbox.last = at;
         }
@@ -229,13 +229,13 @@ impl World {
             );
         }
         if !self.is_sub(slot, sub) {
-            return self.saw(Seen::PushLost);
+            return self.cover(Case::PushLost);
         }
-        let key = self.index(push.name());
+        let key = self.key_index(push.name());
         let grant = match push {
             Push::Granted(grant) => grant,
             Push::Changed(..) => {
-                self.saw(Seen::NewsPushed);
+                self.cover(Case::NewsPushed);
                 return self.raise(Signal::Input {
                     slot,
                     key,
@@ -247,7 +247,7 @@ impl World {
         let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
         let is_under_way = asked.next().is_some();
         if is_under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.claim_id) {
-            self.saw(Seen::PushBeforeAnswer);
+            self.cover(Case::PushBeforeAnswer);
         }
         self.raise(Signal::Input {
             slot,
@@ -262,9 +262,9 @@ impl World {
             && *life == self.nodes[slot].life
         {
             *whole = false;
-            self.nodes[slot].inbox.silent = Some(Silent::default());
-            self.saw(Seen::InboxSilent);
-            self.note(Some(slot), None, || "its subscription falls silent".into());
+            self.nodes[slot].inbox.silent = Some(MissedPushes::default());
+            self.cover(Case::InboxSilent);
+            self.note(Some(slot), None, || "subscription falls silent".into());
         }
     }
 }

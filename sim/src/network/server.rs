@@ -3,7 +3,7 @@
 use tenure::error::StoreRefusal;
 use tenure::protocol::message::{Batch, BatchReply, Reply, Rule, Verb};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::world::World;
 use crate::world::signal::Signal;
 
@@ -11,13 +11,13 @@ impl World {
     /// Returns why the server refuses one request of a batch.
     pub(crate) fn refusal_of_one(&mut self) -> Option<StoreRefusal> {
         if self.server.read_only > self.now {
-            self.saw(Seen::ReadOnly);
+            self.cover(Case::ReadOnly);
             return Some(StoreRefusal::ReadOnly);
         }
         if self.server.refuses <= self.now || self.rng.bool() {
             return None;
         }
-        self.saw(Seen::ServerRefused);
+        self.cover(Case::ServerRefused);
         Some(if self.rng.bool() {
             StoreRefusal::OutOfMemory
         } else {
@@ -45,7 +45,7 @@ impl World {
         for (at, _) in refused.iter().rev() {
             effective.requests.remove(*at);
         }
-        let before = self.records(effective);
+        let before = self.records_of_batch(effective);
         let mut pushes = std::mem::take(&mut self.server.pushes);
         let mut branches = std::mem::take(&mut self.server.branches);
         let mut answer = self
@@ -53,7 +53,7 @@ impl World {
             .ledger
             .apply_traced(now_us, effective, &mut pushes, &mut branches);
         for branch in branches.drain(..) {
-            self.saw(Seen::branch(branch));
+            self.cover(Case::branch(branch));
         }
         self.server.branches = branches;
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
@@ -63,7 +63,7 @@ impl World {
                 (None, Reply::Busy(_)) => 2,
                 (None, _) => 3,
             });
-            let key = self.index(&request.name);
+            let key = self.key_index(&request.name);
             let slot = self.slots.get(&request.claim_id.node).map(|(slot, _)| *slot);
             self.note(None, Some(key), || {
                 format!(
@@ -83,7 +83,7 @@ impl World {
         }
         self.server.pushes = pushes;
         for request in &effective.requests {
-            let key = self.index(&request.name);
+            let key = self.key_index(&request.name);
             self.raise(Signal::KeyChanged { key });
         }
         for (at, refusal) in refused {

@@ -5,16 +5,16 @@ use tenure::protocol::flaw::{Flaw, Plant};
 use tenure::protocol::message::{Batch, BatchReply, Call, Executed, Failure, Request, Verb};
 use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::connection::Conn;
+use crate::world::connection::Connection;
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
-    pub(crate) fn write(&mut self, slot: usize, attempt: Attempt, id: BatchId, batch: Batch) {
+    pub(crate) fn send_on(&mut self, slot: usize, attempt: Attempt, id: BatchId, batch: Batch) {
         self.note(Some(slot), None, || {
             format!(
                 "   sends {id:?} of {} on {attempt:?}, not after {}",
@@ -29,14 +29,14 @@ impl World {
             self.raise(Signal::RequestSent { slot, request });
         }
         if batch.requests.is_empty() {
-            self.saw(Seen::Ping);
+            self.cover(Case::Ping);
         }
         if batch.requests.len() > 1 {
-            self.saw(Seen::BatchOfMany);
+            self.cover(Case::BatchOfMany);
         }
         self.conns[conn].flights.push_back((id, false));
         if self.conns[conn].flights.len() >= 16 {
-            self.saw(Seen::ManyUnderWay);
+            self.cover(Case::ManyInFlight);
         }
         if self.conns[conn].broken {
             let failed = Err(self.interrupted());
@@ -57,12 +57,12 @@ impl World {
             2
         };
         if self.in_storm() && self.chance(percent) {
-            self.write_again(conn, &batch);
+            self.send_copy(conn, &batch);
         }
-        self.push_through(conn, id, batch, false);
+        self.send_batch(conn, id, batch, false);
     }
 
-    pub(crate) fn push_through(&mut self, conn: usize, id: BatchId, batch: Batch, reload: bool) {
+    pub(crate) fn send_batch(&mut self, conn: usize, id: BatchId, batch: Batch, reload: bool) {
         let arrives = (self.now + self.delay()).max(self.conns[conn].up);
         self.conns[conn].up = arrives;
         let batch = Box::new(batch);
@@ -78,17 +78,17 @@ impl World {
     }
 
     /// Sends a copy of a batch. All requests but claims may be executed twice.
-    pub(crate) fn write_again(&mut self, conn: usize, batch: &Batch) {
+    pub(crate) fn send_copy(&mut self, conn: usize, batch: &Batch) {
         let mut twin = batch.clone();
         twin.requests
             .retain(|request| !matches!(request.verb, Verb::Claim { .. }));
         if twin.requests.is_empty() {
             return;
         }
-        self.saw(Seen::Duplicate);
+        self.cover(Case::Duplicate);
         let yields = |verb| matches!(verb, Verb::Yield { .. } | Verb::Pass { .. });
         if twin.requests.iter().any(|request| yields(request.verb)) {
-            self.saw(Seen::DuplicateYield);
+            self.cover(Case::DuplicateYield);
         }
         let way = self.delay() + self.rng.u64(0..2_000 * MS);
         self.after(
@@ -136,7 +136,7 @@ impl World {
             }
             self.server.knows_scripts = true;
             if !self.conns[conn].client && !batch.requests.is_empty() {
-                self.saw(Seen::LateExecution);
+                self.cover(Case::LateExecution);
             }
         }
         for (_, executed) in self.conns[conn]
@@ -146,21 +146,21 @@ impl World {
         {
             *executed = true;
         }
-        self.watch.twin = id.is_none();
+        self.memory.is_copy = id.is_none();
         let answer = self.execute(&mut batch);
         let (Some(id), true) = (id, self.conns[conn].client) else {
             return;
         };
         if self.conns[conn].mute {
             for request in &batch.requests {
-                self.saw(match request.verb {
-                    Verb::Claim { .. } => Seen::LostClaimAnswer,
-                    Verb::Renew => Seen::LostRenewAnswer,
-                    Verb::Leave => Seen::LostLeaveAnswer,
-                    Verb::Finish { .. } => Seen::LostFinishAnswer,
-                    Verb::Yield { .. } => Seen::LostYieldAnswer,
-                    Verb::Pass { .. } => Seen::LostPassAnswer,
-                    Verb::Call(_) => Seen::LostAnswerToQuestion,
+                self.cover(match request.verb {
+                    Verb::Claim { .. } => Case::LostClaimAnswer,
+                    Verb::Renew => Case::LostRenewAnswer,
+                    Verb::Leave => Case::LostLeaveAnswer,
+                    Verb::Finish { .. } => Case::LostFinishAnswer,
+                    Verb::Yield { .. } => Case::LostYieldAnswer,
+                    Verb::Pass { .. } => Case::LostPassAnswer,
+                    Verb::Call(_) => Case::LostCallAnswer,
                 });
             }
             return;
@@ -171,16 +171,16 @@ impl World {
     /// Returns why the server refuses a whole batch.
     pub(crate) fn refusal_of_all(&mut self, reload: bool) -> Option<StoreRefusal> {
         if reload && self.in_storm() && self.chance(20) {
-            self.saw(Seen::ReloadInVain);
+            self.cover(Case::ReloadFailed);
             self.server.knows_scripts = false;
             return Some(StoreRefusal::Other("NOSCRIPT No matching script".into()));
         }
         if self.server.loading > self.now {
-            self.saw(Seen::Loading);
+            self.cover(Case::Loading);
             return Some(StoreRefusal::Loading);
         }
         if self.server.read_only > self.now && self.rng.bool() {
-            self.saw(Seen::ReadOnly);
+            self.cover(Case::ReadOnly);
             return Some(StoreRefusal::ReadOnly);
         }
         None
@@ -199,7 +199,7 @@ impl World {
     }
 
     pub(crate) fn reply(&mut self, conn: usize, id: BatchId, reply: Box<Result<BatchReply, Failure>>) {
-        let Conn {
+        let Connection {
             slot,
             life,
             client,
@@ -208,8 +208,8 @@ impl World {
             ..
         } = self.conns[conn];
         if !client {
-            if self.is(slot, life) && self.chance(30) {
-                self.saw(Seen::AnsweredTooLate);
+            if self.is_alive(slot, life) && self.chance(30) {
+                self.cover(Case::AnsweredTooLate);
                 return self.raise(Signal::Session {
                     slot,
                     input: SessionInput::Replied {
@@ -218,7 +218,7 @@ impl World {
                     },
                 });
             }
-            return self.saw(Seen::AnswerDiscarded);
+            return self.cover(Case::AnswerDiscarded);
         }
         if silent.is_some() {
             return;
@@ -243,7 +243,7 @@ impl World {
     /// Loads the script and sends the batch again, as the link does. Batches that were sent meanwhile arrive
     /// before it.
     pub(crate) fn no_script(&mut self, conn: usize, id: BatchId, mut batch: Box<Batch>) {
-        let Conn {
+        let Connection {
             client,
             stall,
             silent,
@@ -256,18 +256,18 @@ impl World {
         if stall > self.now {
             return self.at(stall, Event::NoScript { conn, id, batch });
         }
-        self.saw(Seen::Reload);
+        self.cover(Case::Reload);
         if Planted(self.setup.flaw).planted(Flaw::ReloadWithoutBound) {
             batch.not_after = u64::MAX;
         }
         if self.conns[conn].up > self.now {
-            self.saw(Seen::ReloadOvertaken);
+            self.cover(Case::ReloadOvertaken);
         }
         if self.in_storm() && self.chance(20) {
             let until = self.now + self.rng.u64(10 * MS..3_000 * MS);
-            self.unrest(until);
+            self.extend_fault(until);
             self.conns[conn].stall = until;
         }
-        self.push_through(conn, id, *batch, true);
+        self.send_batch(conn, id, *batch, true);
     }
 }

@@ -19,9 +19,9 @@ use crate::world::node::{Clock, Node};
 
 impl World {
     /// Kills a process. The world is not calm until the server noticed.
-    pub(crate) fn die(&mut self, slot: usize) {
+    pub(crate) fn crash_process(&mut self, slot: usize) {
         let notice = self.kill(slot);
-        self.unrest(self.now + notice);
+        self.extend_fault(self.now + notice);
     }
 
     /// Kills a process, and returns the time until the server notices. Batches in flight may still arrive.
@@ -48,21 +48,21 @@ impl World {
             self.after(notice, Event::Unsubscribed { slot, life, sub });
         }
         let rise = self.rng.u64(0..1_500 * MS);
-        self.after(rise, Event::Rise { slot });
+        self.after(rise, Event::ProcessStart { slot });
         notice
     }
 
-    pub(crate) fn rise(&mut self, slot: usize) {
+    pub(crate) fn restart_process(&mut self, slot: usize) {
         if self.nodes[slot].alive || self.draining {
             return;
         }
         let life = self.nodes[slot].life + 1;
         self.note(Some(slot), None, || format!("starts, life {life}"));
-        self.nodes[slot] = self.born(slot, life);
+        self.nodes[slot] = self.new_node(slot, life);
         self.tell_session(slot, SessionInput::InboxWanted);
     }
 
-    pub(crate) fn born(&mut self, slot: usize, life: u32) -> Node {
+    pub(crate) fn new_node(&mut self, slot: usize, life: u32) -> Node {
         let id = NodeId::numbered(((slot as u128 + 1) << 64) | (u128::from(life) + 1));
         self.slots.insert(id, (slot, life));
         let seed = self.rng.u64(..);

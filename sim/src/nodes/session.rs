@@ -3,9 +3,9 @@
 use tenure::protocol::session::step::{InboxEffect, SessionEffect, SessionEvent, SessionInput};
 use tenure::protocol::time::Instant;
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::time::MS;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::event::Event;
 use crate::world::signal::Signal;
@@ -22,12 +22,12 @@ impl World {
         if self.profile.lag == 0 {
             self.step_session(slot);
         } else {
-            self.step_soon(slot);
+            self.schedule_step(slot);
         }
     }
 
     /// Wakes the driver, which comes a little later.
-    pub(crate) fn step_soon(&mut self, slot: usize) {
+    pub(crate) fn schedule_step(&mut self, slot: usize) {
         if self.nodes[slot].step_at.is_none() {
             let life = self.nodes[slot].life;
             let at = self.now + self.rng.u64(500..50_000.max(self.profile.lag));
@@ -39,7 +39,7 @@ impl World {
     pub(crate) fn step_session(&mut self, slot: usize) {
         let mut rounds = 0;
         loop {
-            let local = self.reading(slot);
+            let local = self.clock_reading(slot);
             let mut effects = Vec::new();
             self.nodes[slot].session.step(local, &mut effects);
             if effects.is_empty() {
@@ -48,27 +48,27 @@ impl World {
             self.perform_all(slot, effects);
             rounds += 1;
             if rounds > 1000 {
-                self.wrong(Wrong::Storm, None, || {
-                    format!("the session of node {slot} does not come to rest")
+                self.report(Violation::RequestStorm, None, || {
+                    format!("the session of node {slot} does not stop having effects")
                 });
                 break;
             }
         }
         let node = &self.nodes[slot];
         if node.session.next_due().is_some_and(|due| due <= node.session_at) {
-            self.wrong(Wrong::Storm, None, || {
+            self.report(Violation::RequestStorm, None, || {
                 format!("a timer of node {slot}'s session fires without end")
             });
         }
-        self.arm(slot);
+        self.schedule_wake(slot);
     }
 
     /// Returns the driver's clock reading from before it locked the session. A caller may have come after the
     /// reading.
-    pub(crate) fn reading(&mut self, slot: usize) -> Instant {
+    pub(crate) fn clock_reading(&mut self, slot: usize) -> Instant {
         let now = self.local(slot);
         let age = if self.profile.old_reading {
-            self.of_readings.u64(0..200_000)
+            self.reading_rng.u64(0..200_000)
         } else {
             0
         };
@@ -92,7 +92,7 @@ impl World {
                 connection,
                 id,
                 batch,
-            } => self.write(slot, connection, id, batch),
+            } => self.send_on(slot, connection, id, batch),
             SessionEffect::Act {
                 connection,
                 id,
@@ -100,7 +100,7 @@ impl World {
                 ..
             } => self.send_action(slot, connection, id, action),
             SessionEffect::Tell(name, input) => {
-                let key = self.index(&name);
+                let key = self.key_index(&name);
                 self.raise(Signal::RequestReported {
                     slot,
                     key,
@@ -114,12 +114,14 @@ impl World {
             SessionEffect::Inbox(InboxEffect::Close(attempt)) => self.close_inbox(slot, attempt),
             SessionEffect::InboxState(state) => self.inbox_state(slot, state),
             SessionEffect::Probed(probe, answer) => {
-                self.saw(match answer {
-                    Ok(()) => Seen::ProbeAnswered,
-                    Err(_) => Seen::ProbeFailed,
+                self.cover(match answer {
+                    Ok(()) => Case::ProbeAnswered,
+                    Err(_) => Case::ProbeFailed,
                 });
                 if self.nodes[slot].probes.remove(&probe).is_none() {
-                    self.wrong(Wrong::Outcome, None, || format!("{probe:?} is answered twice"));
+                    self.report(Violation::WrongAnswer, None, || {
+                        format!("{probe:?} is answered twice")
+                    });
                 }
             }
             SessionEffect::Event(event) => self.session_event(slot, event),
@@ -128,13 +130,13 @@ impl World {
 
     pub(crate) fn session_event(&mut self, slot: usize, event: SessionEvent) {
         self.note(Some(slot), None, || format!("   => {event:?}"));
-        if let Some(seen) = Seen::of_session(&event) {
-            self.saw(seen);
+        if let Some(seen) = Case::of_session(&event) {
+            self.cover(seen);
         }
     }
 
     /// Schedules the next timer of a node. Timers fire late.
-    pub(crate) fn arm(&mut self, slot: usize) {
+    pub(crate) fn schedule_wake(&mut self, slot: usize) {
         let node = &self.nodes[slot];
         let due = node
             .shard

@@ -5,9 +5,9 @@ use tenure::protocol::message::Name;
 use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, OutgoingAction};
 
-use crate::coverage::Seen;
+use crate::coverage::Case;
 use crate::planted::Planted;
-use crate::violation::Wrong;
+use crate::violation::Violation;
 use crate::world::World;
 use crate::world::signal::Signal;
 
@@ -20,7 +20,7 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         effects.extend_from_slice(&self.nodes[slot].shard.handle(local, &self.keys[key], input));
-        self.effects(slot, effects);
+        self.carry_out(slot, effects);
         self.raise(Signal::KeyChanged { key });
     }
 
@@ -38,14 +38,14 @@ impl World {
             woken += 1;
             // With a planted mistake a lease may outlive its timer. Only a sound machine must come to rest.
             if woken > 4 * self.keys.len() {
-                let key = self.index(&name);
-                self.wrong(Wrong::Storm, Some(key), || {
+                let key = self.key_index(&name);
+                self.report(Violation::RequestStorm, Some(key), || {
                     format!("a timer of node {slot} fires without end")
                 });
                 break;
             }
         }
-        self.effects(slot, effects);
+        self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
         self.step_session(slot);
     }
@@ -56,7 +56,7 @@ impl World {
         self.note(Some(slot), None, || format!("<- inbox {state:?}"));
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
         self.nodes[slot].shard.inbox(local, state, keep);
-        self.effects(slot, effects);
+        self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }
 
@@ -66,7 +66,7 @@ impl World {
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
         self.nodes[slot].shard.reachable(local, keep);
-        self.effects(slot, effects);
+        self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }
 
@@ -76,18 +76,18 @@ impl World {
         self.note(Some(slot), None, || "<- close".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
         self.nodes[slot].shard.close(local, keep);
-        self.effects(slot, effects);
+        self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }
 
-    pub(crate) fn effects(&mut self, slot: usize, mut effects: Vec<Effect>) {
+    pub(crate) fn carry_out(&mut self, slot: usize, mut effects: Vec<Effect>) {
         let mut missed = false;
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => self.queue(slot, outgoing),
                 Effect::Act(action) => self.queue_action(slot, action),
                 Effect::WriteEnded(lease, is_refused) => {
-                    let key = self.index(&lease.name);
+                    let key = self.key_index(&lease.name);
                     self.feed(slot, key, Input::WriteEnded(lease, is_refused));
                 }
                 Effect::Granted(ticket, fence) => {
@@ -114,19 +114,19 @@ impl World {
                     outcome: &outcome,
                 }),
                 Effect::PushMissed => {
-                    self.saw(Seen::PushMissed);
+                    self.cover(Case::PushMissed);
                     missed = true;
                 }
                 Effect::Event(notice) => {
                     self.note(Some(slot), None, || format!("   -> {notice:?}"));
-                    if let Some(seen) = Seen::notice(&notice) {
-                        self.saw(seen);
+                    if let Some(seen) = Case::notice(&notice) {
+                        self.cover(seen);
                     }
                 }
             }
         }
         self.effects = effects;
-        self.arm(slot);
+        self.schedule_wake(slot);
         if missed {
             self.tell_session(slot, SessionInput::PushMissed);
         }
@@ -139,11 +139,11 @@ impl World {
             outgoing: &outgoing,
         });
         self.nodes[slot].session.queue(&outgoing);
-        self.step_soon(slot);
+        self.schedule_step(slot);
     }
 
     /// Gives a node's shard the callers of several free keys that lock together.
-    pub(crate) fn feed_together(&mut self, slot: usize, callers: &[(usize, Input)]) {
+    pub(crate) fn feed_group(&mut self, slot: usize, callers: &[(usize, Input)]) {
         let mut claims = Vec::new();
         for (key, input) in callers {
             self.inputs += 1;
@@ -156,8 +156,8 @@ impl World {
             effects.extend_from_slice(&shard.handle(local, &name, input.clone()));
             match effects.pop() {
                 Some(Effect::Send(outgoing)) if effects.is_empty() => claims.push(outgoing),
-                other => self.wrong(Wrong::Outcome, Some(*key), || {
-                    format!("a free key answers with {effects:?} and {other:?}")
+                other => self.report(Violation::WrongAnswer, Some(*key), || {
+                    format!("a free key has the effects {effects:?} and {other:?}")
                 }),
             }
         }
@@ -168,18 +168,18 @@ impl World {
             });
         }
         self.nodes[slot].session.queue_together(claims);
-        self.step_soon(slot);
-        self.arm(slot);
+        self.schedule_step(slot);
+        self.schedule_wake(slot);
     }
 
     /// Queues an action with the session, which the driver steps soon.
     pub(crate) fn queue_action(&mut self, slot: usize, action: OutgoingAction) {
-        let (key, tag) = (self.index(&action.name), action.tag);
+        let (key, tag) = (self.key_index(&action.name), action.tag);
         self.note(Some(slot), Some(key), || format!("   -> action {tag:?}"));
         let now = self.now;
         let node = &mut self.nodes[slot];
         node.requests.insert((tag.claim, tag.seq), (now, key));
         node.session.queue_action(action);
-        self.step_soon(slot);
+        self.schedule_step(slot);
     }
 }

@@ -11,14 +11,14 @@ pub(crate) const PERMITS: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) key: usize,
-    pub(crate) want: LockOptions,
+    pub(crate) options: LockOptions,
     /// The call that it makes, if it makes one.
-    pub(crate) asks: Option<Call>,
-    pub(crate) state: State,
+    pub(crate) call: Option<Call>,
+    pub(crate) state: CallerState,
     /// Whether it has taken up its grant.
-    pub(crate) fetches: Fetches,
+    pub(crate) take_up_state: TakeUp,
     /// It was seen to have lost its lease. Then it never holds again.
-    pub(crate) dark: bool,
+    pub(crate) was_lost: bool,
     /// The claim of its lease; `None` before the grant.
     pub(crate) claim: Option<ClaimId>,
     /// When it was granted, by its node's clock.
@@ -26,9 +26,9 @@ pub(crate) struct Caller {
     /// When it came, in virtual ns.
     pub(crate) asked_at: u64,
     /// Its grant is to be transferred to another process.
-    pub(crate) travels: bool,
+    pub(crate) is_for_transfer: bool,
     /// The transfer message that it acts on.
-    pub(crate) letter: Option<usize>,
+    pub(crate) message: Option<usize>,
     /// It asks while the lease surely lasts.
     pub(crate) in_time: bool,
     /// The caller that held the lease before it, in this process.
@@ -36,7 +36,7 @@ pub(crate) struct Caller {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum CallerState {
     Waiting,
     /// Its future is being dropped. An outcome of the same step reaches no caller.
     GivingUp,
@@ -51,25 +51,28 @@ pub(crate) enum State {
     Over,
 }
 
-impl State {
+impl CallerState {
     pub(crate) fn may_be_told(self) -> bool {
-        matches!(self, State::Waiting | State::GivingUp | State::Writing)
+        matches!(
+            self,
+            CallerState::Waiting | CallerState::GivingUp | CallerState::Writing
+        )
     }
 }
 
 /// Whether a caller takes up its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fetches {
-    Later,
+pub(crate) enum TakeUp {
+    Pending,
     Never,
-    Did,
+    Done,
 }
 
 /// The next action of a caller.
 #[derive(Debug)]
-pub(crate) enum Act {
+pub(crate) enum CallerAction {
     GiveUp,
-    Fetch,
+    TakeUp,
     Look,
     Release,
     Drop,
@@ -78,7 +81,7 @@ pub(crate) enum Act {
     /// Gives up its lease for a transfer.
     Transfer,
     /// Sends the transfer messages.
-    HandOut,
+    SendTransfer,
     /// Writes under the lease.
     Write,
     /// Proclaims a value, whether it leads or not.

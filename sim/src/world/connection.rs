@@ -7,7 +7,7 @@ use tenure::protocol::session::step::{Attempt, BatchId};
 
 /// A connection: an ordered pipe in each direction.
 #[derive(Debug)]
-pub(crate) struct Conn {
+pub(crate) struct Connection {
     pub(crate) slot: usize,
     pub(crate) life: u32,
     pub(crate) attempt: Attempt,

@@ -10,7 +10,7 @@ pub(crate) type CallerId = (usize, u32, usize);
 
 /// What the laws remember of elections.
 #[derive(Debug, Default)]
-pub(crate) struct Elections {
+pub(crate) struct ElectionMemory {
     /// The node that led by each grant, at the server.
     pub(crate) led: HashMap<(usize, GrantNumber), NodeId>,
     /// The grant of each claim whose node knows that it leads.
@@ -20,7 +20,7 @@ pub(crate) struct Elections {
     /// The number of proclamations that were sent.
     pub(crate) seq: u64,
     pub(crate) observers: Vec<Observer>,
-    pub(crate) rests: HashMap<CallerId, Rest>,
+    pub(crate) rests: HashMap<CallerId, RestPeriod>,
     pub(crate) next_kill: u64,
 }
 
@@ -34,21 +34,21 @@ pub(crate) struct Observer {
     /// Whether its last question failed.
     pub(crate) failed: bool,
     /// The version and the news that it was told last.
-    pub(crate) known: Option<(Version, Told)>,
+    pub(crate) known: Option<(Version, LeaderNews)>,
     /// The latest leader that it was told of.
-    pub(crate) latest: Told,
+    pub(crate) latest: LeaderNews,
     /// The caller that asks for it; `None` between two questions.
-    pub(crate) asks: Option<usize>,
+    pub(crate) asking_caller: Option<usize>,
     /// Since when its knowledge differs from the truth while it asks, and the truth.
-    pub(crate) differs: Option<(u64, Told)>,
+    pub(crate) differs: Option<(u64, LeaderNews)>,
 }
 
 /// The grant of a leader, and the sequence number of its last proclamation.
-pub(crate) type Told = Option<(GrantNumber, Option<u64>)>;
+pub(crate) type LeaderNews = Option<(GrantNumber, Option<u64>)>;
 
 /// When a resting caller may claim, by its node's clock.
 #[derive(Debug)]
-pub(crate) struct Rest {
+pub(crate) struct RestPeriod {
     /// Before this time it must not claim.
     pub(crate) earliest: Instant,
     /// At this time it claims, unless its process is stopped.

@@ -7,7 +7,7 @@ use tenure::protocol::message::{Batch, BatchReply, Failure, Push, TickTime};
 use tenure::protocol::session::step::{Attempt, BatchId};
 use tenure::protocol::write::GuardedWrite;
 
-use crate::world::caller::Act;
+use crate::world::caller::CallerAction;
 
 /// An event. An event with a `life` is void in every other life of its slot.
 #[derive(Debug)]
@@ -90,15 +90,15 @@ pub(crate) enum Event {
         sub: Attempt,
         push: Box<Push>,
     },
-    Tick {
+    TickState {
         slot: usize,
         key: usize,
     },
-    LookOut {
+    AskForOpenTick {
         slot: usize,
         key: usize,
     },
-    Chase {
+    ClaimTick {
         slot: usize,
         life: u32,
         key: usize,
@@ -108,14 +108,14 @@ pub(crate) enum Event {
     Arrival {
         slot: usize,
     },
-    Latch {
+    LatchUse {
         slot: usize,
     },
-    Stand {
+    Campaign {
         slot: usize,
         key: usize,
     },
-    StandAgain {
+    CampaignAgain {
         slot: usize,
         life: u32,
         key: usize,
@@ -123,7 +123,7 @@ pub(crate) enum Event {
     Observe {
         observer: usize,
     },
-    LookOn {
+    ObserveAgain {
         slot: usize,
         life: u32,
         observer: usize,
@@ -132,18 +132,18 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
         caller: usize,
-        act: Act,
+        act: CallerAction,
     },
-    Letter {
+    TransferMessage {
         slot: usize,
-        letter: usize,
+        message: usize,
         what: u8,
     },
     Resume {
         slot: usize,
         life: u32,
     },
-    Rise {
+    ProcessStart {
         slot: usize,
     },
     ServerUp,

@@ -13,14 +13,14 @@ pub(crate) struct Inbox {
     pub(crate) open: bool,
     pub(crate) had_one: bool,
     /// The grants that a silent subscription did not deliver.
-    pub(crate) silent: Option<Silent>,
+    pub(crate) silent: Option<MissedPushes>,
     pub(crate) last: u64,
     pub(crate) held_until: u64,
 }
 
 /// Grants whose push was not delivered.
 #[derive(Debug, Default)]
-pub(crate) struct Silent {
+pub(crate) struct MissedPushes {
     /// When each claim was granted.
     pub(crate) grants: BTreeMap<ClaimNumber, u64>,
     /// When the node first found such a grant that was old enough to have been pushed.

@@ -9,10 +9,10 @@ pub(crate) type LatchId = Arc<[u8]>;
 
 /// What the laws remember of the latch.
 #[derive(Debug, Default)]
-pub(crate) struct Latches {
+pub(crate) struct LatchMemory {
     pub(crate) calls: u64,
     /// The call of each caller (slot, life, index).
-    pub(crate) made: HashMap<(usize, u32, usize), SentCall>,
+    pub(crate) made: HashMap<(usize, u32, usize), LatchCall>,
     /// When each call was made. Calls of workers that start twice are not here.
     pub(crate) called: HashMap<LatchId, u64>,
     /// The generation in which each call counted last.
@@ -30,7 +30,7 @@ pub(crate) struct Latches {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct SentCall {
+pub(crate) struct LatchCall {
     pub(crate) id: LatchId,
     pub(crate) at: u64,
 }

@@ -4,23 +4,23 @@ use std::collections::{HashMap, HashSet};
 
 use tenure::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes};
 
-use crate::world::election_memory::Elections;
-use crate::world::latch_memory::Latches;
-use crate::world::tick_memory::Ticks;
+use crate::world::election_memory::ElectionMemory;
+use crate::world::latch_memory::LatchMemory;
+use crate::world::tick_memory::TickMemory;
 
 /// What the laws remember.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct Memory {
     /// The time until which a known fault lasts.
-    pub(crate) unrest: u64,
+    pub(crate) fault_until: u64,
     /// When the server's clock last made a small step.
-    pub(crate) stepped: u64,
+    pub(crate) small_step_at: u64,
     pub(crate) stepped_back: bool,
     /// Whether the executed batch is a copy. Its original may have been refused, and be over for its node.
-    pub(crate) twin: bool,
-    pub(crate) ticks: Ticks,
-    pub(crate) latches: Latches,
-    pub(crate) elections: Elections,
+    pub(crate) is_copy: bool,
+    pub(crate) ticks: TickMemory,
+    pub(crate) latches: LatchMemory,
+    pub(crate) elections: ElectionMemory,
     pub(crate) forgot: bool,
     pub(crate) highest_fences: Vec<Option<Fence>>,
     /// The fences of writers alone.
@@ -28,12 +28,12 @@ pub(crate) struct Watch {
     /// The claims whose end was executed.
     pub(crate) ended: HashSet<ClaimId>,
     /// Grants that are exempt from the laws.
-    pub(crate) tainted: HashSet<GrantNumber>,
+    pub(crate) exempt_grants: HashSet<GrantNumber>,
     pub(crate) highest: GrantNumber,
     /// Fences up to this number may be out of order: the server lost its number and its clock went back.
-    pub(crate) amnesty: GrantNumber,
+    pub(crate) exempt_up_to: GrantNumber,
     pub(crate) granted: HashMap<ClaimId, GrantNumber>,
-    pub(crate) heard: HashMap<ClaimId, (u64, LeaseTimes)>,
+    pub(crate) last_heard: HashMap<ClaimId, (u64, LeaseTimes)>,
     pub(crate) free_since: Vec<Option<u64>>,
     /// When the key was first handed on since it was free, by the server's clock in ms.
     pub(crate) handed_on: Vec<Option<u64>>,
@@ -41,25 +41,25 @@ pub(crate) struct Watch {
     pub(crate) second: u64,
 }
 
-impl Watch {
+impl Memory {
     pub(crate) fn new(keys: usize) -> Self {
-        Watch {
-            unrest: 0,
-            stepped: 0,
+        Memory {
+            fault_until: 0,
+            small_step_at: 0,
             stepped_back: false,
-            twin: false,
-            ticks: Ticks::default(),
-            latches: Latches::default(),
-            elections: Elections::default(),
+            is_copy: false,
+            ticks: TickMemory::default(),
+            latches: LatchMemory::default(),
+            elections: ElectionMemory::default(),
             forgot: false,
             highest_fences: vec![None; keys],
             written: vec![None; keys],
             ended: HashSet::new(),
-            tainted: HashSet::new(),
+            exempt_grants: HashSet::new(),
             highest: GrantNumber(0),
-            amnesty: GrantNumber(0),
+            exempt_up_to: GrantNumber(0),
             granted: HashMap::new(),
-            heard: HashMap::new(),
+            last_heard: HashMap::new(),
             free_since: vec![None; keys],
             handed_on: vec![None; keys],
             orphans: HashMap::new(),
@@ -68,7 +68,7 @@ impl Watch {
     }
 }
 
-impl Watch {
+impl Memory {
     /// Returns the largest fence of a key that a caller was told.
     pub(crate) fn highest_fence(&self, key: usize) -> Option<Fence> {
         self.highest_fences[key]

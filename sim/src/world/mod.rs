@@ -26,43 +26,43 @@ use tenure::key::Key;
 use tenure::protocol::message::{Name, NodeId};
 use tenure::protocol::step::Effect;
 
-use crate::coverage::{Coverage, Seen};
+use crate::coverage::{Case, Coverage};
 use crate::log::Log;
 use crate::planted::Planted;
 use crate::profile::Profile;
-use crate::setup::{Setup, WorldFailure};
+use crate::setup::{Failure, Setup};
 use crate::time::MS;
-use crate::violation::Wrong;
-use crate::world::connection::Conn;
+use crate::violation::Violation;
+use crate::world::connection::Connection;
 use crate::world::event::Event;
-use crate::world::memory::Watch;
+use crate::world::memory::Memory;
 use crate::world::node::Node;
 use crate::world::server::Server;
 use crate::world::signal::Signal;
-use crate::world::transfer::Letter;
-use crate::world::write::Writer;
+use crate::world::transfer::TransferMessage;
+use crate::world::write::WriteLease;
 
-pub(crate) struct Due {
+pub(crate) struct QueuedEvent {
     pub(crate) at: u64,
     pub(crate) seq: u64,
     pub(crate) event: Event,
 }
 
-impl PartialEq for Due {
+impl PartialEq for QueuedEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.seq) == (other.at, other.seq)
     }
 }
 
-impl Eq for Due {}
+impl Eq for QueuedEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for QueuedEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for QueuedEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.seq).cmp(&(other.at, other.seq))
     }
@@ -74,13 +74,13 @@ pub(crate) struct World {
     pub(crate) setup: Setup,
     pub(crate) rng: fastrand::Rng,
     /// The generator for writes, so that nothing else depends on them.
-    pub(crate) of_writes: fastrand::Rng,
-    pub(crate) of_readings: fastrand::Rng,
+    pub(crate) write_rng: fastrand::Rng,
+    pub(crate) reading_rng: fastrand::Rng,
     /// The leases of each write, by its number.
-    pub(crate) written: Vec<Vec<Writer>>,
+    pub(crate) written: Vec<Vec<WriteLease>>,
     pub(crate) now: u64,
     pub(crate) seq: u64,
-    pub(crate) due: BinaryHeap<Reverse<Due>>,
+    pub(crate) due: BinaryHeap<Reverse<QueuedEvent>>,
     pub(crate) profile: Profile,
     pub(crate) keys: Vec<Name>,
     /// The number of locks among the keys. A job, a latch and elections may follow.
@@ -89,16 +89,16 @@ pub(crate) struct World {
     pub(crate) elections: Range<usize>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
-    pub(crate) conns: Vec<Conn>,
+    pub(crate) conns: Vec<Connection>,
     pub(crate) server: Server,
     /// The messages of transferred leases.
-    pub(crate) letters: Vec<Letter>,
-    pub(crate) watch: Watch,
+    pub(crate) transfer_messages: Vec<TransferMessage>,
+    pub(crate) memory: Memory,
     pub(crate) log: Log,
-    pub(crate) seen: Coverage,
+    pub(crate) coverage: Coverage,
     pub(crate) steps: u64,
     pub(crate) draining: bool,
-    pub(crate) failure: Option<WorldFailure>,
+    pub(crate) failure: Option<Failure>,
     pub(crate) finished: bool,
     pub(crate) inputs: u64,
     pub(crate) effects: Vec<Effect>,
@@ -131,14 +131,14 @@ impl World {
             handler,
             setup,
             rng,
-            of_writes: fastrand::Rng::with_seed(setup.seed),
-            of_readings: fastrand::Rng::with_seed(setup.seed),
+            write_rng: fastrand::Rng::with_seed(setup.seed),
+            reading_rng: fastrand::Rng::with_seed(setup.seed),
             written: Vec::new(),
             now: 0,
             seq: 0,
             due: BinaryHeap::new(),
             server: Server::new(Planted(setup.flaw)),
-            watch: Watch::new(keys.len()),
+            memory: Memory::new(keys.len()),
             profile,
             keys,
             locks,
@@ -147,9 +147,9 @@ impl World {
             nodes: Vec::new(),
             slots: HashMap::new(),
             conns: Vec::new(),
-            letters: Vec::new(),
+            transfer_messages: Vec::new(),
             log: Log::new(setup.history),
-            seen: Coverage::default(),
+            coverage: Coverage::default(),
             steps: 0,
             draining: false,
             failure: None,
@@ -161,7 +161,7 @@ impl World {
 
     pub(crate) fn at(&mut self, at: u64, event: Event) {
         self.seq += 1;
-        self.due.push(Reverse(Due {
+        self.due.push(Reverse(QueuedEvent {
             at: at.max(self.now),
             seq: self.seq,
             event,
@@ -177,19 +177,19 @@ impl World {
         self.locks..self.latch.unwrap_or(self.elections.start)
     }
 
-    pub(crate) fn saw(&mut self, seen: Seen) {
-        self.log.mix(seen as u64);
-        self.seen.saw(seen);
+    pub(crate) fn cover(&mut self, case: Case) {
+        self.log.mix(case as u64);
+        self.coverage.add_one(case);
     }
 
-    pub(crate) fn note(&mut self, who: Option<usize>, key: Option<usize>, text: impl FnOnce() -> String) {
-        self.log.line(self.now, who, key, text);
+    pub(crate) fn note(&mut self, node: Option<usize>, key: Option<usize>, text: impl FnOnce() -> String) {
+        self.log.line(self.now, node, key, text);
     }
 
-    pub(crate) fn wrong(&mut self, wrong: Wrong, key: Option<usize>, text: impl FnOnce() -> String) {
-        if self.failure.is_none() && self.setup.only.is_none_or(|only| only == wrong) {
-            self.failure = Some(WorldFailure {
-                wrong,
+    pub(crate) fn report(&mut self, violation: Violation, key: Option<usize>, text: impl FnOnce() -> String) {
+        if self.failure.is_none() && self.setup.only.is_none_or(|only| only == violation) {
+            self.failure = Some(Failure {
+                violation,
                 key,
                 text: text(),
             });
@@ -212,8 +212,8 @@ impl World {
     }
 
     /// Records that a fault lasts until `until`.
-    pub(crate) fn unrest(&mut self, until: u64) {
-        self.watch.unrest = self.watch.unrest.max(until);
+    pub(crate) fn extend_fault(&mut self, until: u64) {
+        self.memory.fault_until = self.memory.fault_until.max(until);
     }
 
     pub(crate) fn chance(&mut self, percent: u8) -> bool {

@@ -6,21 +6,21 @@ use tenure::protocol::message::{Batch, ClaimId, Fence, GrantNumber, Name};
 use tenure::protocol::step::Ticket;
 use tenure::protocol::time::Instant;
 
-use crate::time::{MS, SETTLE};
+use crate::time::{MS, SETTLE_NS};
 use crate::world::World;
-use crate::world::records::Owned;
-use crate::world::transfer::Letter;
+use crate::world::records::KeyRecords;
+use crate::world::transfer::TransferMessage;
 
 impl World {
     /// Returns whether a node has candidates. Every third node only observes.
-    pub(crate) fn stands(&self, slot: usize) -> bool {
+    pub(crate) fn has_candidates(&self, slot: usize) -> bool {
         slot % 3 != 2
     }
 
     /// Returns whether a caller must still rest.
     pub(crate) fn is_resting(&self, slot: usize, caller: usize) -> bool {
         let rest = self
-            .watch
+            .memory
             .elections
             .rests
             .get(&(slot, self.nodes[slot].life, caller));
@@ -50,7 +50,7 @@ impl World {
     }
 
     /// Returns whether that life of the slot is running or stopped, but not over.
-    pub(crate) fn is(&self, slot: usize, life: u32) -> bool {
+    pub(crate) fn is_alive(&self, slot: usize, life: u32) -> bool {
         self.nodes[slot].life == life && self.nodes[slot].alive
     }
 
@@ -64,11 +64,11 @@ impl World {
         self.nodes[slot].shard.holding(local, &self.keys[key], ticket)
     }
 
-    pub(crate) fn index(&self, name: &Name) -> usize {
+    pub(crate) fn key_index(&self, name: &Name) -> usize {
         self.keys
             .iter()
             .position(|key| key == name)
-            .expect("one of our keys")
+            .expect("a key of this world")
     }
 
     pub(crate) fn server_us(&self) -> u64 {
@@ -77,33 +77,33 @@ impl World {
 
     /// Returns whether a transfer message names the owner, which no node pursues then.
     pub(crate) fn is_on_its_way(&self, key: usize, claim_id: ClaimId) -> bool {
-        let is_its = |letter: &Letter| letter.key == key && letter.of == claim_id;
-        self.letters.iter().any(is_its)
+        let is_its = |message: &TransferMessage| message.key == key && message.of == claim_id;
+        self.transfer_messages.iter().any(is_its)
     }
 
     /// Returns whether a fence is exempt from the order of fences.
-    pub(crate) fn is_exempt(&self, fence: Fence) -> bool {
-        fence.number() <= self.watch.amnesty || self.watch.tainted.contains(&fence.number())
+    pub(crate) fn is_exempt_fence(&self, fence: Fence) -> bool {
+        fence.number() <= self.memory.exempt_up_to || self.memory.exempt_grants.contains(&fence.number())
     }
 
-    pub(crate) fn is_tainted(&self, number: GrantNumber) -> bool {
-        self.watch.tainted.contains(&number)
+    pub(crate) fn is_exempt_grant(&self, number: GrantNumber) -> bool {
+        self.memory.exempt_grants.contains(&number)
     }
 
-    pub(crate) fn is_tainted_claim(&self, claim: Option<ClaimId>) -> bool {
-        let number = claim.and_then(|claim| self.watch.granted.get(&claim));
-        number.is_some_and(|number| self.watch.tainted.contains(number))
+    pub(crate) fn is_exempt_claim(&self, claim: Option<ClaimId>) -> bool {
+        let number = claim.and_then(|claim| self.memory.granted.get(&claim));
+        number.is_some_and(|number| self.memory.exempt_grants.contains(number))
     }
 
-    pub(crate) fn records(&self, batch: &Batch) -> Vec<Owned> {
+    pub(crate) fn records_of_batch(&self, batch: &Batch) -> Vec<KeyRecords> {
         let names = batch.requests.iter().map(|request| &request.name);
-        names.map(|name| self.owned(name)).collect()
+        names.map(|name| self.key_records(name)).collect()
     }
 
-    pub(crate) fn owned(&self, name: &Name) -> Owned {
+    pub(crate) fn key_records(&self, name: &Name) -> KeyRecords {
         let us = self.server_us();
         let ledger = &self.server.ledger;
-        Owned {
+        KeyRecords {
             record: ledger.record(name, us).cloned(),
             shares: ledger.shares(name, us).copied().collect(),
             waiters: ledger.waiters(name),
@@ -121,11 +121,11 @@ impl World {
         if self.profile.storm.1 == 0 {
             return 0;
         }
-        self.watch.unrest.max(self.profile.storm.1) + SETTLE
+        self.memory.fault_until.max(self.profile.storm.1) + SETTLE_NS
     }
 
-    pub(crate) fn describe(&self, key: usize) -> String {
-        let mut text = format!("{:?}\n", self.owned(&self.keys[key]));
+    pub(crate) fn describe_key(&self, key: usize) -> String {
+        let mut text = format!("{:?}\n", self.key_records(&self.keys[key]));
         for claim_id in self.server.ledger.waiters(&self.keys[key]) {
             text += &format!("waits {claim_id}\n");
         }

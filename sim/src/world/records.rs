@@ -5,14 +5,14 @@ use tenure::protocol::message::{ClaimId, GrantNumber, Mode};
 
 /// The server's records of one key.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct KeyRecords {
     pub(crate) record: Option<Record>,
     pub(crate) shares: Vec<Share>,
     pub(crate) waiters: Vec<ClaimId>,
     pub(crate) latch: Option<LatchRecord>,
 }
 
-impl Owned {
+impl KeyRecords {
     pub(crate) fn is_free(&self) -> bool {
         self.record.is_none() && self.shares.is_empty()
     }

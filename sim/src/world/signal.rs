@@ -8,8 +8,8 @@ use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Outcome, Outgoing, Ticket};
 
 use crate::world::latch_memory::LatchId;
-use crate::world::records::Owned;
-use crate::world::write::Writer;
+use crate::world::records::KeyRecords;
+use crate::world::write::WriteLease;
 
 /// What a layer tells the layers above it, which act before the layer goes on.
 #[derive(Debug)]
@@ -75,11 +75,11 @@ pub(crate) enum Signal<'a> {
     Executed {
         batch: &'a Batch,
         replies: &'a [Reply],
-        before: &'a [Owned],
+        before: &'a [KeyRecords],
         pushes: &'a [Push],
     },
     WriteExecuted {
-        writer: Writer,
+        writer: WriteLease,
         mode: Mode,
     },
     FenceIssued {
@@ -121,7 +121,7 @@ pub(crate) enum Signal<'a> {
     TickDenied {
         slot: usize,
         key: usize,
-        want: LockOptions,
+        options: LockOptions,
         denial: &'a AcquireError,
     },
     RunBegan {

@@ -7,12 +7,12 @@ use tenure::protocol::message::{ClaimId, GrantNumber, TickTime};
 
 /// What the laws remember of jobs.
 #[derive(Debug, Default)]
-pub(crate) struct Ticks {
-    pub(crate) ticks: HashMap<(usize, Option<TickTime>), Tick>,
+pub(crate) struct TickMemory {
+    pub(crate) ticks: HashMap<(usize, Option<TickTime>), TickState>,
     pub(crate) latest: HashMap<usize, Option<TickTime>>,
     pub(crate) skipped: HashMap<usize, Option<TickTime>>,
     /// Runs that go on after their guard was released, and until when.
-    pub(crate) strays: Vec<(usize, u64)>,
+    pub(crate) early_releases: Vec<(usize, u64)>,
     /// Since when each pursued tick is not run.
     pub(crate) idle: HashMap<(usize, Option<TickTime>), u64>,
     /// Since when each caller (slot, life, index) has stood by for a tick that is over.
@@ -37,7 +37,7 @@ pub(crate) struct Ticks {
 
 /// The state of one tick. Claims are compared, not nodes: one node may win a tick twice.
 #[derive(Debug, Default)]
-pub(crate) struct Tick {
+pub(crate) struct TickState {
     pub(crate) attempt: u32,
     /// The latest winner.
     pub(crate) winner: Option<ClaimId>,
@@ -47,10 +47,10 @@ pub(crate) struct Tick {
     pub(crate) ended: bool,
 }
 
-impl Ticks {
+impl TickMemory {
     /// Takes over what the server knows from a backup.
     pub(crate) fn restored(&mut self, key: usize, job: &Job) {
-        let tick = Tick {
+        let tick = TickState {
             attempt: job.attempt,
             winner: job.winner,
             winners: job.winner.into_iter().collect(),
@@ -68,7 +68,7 @@ impl Ticks {
         self.reset = true;
         self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
         self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
-        let over = Tick {
+        let over = TickState {
             attempt: job.attempt,
             winner: job.winner,
             winners: Vec::new(),

@@ -5,7 +5,7 @@ use tenure::protocol::step::Ticket;
 
 /// The message of a transferred lease.
 #[derive(Debug)]
-pub(crate) struct Letter {
+pub(crate) struct TransferMessage {
     pub(crate) key: usize,
     pub(crate) of: ClaimId,
     pub(crate) mode: Mode,

@@ -4,7 +4,7 @@ use tenure::protocol::message::Fence;
 
 /// One of the leases of a write.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Writer {
+pub(crate) struct WriteLease {
     pub(crate) key: usize,
     pub(crate) fence: Fence,
 }
