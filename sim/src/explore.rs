@@ -23,8 +23,8 @@ pub struct Limits {
     pub time: Option<Duration>,
     /// The number of threads.
     pub threads: usize,
-    /// With a limit on worlds: stop as soon as every case was met at least this often. 0 runs all worlds.
-    pub until_covered: bool,
+    /// The number of worlds after which the run stops if every case was met. `None` does not stop for that.
+    pub enough: Option<u64>,
 }
 
 /// The results of all worlds that were run.
@@ -56,12 +56,13 @@ pub fn explore(limits: &Limits) -> Exploration {
     let found = Mutex::new(Exploration::default());
     let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
     let goes_on = || {
-        let Some(time) = limits.time else { return true };
-        let is_short = || begin.elapsed() < 10 * time && !lock().coverage.missing().is_empty();
-        begin.elapsed() < time || limits.until_covered && is_short()
+        let found = lock();
+        let has_time = limits.time.is_none_or(|time| begin.elapsed() < time);
+        let is_enough = limits.enough.is_some_and(|enough| found.worlds >= enough);
+        found.failure.is_none() && has_time && !(is_enough && found.coverage.missing().is_empty())
     };
     let live = || {
-        while lock().failure.is_none() && goes_on() {
+        while goes_on() {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= end {
                 break;
