@@ -258,6 +258,7 @@ impl Default for Coverage {
 }
 
 impl Coverage {
+    /// Counts a case once.
     pub(crate) fn add_one(&mut self, case: Case) {
         self.0[case as usize] += 1;
     }
@@ -289,6 +290,7 @@ impl Coverage {
 }
 
 impl Case {
+    /// Returns the case of an event of a key machine.
     pub(crate) fn notice(notice: &KeyEvent) -> Option<Case> {
         Some(match notice {
             KeyEvent::HandedOn => Case::HandedOn,
@@ -316,6 +318,7 @@ impl Case {
         })
     }
 
+    /// Returns the case of an answer about a latch.
     pub(crate) fn latch(report: LatchReport) -> Case {
         match report {
             LatchReport::Set => Case::LatchSet,
@@ -326,6 +329,7 @@ impl Case {
         }
     }
 
+    /// Returns the case of an event of a session.
     pub(crate) fn of_session(event: &SessionEvent) -> Option<Case> {
         Some(match event {
             SessionEvent::ConnectionLost { error, .. } if *error.kind() == StoreErrorKind::TimedOut => {
@@ -338,6 +342,7 @@ impl Case {
         })
     }
 
+    /// Returns the case of a branch of the ledger.
     pub(crate) fn branch(branch: Branch) -> Case {
         match branch {
             Branch::LateRefused => Case::LateRefused,

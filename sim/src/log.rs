@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::setup::Line;
 
+/// The history of one world.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) hash: u64,
@@ -23,6 +24,7 @@ impl Log {
         self.hash = (self.hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
+    /// Adds a line of text if a history is wanted.
     pub(crate) fn line(
         &mut self,
         now: u64,

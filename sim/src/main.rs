@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// What the arguments ask for.
 enum Command {
     Help,
     One(Setup, Option<String>),
@@ -43,6 +44,7 @@ enum Command {
     Many(Limits),
 }
 
+/// Parses the arguments.
 fn arguments() -> Result<Command, String> {
     let (mut seed, mut history, mut seconds) = (None, None, None);
     let (mut flaws, mut only) = (Vec::new(), None);
@@ -92,6 +94,7 @@ fn arguments() -> Result<Command, String> {
     Ok(Command::Many(limits))
 }
 
+/// Explores worlds and prints the table.
 fn many(limits: &Limits) -> ExitCode {
     let begin = Instant::now();
     let found = explore(limits);
@@ -105,6 +108,7 @@ fn many(limits: &Limits) -> ExitCode {
     }
 }
 
+/// Returns the flaws with this name; all of them for "all".
 fn named_flaws(text: &str) -> Result<Vec<Flaw>, String> {
     match text {
         "all" => Ok(Flaw::ALL.to_vec()),
@@ -112,6 +116,7 @@ fn named_flaws(text: &str) -> Result<Vec<Flaw>, String> {
     }
 }
 
+/// Returns the value whose `Debug` name is `text`.
 fn named<T: Copy + Debug>(all: &[T], text: &str) -> Result<T, String> {
     let mut all = all.iter();
     let found = all.find(|one| format!("{one:?}") == text);
@@ -140,6 +145,7 @@ fn plant(flaws: &[Flaw], only: Option<Violation>, limits: &Limits) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Runs one world and prints its story.
 fn replay(setup: Setup, history: Option<String>) -> ExitCode {
     let run = run(setup);
     println!("{}", run.story());

@@ -14,6 +14,7 @@ pub(crate) struct Profile {
     pub(crate) nodes: usize,
     /// The time between two ticks of a job, in ms.
     pub(crate) period: u64,
+    /// The lease times of the callers.
     pub(crate) terms: Vec<LeaseTimes>,
     /// The shortest and longest delay of a message, in ns.
     pub(crate) delay: (u64, u64),
@@ -25,7 +26,9 @@ pub(crate) struct Profile {
     pub(crate) hold: u64,
     /// The mean time between two faults, in ns.
     pub(crate) fault_pause: u64,
+    /// The rules of the key machines.
     pub(crate) rules: Rules,
+    /// The timeout of a request.
     pub(crate) request_timeout: Duration,
     /// How long a key is left free after many hand-overs, in ms; 0 for never.
     pub(crate) poll_gap: u64,
@@ -45,17 +48,19 @@ pub(crate) struct Profile {
     pub(crate) no_inbox: bool,
     /// Far more callers with claims of their own than the server can serve in time.
     pub(crate) crowd: bool,
+    /// The server knows its subscribers.
     pub(crate) probe: bool,
     /// The server may come back empty.
     pub(crate) forgetful: bool,
     /// One contended key, with frequent process stops and slow inboxes, so that old messages meet young ones.
-    pub(crate) sleepy: bool,
+    pub(crate) pauses_often: bool,
     /// The server's clock may step by more than the margin.
     pub(crate) wild_clock: bool,
     /// The time after which no tick fires, in ns. No later tick replaces the last one.
     pub(crate) quiet_from: Option<u64>,
     /// When the faults begin and end, in ns.
-    pub(crate) storm: (u64, u64),
+    pub(crate) fault_period: (u64, u64),
+    /// When callers stop coming, in ns.
     pub(crate) drain: u64,
 }
 
@@ -66,6 +71,7 @@ impl Profile {
         Duration::from_millis(holds.max().unwrap_or_default())
     }
 
+    /// Draws the profile of a world.
     pub(crate) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
         let lengths: &[u64] = match rng.u8(0..5) {
             0 => &[400],
@@ -94,7 +100,7 @@ impl Profile {
         };
         // A quarter of the worlds is calm, a quarter has faults to the end, the others have faults and then a
         // calm.
-        let (storm, drain) = match rng.u8(0..4) {
+        let (fault_period, drain) = match rng.u8(0..4) {
             0 => ((0, 0), 6_800 * MS),
             1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
             _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE_NS + 4_800 * MS),
@@ -102,17 +108,17 @@ impl Profile {
         if setup.seed % 96 == 5 {
             return Profile::with_crowd(setup, rules);
         }
-        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let pauses_often = fault_period.1 > 0 && rng.u8(0..3) == 0;
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
-            sleepy,
+            pauses_often,
             nodes: rng.usize(2..=5),
             period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
             terms,
             delay: (high / 8, high),
             pause: [2, 5, 30, 200][rng.usize(0..4)] * MS,
             callers: [2, 4, 8][rng.usize(0..3)],
-            hold: if sleepy { hold.max(100 * MS) } else { hold },
+            hold: if pauses_often { hold.max(100 * MS) } else { hold },
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
             request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
@@ -131,10 +137,14 @@ impl Profile {
             forgetful: rng.bool(),
             wild_clock: rng.u8(0..4) == 0,
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
-                let calm = if storm.1 > 0 { storm.1 + SETTLE_NS } else { 0 };
+                let calm = if fault_period.1 > 0 {
+                    fault_period.1 + SETTLE_NS
+                } else {
+                    0
+                };
                 calm + 1_000 * MS
             }),
-            storm,
+            fault_period,
             drain,
         }
     }
@@ -144,7 +154,7 @@ impl Profile {
     fn with_crowd(setup: &Setup, rules: Rules) -> Self {
         Profile {
             crowd: true,
-            sleepy: false,
+            pauses_often: false,
             nodes: 2,
             period: 1000,
             terms: vec![LeaseTimes {
@@ -173,7 +183,7 @@ impl Profile {
             forgetful: false,
             wild_clock: false,
             quiet_from: None,
-            storm: (0, 0),
+            fault_period: (0, 0),
             drain: 2_500 * MS,
         }
     }

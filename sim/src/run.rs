@@ -13,6 +13,7 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 /// Runs one world.
+/// Handles events until the world ends or fails.
 pub fn run(setup: Setup) -> Run {
     let mut world = World::new(setup, handle);
     world.begin();
@@ -117,7 +118,7 @@ impl World {
                 let first = self.rng.u64(0..500 * MS);
                 self.at(
                     first,
-                    Event::TickState {
+                    Event::TickFires {
                         slot,
                         key: self.locks,
                     },
@@ -146,7 +147,7 @@ impl World {
                 self.cover(seen);
             }
         }
-        let (from, until) = self.profile.storm;
+        let (from, until) = self.profile.fault_period;
         if until > from {
             self.at(from, Event::Fault);
         }
@@ -168,7 +169,9 @@ impl World {
             self.steps += 1;
             self.dispatch(event);
             if self.steps > 5_000_000 {
-                self.report(Violation::RequestStorm, None, || "the world does not end".into());
+                self.report(Violation::EndlessRequests, None, || {
+                    "the world does not end".into()
+                });
                 break;
             }
         }
@@ -184,6 +187,7 @@ impl World {
         }
     }
 
+    /// Passes an event to its layer.
     pub(crate) fn dispatch(&mut self, event: Event) {
         let Some(event) = self.defer(event) else {
             return;
@@ -225,7 +229,7 @@ impl World {
                 sub,
                 push,
             } if self.is_alive(slot, life) => self.push_arrives(slot, sub, *push),
-            Event::TickState { slot, key } => self.tick(slot, key),
+            Event::TickFires { slot, key } => self.tick(slot, key),
             Event::AskForOpenTick { slot, key } => self.ask_for_open_tick(slot, key),
             Event::ClaimTick {
                 slot,
@@ -235,7 +239,11 @@ impl World {
                 patient,
             } if self.is_alive(slot, life) => self.claim_tick(slot, key, mark, patient),
             Event::Arrival { slot } => self.add_lock_caller(slot),
-            Event::TransferMessage { slot, message, what } => self.deliver(slot, message, what),
+            Event::TransferMessage {
+                slot,
+                message,
+                choice,
+            } => self.deliver(slot, message, choice),
             Event::LatchUse { slot } => self.use_latch(slot),
             Event::Campaign { slot, key } => self.start_candidate(slot, key),
             Event::CampaignAgain { slot, life, key } if self.is_alive(slot, life) => {

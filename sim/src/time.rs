@@ -1,5 +1,6 @@
 //! Units and moments of virtual time.
 
+/// The server's wall clock at the start, in µs.
 pub(crate) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 /// Nanoseconds in a millisecond. Virtual time is in nanoseconds.

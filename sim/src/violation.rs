@@ -86,7 +86,7 @@ pub enum Violation {
     /// Something is left at the end.
     LeftOver,
     /// Requests are sent without end.
-    RequestStorm,
+    EndlessRequests,
     /// A request is sent on a connection that was given up or has a successor.
     OldConnectionUsed,
     /// A claim is sent before an earlier leave of its key by the same node.
@@ -157,7 +157,7 @@ impl Violation {
         Violation::RestIgnored,
         Violation::NeverLeftFree,
         Violation::LeftOver,
-        Violation::RequestStorm,
+        Violation::EndlessRequests,
         Violation::OldConnectionUsed,
         Violation::LeaveOvertaken,
         Violation::CallOvertaken,

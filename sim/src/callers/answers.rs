@@ -14,6 +14,7 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
+    /// Handles a grant: the caller holds, and takes the grant up soon.
     pub(crate) fn granted(&mut self, slot: usize, ticket: Ticket, fence: Fence) {
         let told = if self.setup.history {
             format!("granted {}.{}", fence.number(), fence.get() & 1023)
@@ -106,6 +107,7 @@ impl World {
         self.schedule_take_up(slot, caller);
     }
 
+    /// Handles a denial: the caller ends, or its kind of caller decides what follows.
     pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
         let told = if self.setup.history {
             format!("denied: {denial:?}")
@@ -205,6 +207,7 @@ impl World {
         self.expect_state(slot, ticket, "overdue", |state| state == CallerState::Holding);
     }
 
+    /// Handles the loss of a lease.
     pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
         let told = if self.setup.history {
             format!("lost: {cause:?}")
@@ -257,6 +260,7 @@ impl World {
         }
     }
 
+    /// Handles the outcome of a release.
     pub(crate) fn released(&mut self, slot: usize, ticket: Ticket, outcome: &Outcome) {
         let told = if self.setup.history {
             format!("released: {outcome:?}")

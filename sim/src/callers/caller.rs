@@ -164,12 +164,15 @@ impl World {
         held
     }
 
+    /// Ends a caller.
     pub(crate) fn end_caller(&mut self, slot: usize, caller: usize) {
         let node = &mut self.nodes[slot];
         node.callers[caller].state = CallerState::Over;
         node.live.retain(|live| *live != caller);
     }
 
+    /// Logs what a caller was told, and reports a violation if its state does not allow that. Returns the
+    /// caller.
     pub(crate) fn expect_state(
         &mut self,
         slot: usize,

@@ -40,11 +40,13 @@ impl World {
         }
     }
 
+    /// Saves a checkpoint of a run.
     pub(crate) fn save_checkpoint(&mut self, slot: usize, caller: usize) {
         let seq = self.nodes[slot].asked.into();
         self.send_checkpoint_call(slot, caller, |of| Call::Save { of, seq });
     }
 
+    /// Sends a call of a run about its checkpoints.
     pub(crate) fn send_checkpoint_call(
         &mut self,
         slot: usize,

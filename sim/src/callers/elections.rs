@@ -23,13 +23,15 @@ pub(crate) struct Proclamation {
 }
 
 impl Proclamation {
+    /// Returns the bytes to proclaim.
     pub(crate) fn write(&self) -> Payload {
         let text = format!("{} {} {}", self.number.0, self.seq, self.node);
         Payload(text.into_bytes().into())
     }
 
-    pub(crate) fn read(said: &Payload) -> Option<Self> {
-        let text = std::str::from_utf8(&said.0).ok()?;
+    /// Parses proclaimed bytes.
+    pub(crate) fn read(proclamation: &Payload) -> Option<Self> {
+        let text = std::str::from_utf8(&proclamation.0).ok()?;
         let mut words = text.split(' ');
         Some(Proclamation {
             number: GrantNumber(words.next()?.parse().ok()?),
@@ -67,6 +69,7 @@ impl World {
         }
     }
 
+    /// Returns whether the caller is a candidate of the key.
     pub(crate) fn is_candidate(&self, slot: usize, key: usize, caller: usize) -> bool {
         let of = &self.nodes[slot].callers[caller];
         of.key == key && of.call.is_none()
@@ -170,13 +173,13 @@ impl World {
         };
         self.memory.elections.seq += 1;
         let seq = self.memory.elections.seq;
-        let said = Proclamation {
+        let proclamation = Proclamation {
             number,
             seq,
             node: of.node.to_string(),
         };
         let call_options = CallOptions {
-            data: Some(said.write()),
+            data: Some(proclamation.write()),
             ..CallOptions::new(options.term, Call::Proclaim { of, seq })
         };
         let (ticket, made) = self.new_call(slot, key, &call_options);
@@ -229,6 +232,7 @@ impl World {
         }
     }
 
+    /// Sends the question of an observer. After a failure it rests first.
     pub(crate) fn ask_for_leader(&mut self, observer: usize) {
         let Observer {
             slot,
@@ -303,6 +307,7 @@ impl World {
         observers.position(|of| (of.slot, of.life, of.asking_caller) == (slot, life, Some(caller)))
     }
 
+    /// Remembers until when a caller must rest.
     pub(crate) fn start_rest(&mut self, slot: usize, caller: usize, term: LeaseTimes) {
         self.cover(Case::Rested);
         let (local, life) = (self.local(slot), self.nodes[slot].life);

@@ -25,7 +25,7 @@ impl World {
         }
         let period = self.profile.period;
         let pause = self.rng.u64(period / 2 * MS..period * 3 / 2 * MS);
-        self.after(pause, Event::TickState { slot, key });
+        self.after(pause, Event::TickFires { slot, key });
         let node = &self.nodes[slot];
         if !node.alive || node.paused.is_some() || node.retired || self.chance(5) {
             return;
@@ -50,6 +50,7 @@ impl World {
         }
     }
 
+    /// Starts the pursuit of a tick by a node.
     pub(crate) fn pursue_tick(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
         self.nodes[slot].pursuits.push((key, mark));
         self.claim_tick(slot, key, mark, true);
@@ -80,7 +81,7 @@ impl World {
 
     /// Ends the pursuit of a tick: it was run here or elsewhere, or will not be run.
     pub(crate) fn end_pursuit(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
-        self.nodes[slot].after.remove(&(key, mark));
+        self.nodes[slot].predecessors.remove(&(key, mark));
         let pursuits = &mut self.nodes[slot].pursuits;
         if let Some(at) = pursuits.iter().position(|pursuit| *pursuit == (key, mark)) {
             pursuits.swap_remove(at);
@@ -147,7 +148,7 @@ impl World {
                 let first = (key, Some(TickTime(latest.0 + if *is_open { 0 } else { period })));
                 if first.1 >= options.mark {
                     // No tick lies between the two.
-                    self.nodes[slot].after.insert((key, options.mark), *latest);
+                    self.nodes[slot].predecessors.insert((key, options.mark), *latest);
                 } else if !self.nodes[slot].pursuits.contains(&first) {
                     self.pursue_tick(slot, key, first.1);
                 }
@@ -175,6 +176,7 @@ impl World {
         self.claim_tick_later(slot, key, options.mark, pause, patient);
     }
 
+    /// Schedules another claim of a tick.
     pub(crate) fn claim_tick_later(
         &mut self,
         slot: usize,
@@ -221,7 +223,12 @@ impl World {
             // Until the node knows the earlier tick, it names one that can never have run.
             2 => {
                 let before = || TickTime(mark.map_or(0, |mark| mark.0.saturating_sub(period)));
-                WhenBehind::After(node.after.get(&(key, mark)).copied().unwrap_or_else(before))
+                WhenBehind::After(
+                    node.predecessors
+                        .get(&(key, mark))
+                        .copied()
+                        .unwrap_or_else(before),
+                )
             }
             _ => WhenBehind::Skip,
         }

@@ -51,6 +51,7 @@ impl World {
         self.call_latch(slot, call, id);
     }
 
+    /// Sends a call to the latch. The caller may cancel it.
     pub(crate) fn call_latch(&mut self, slot: usize, call: Call, id: LatchId) {
         let Some(key) = self.latch else { return };
         let has_id = matches!(call, Call::SetCount { .. } | Call::CountDown { .. });

@@ -151,6 +151,7 @@ impl World {
         self.hold(slot, caller);
     }
 
+    /// Plans what a holder does, and how its hold ends.
     pub(crate) fn hold(&mut self, slot: usize, caller: usize) {
         let Caller { options, .. } = self.nodes[slot].callers[caller];
         let hold = match self.rng.u8(0..100) {

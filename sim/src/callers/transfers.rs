@@ -87,21 +87,28 @@ impl World {
                 1 => options.term.lease_ms * MS / 2,
                 _ => 5 * MS,
             };
-            let (way, what) = (rng.u64(0..=way), rng.u8(..8));
+            let (way, choice) = (rng.u64(0..=way), rng.u8(..8));
             let slot = rng.usize(..self.nodes.len());
-            self.after(way, Event::TransferMessage { slot, message, what });
+            self.after(
+                way,
+                Event::TransferMessage {
+                    slot,
+                    message,
+                    choice,
+                },
+            );
         }
     }
 
     /// A transfer message reaches a node, which adopts, extends or releases the lease.
-    pub(crate) fn deliver(&mut self, slot: usize, message: usize, what: u8) {
+    pub(crate) fn deliver(&mut self, slot: usize, message: usize, choice: u8) {
         let node = &self.nodes[slot];
         if self.draining || !node.alive || node.paused.is_some() {
             return;
         }
         let TransferMessage { key, of, mode, .. } = self.transfer_messages[message];
         let term = self.profile.terms[self.now as usize % self.profile.terms.len()];
-        let call = match what {
+        let call = match choice {
             0 => Some(Call::Release { of, repeats: false }),
             1 => Some(Call::Extend { of }),
             _ => None,
@@ -124,7 +131,7 @@ impl World {
         };
         let soon = self.now + 6 * self.profile.delay.1 + 100 * MS;
         let found = &mut self.transfer_messages[message];
-        let in_time = soon < found.until && self.profile.storm.1 == 0;
+        let in_time = soon < found.until && self.profile.fault_period.1 == 0;
         found.asked += u32::from(call != Some(Call::Extend { of }));
         let asking = &mut self.nodes[slot].callers[caller];
         (asking.message, asking.in_time) = (Some(message), in_time);

@@ -9,6 +9,7 @@ use crate::world::connection::error;
 use crate::world::event::Event;
 
 impl World {
+    /// Cuts a node off the network for a while.
     pub(crate) fn cut_off(&mut self, slot: usize) {
         self.cover(Case::Partition);
         let until = self.now + self.rng.u64(10 * MS..3_000 * MS);
@@ -34,6 +35,7 @@ impl World {
         }
     }
 
+    /// Stalls a connection for a while.
     pub(crate) fn stall(&mut self, slot: usize) {
         let Some(conn) = self.open_conn(slot) else {
             return;
@@ -61,6 +63,7 @@ impl World {
         self.after(notice, Event::ResetSeen { conn });
     }
 
+    /// Delays the pushes to a node.
     pub(crate) fn hold_inbox(&mut self, slot: usize) {
         self.cover(Case::PushHeld);
         let until = self.now + self.rng.u64(10 * MS..4_000 * MS);

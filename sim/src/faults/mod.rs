@@ -16,7 +16,7 @@ use crate::world::event::Event;
 impl World {
     /// Causes one fault, and schedules the next.
     pub(crate) fn fault(&mut self) {
-        if self.now >= self.profile.storm.1 {
+        if self.now >= self.profile.fault_period.1 {
             return self.end_faults();
         }
         let pause = self.rng.u64(0..2 * self.profile.fault_pause);
@@ -28,7 +28,7 @@ impl World {
         self.extend_fault(self.now);
         self.log.mix(0xfa);
         match self.rng.u8(0..100) {
-            _ if self.profile.sleepy && self.rng.u8(0..4) > 0 => match self.rng.bool() {
+            _ if self.profile.pauses_often && self.rng.u8(0..4) > 0 => match self.rng.bool() {
                 true => self.pause(slot),
                 false => self.hold_inbox(slot),
             },
@@ -56,6 +56,7 @@ impl World {
         }
     }
 
+    /// Crashes a process.
     pub(crate) fn crash(&mut self, slot: usize) {
         if !self.nodes[slot].alive {
             return;
@@ -73,6 +74,7 @@ impl World {
         self.crash_process(slot);
     }
 
+    /// Stops a process for a while, half of the time for longer than its leases.
     pub(crate) fn pause(&mut self, slot: usize) {
         if !self.nodes[slot].alive || self.nodes[slot].paused.is_some() {
             return;
@@ -132,6 +134,7 @@ impl World {
         }
     }
 
+    /// Closes a node. The second time its process ends.
     pub(crate) fn closing(&mut self, slot: usize) {
         let node = &mut self.nodes[slot];
         if !node.alive || node.paused.is_some() {

@@ -36,6 +36,7 @@ impl World {
         self.extend_fault(until);
     }
 
+    /// Stalls the server for a while.
     pub(crate) fn stall_server(&mut self) {
         self.cover(Case::ServerStall);
         self.server.stall = self.now + self.rng.u64(10 * MS..2_000 * MS);
@@ -94,6 +95,7 @@ impl World {
         self.at(up, Event::ServerUp);
     }
 
+    /// Moves the server's wall clock.
     pub(crate) fn step_clock(&mut self) {
         let kind = self.rng.u8(0..5);
         let step_ms = match kind {

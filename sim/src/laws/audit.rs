@@ -6,6 +6,7 @@ use crate::world::World;
 use crate::world::event::Event;
 
 impl World {
+    /// Checks the laws that need time, and schedules the next check.
     pub(crate) fn audit(&mut self) {
         self.after(20 * MS, Event::Audit);
         self.check_all();
@@ -33,7 +34,7 @@ impl World {
         }
         if self.now / (1_000 * MS) != self.memory.second {
             self.memory.second = self.now / (1_000 * MS);
-            self.watch_storm(calm);
+            self.watch_request_count(calm);
         }
         if self.draining {
             self.watch_end();

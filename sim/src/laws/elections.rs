@@ -1,5 +1,5 @@
-//! Laws of elections. Each proclamation names its grant, its node and its sequence number, so that every mix-
-//! up shows. The truth is derived from what the server executed, and is not asked of the ledger.
+//! Laws of elections. Each proclamation names its grant, its node and its sequence number, so that every confusion
+//! shows. The truth is derived from what the server executed, and is not asked of the ledger.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl World {
             return;
         };
         let is_kept = elections
-            .said
+            .proclaimed
             .get(&(key, number))
             .is_some_and(|kept| *kept >= seq);
         let local = self.local(slot);
@@ -55,28 +55,28 @@ impl World {
         if !self.has_candidates(slot) {
             self.cover(Case::OutsideObserverTold);
         }
-        let said = report
+        let proclamation = report
             .and_then(|report| report.said.as_ref())
             .map(Proclamation::read);
         let elections = &self.memory.elections;
-        let is_its = report.is_none_or(|report| {
+        let is_of_leader = report.is_none_or(|report| {
             let led = elections.led.get(&(key, report.number)) == Some(&report.node);
-            let said_so = said.as_ref().is_none_or(|said| {
-                let latest = elections.said.get(&(key, report.number)).copied();
-                said.as_ref().is_some_and(|said| {
-                    said.number == report.number
-                        && said.node == report.node.to_string()
-                        && Some(said.seq) <= latest
+            let is_true = proclamation.as_ref().is_none_or(|proclamation| {
+                let latest = elections.proclaimed.get(&(key, report.number)).copied();
+                proclamation.as_ref().is_some_and(|proclamation| {
+                    proclamation.number == report.number
+                        && proclamation.node == report.node.to_string()
+                        && Some(proclamation.seq) <= latest
                 })
             });
-            led && said_so
+            led && is_true
         });
-        if !is_its {
+        if !is_of_leader {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
-                format!("an observer of node {slot} is told {report:?} with the value {said:?}")
+                format!("an observer of node {slot} is told {report:?} with the value {proclamation:?}")
             });
         }
-        let seq = said.flatten().map(|said| said.seq);
+        let seq = proclamation.flatten().map(|proclamation| proclamation.seq);
         let told = report.map(|report| (report.number, seq));
         if latest > told && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0))) {
             self.report(Violation::LeaderNewsOutOfOrder, Some(key), || {
@@ -97,7 +97,10 @@ impl World {
         let RecordOwner::Claim(_, number) = record.owner else {
             return None;
         };
-        Some((number, self.memory.elections.said.get(&(key, number)).copied()))
+        Some((
+            number,
+            self.memory.elections.proclaimed.get(&(key, number)).copied(),
+        ))
     }
 
     /// Checks that only the leader proclaims.
@@ -126,7 +129,7 @@ impl World {
             _ => true,
         };
         if let (Some(number), Reply::Done) = (number, reply) {
-            let kept = self.memory.elections.said.entry((key, number)).or_default();
+            let kept = self.memory.elections.proclaimed.entry((key, number)).or_default();
             *kept = seq.max(*kept);
         }
         if !is_fair {

@@ -133,6 +133,7 @@ impl World {
         }
     }
 
+    /// Checks the guards of all keys.
     pub(crate) fn check_all(&mut self) {
         for key in 0..self.keys.len() {
             self.check_key(key);

@@ -7,6 +7,7 @@ use crate::world::World;
 use crate::world::write::WriteLease;
 
 impl World {
+    /// Checks that a fence exceeds the earlier ones of its key.
     pub(crate) fn watch_fence(&mut self, slot: usize, key: usize, mode: Mode, fence: Fence) {
         let exempt = self.is_exempt_fence(fence);
         let before = match mode {

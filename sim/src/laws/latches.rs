@@ -62,6 +62,7 @@ impl World {
         self.watch_count(key, request, before, after);
     }
 
+    /// Checks a change of the count.
     pub(crate) fn watch_count(
         &mut self,
         key: usize,

@@ -88,6 +88,7 @@ impl World {
         }
     }
 
+    /// Checks that a record changes only by its owner.
     pub(crate) fn watch_owner(
         &mut self,
         key: usize,

@@ -36,6 +36,7 @@ impl World {
         }
     }
 
+    /// Remembers a queued request, and checks that it is not an answered call.
     pub(crate) fn watch_queued(&mut self, slot: usize, outgoing: &Outgoing) {
         let key = self.key_index(&outgoing.request.name);
         let Tag { claim, seq } = outgoing.tag;
@@ -166,7 +167,7 @@ impl World {
     }
 
     /// Checks that the number of requests is bounded by the callers and the timers.
-    pub(crate) fn watch_storm(&mut self, calm: bool) {
+    pub(crate) fn watch_request_count(&mut self, calm: bool) {
         let lease = self
             .profile
             .terms
@@ -183,7 +184,7 @@ impl World {
             let (sends, asked) = (std::mem::take(&mut node.sends), std::mem::take(&mut node.asked));
             let opened = std::mem::take(&mut node.opened);
             if opened > 80 {
-                self.report(Violation::RequestStorm, None, || {
+                self.report(Violation::EndlessRequests, None, || {
                     format!("node {slot} opened {opened} connections and inboxes in a second")
                 });
             }
@@ -193,7 +194,7 @@ impl World {
                 10 * (timers + 6 * asked)
             };
             if sends > bound {
-                self.report(Violation::RequestStorm, None, || {
+                self.report(Violation::EndlessRequests, None, || {
                     format!("node {slot} sent {sends} in a second, for {asked} callers")
                 });
             }

@@ -15,6 +15,7 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
+    /// Starts to open a connection.
     pub(crate) fn connect(&mut self, slot: usize, attempt: Attempt) {
         let (life, conn) = (self.nodes[slot].life, self.conns.len());
         self.note(Some(slot), None, || {
@@ -52,7 +53,7 @@ impl World {
         if !client || !self.is_alive(slot, life) {
             return;
         }
-        let lost = self.in_storm() && self.chance(4);
+        let lost = self.in_fault_period() && self.chance(4);
         let cut = self.nodes[slot].cut_until;
         if lost || cut > self.now && self.rng.bool() {
             self.conns[conn].silent = Some(self.now);
@@ -85,6 +86,7 @@ impl World {
         self.after(back, Event::Connected { conn, time });
     }
 
+    /// Handles an opened connection at the node.
     pub(crate) fn connected(&mut self, conn: usize, time: u64) {
         let Connection {
             slot,
@@ -125,6 +127,7 @@ impl World {
         });
     }
 
+    /// Handles a refused connection at the node.
     pub(crate) fn connect_failed(&mut self, conn: usize, error: StoreError) {
         let Connection {
             slot,
@@ -154,6 +157,7 @@ impl World {
         self.conns[conn].server &= self.rng.u8(..) < 180;
     }
 
+    /// Ends the client's part of a connection.
     pub(crate) fn forget_connection(&mut self, slot: usize, conn: usize) {
         self.conns[conn].client = false;
         self.nodes[slot].conns.retain(|(_, of)| *of != conn);

@@ -14,6 +14,7 @@ use crate::world::inbox::MissedPushes;
 use crate::world::signal::Signal;
 
 impl World {
+    /// Starts to open a subscription.
     pub(crate) fn subscribe(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
         let inbox = &mut self.nodes[slot].inbox;
@@ -23,10 +24,12 @@ impl World {
         self.after(way, Event::Subscribe { slot, life, sub });
     }
 
+    /// Returns whether the node uses this subscription.
     pub(crate) fn is_sub(&self, slot: usize, sub: Attempt) -> bool {
         self.nodes[slot].inbox.sub == Some(sub)
     }
 
+    /// Closes a subscription at the node.
     pub(crate) fn close_inbox(&mut self, slot: usize, sub: Attempt) {
         if self.is_sub(slot, sub) {
             self.nodes[slot].inbox.sub = None;
@@ -43,7 +46,7 @@ impl World {
         if !self.is_alive(slot, life) || !self.is_sub(slot, sub) {
             return;
         }
-        if self.in_storm() && self.chance(4) {
+        if self.in_fault_period() && self.chance(4) {
             return self.cover(Case::SubscribeSilent);
         }
         let held = self.server.stall.max(self.nodes[slot].cut_until);
@@ -76,12 +79,14 @@ impl World {
         self.after(way, Event::InboxOpened { slot, life, sub });
     }
 
+    /// Tells the ledger whether a node listens, in worlds whose server knows that.
     pub(crate) fn listens(&mut self, node: NodeId, open: bool) {
         if self.profile.probe {
             self.server.ledger.listens(node, open);
         }
     }
 
+    /// Handles an opened subscription at the node.
     pub(crate) fn inbox_opened(&mut self, slot: usize, sub: Attempt) {
         if !self.is_sub(slot, sub) {
             return;
@@ -119,6 +124,7 @@ impl World {
         self.after(way, Event::InboxPong { slot, life, sub });
     }
 
+    /// Handles a sign of life of a subscription.
     pub(crate) fn inbox_pong(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
         let is_whole = self.server.listening.get(&slot) == Some(&(life, sub, true));
@@ -136,6 +142,7 @@ impl World {
         });
     }
 
+    /// Handles a broken subscription at the node.
     pub(crate) fn inbox_failed(&mut self, slot: usize, sub: Attempt, error: StoreError) {
         if !self.is_sub(slot, sub) {
             return;
@@ -165,10 +172,12 @@ impl World {
         }
     }
 
+    /// Returns the time until which the pushes to a node are delayed.
     pub(crate) fn inbox_held(&self, slot: usize) -> u64 {
         self.nodes[slot].inbox.held_until.max(self.nodes[slot].cut_until)
     }
 
+    /// Sends a push to a node: lost, late or twice during the faults.
     pub(crate) fn push(&mut self, push: Push) {
         let Some(&(slot, life)) = self.slots.get(&push.node()) else {
             return;
@@ -200,12 +209,12 @@ impl World {
             sub,
             push: Box::new(push),
         };
-        if self.in_storm() && self.chance(3) {
+        if self.in_fault_period() && self.chance(3) {
             self.cover(Case::PushTwice);
             let again = at + self.rng.u64(0..4_000 * MS);
             self.at(again, event(push.clone()));
         }
-        if self.in_storm() && self.chance(2) {
+        if self.in_fault_period() && self.chance(2) {
             self.cover(Case::PushHeld);
             at += self.rng.u64(50 * MS..4_000 * MS);
             self.nodes[slot].inbox.last = at;
@@ -213,6 +222,7 @@ impl World {
         self.at(at, event(push));
     }
 
+    /// Delivers a push to a node.
     pub(crate) fn push_arrives(&mut self, slot: usize, sub: Attempt, push: Push) {
         let held = self.inbox_held(slot);
         if held > self.now {

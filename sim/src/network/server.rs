@@ -25,6 +25,7 @@ impl World {
         })
     }
 
+    /// Executes a batch with the ledger, and raises the signal for the laws.
     pub(crate) fn execute(&mut self, effective: &mut Batch) -> BatchReply {
         let now_us = self.server_us();
         let mut refused = Vec::new();

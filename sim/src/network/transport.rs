@@ -14,6 +14,7 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
+    /// Sends a batch on a connection.
     pub(crate) fn send_on(&mut self, slot: usize, attempt: Attempt, id: BatchId, batch: Batch) {
         self.note(Some(slot), None, || {
             format!(
@@ -56,12 +57,13 @@ impl World {
         } else {
             2
         };
-        if self.in_storm() && self.chance(percent) {
+        if self.in_fault_period() && self.chance(percent) {
             self.send_copy(conn, &batch);
         }
         self.send_batch(conn, id, batch, false);
     }
 
+    /// Puts a batch into the pipe to the server.
     pub(crate) fn send_batch(&mut self, conn: usize, id: BatchId, batch: Batch, reload: bool) {
         let arrives = (self.now + self.delay()).max(self.conns[conn].up);
         self.conns[conn].up = arrives;
@@ -170,7 +172,7 @@ impl World {
 
     /// Returns why the server refuses a whole batch.
     pub(crate) fn refusal_of_all(&mut self, reload: bool) -> Option<StoreRefusal> {
-        if reload && self.in_storm() && self.chance(20) {
+        if reload && self.in_fault_period() && self.chance(20) {
             self.cover(Case::ReloadFailed);
             self.server.knows_scripts = false;
             return Some(StoreRefusal::Other("NOSCRIPT No matching script".into()));
@@ -186,18 +188,21 @@ impl World {
         None
     }
 
+    /// Returns when an answer arrives that is sent now.
     pub(crate) fn way_back(&mut self, conn: usize) -> u64 {
         let back = (self.now + self.delay()).max(self.conns[conn].down);
         self.conns[conn].down = back;
         back
     }
 
+    /// Puts an answer into the pipe to the node.
     pub(crate) fn answer(&mut self, conn: usize, id: BatchId, reply: Result<BatchReply, Failure>) {
         let back = self.way_back(conn);
         let reply = Box::new(reply);
         self.at(back, Event::Reply { conn, id, reply });
     }
 
+    /// Delivers an answer to the node.
     pub(crate) fn reply(&mut self, conn: usize, id: BatchId, reply: Box<Result<BatchReply, Failure>>) {
         let Connection {
             slot,
@@ -263,7 +268,7 @@ impl World {
         if self.conns[conn].up > self.now {
             self.cover(Case::ReloadOvertaken);
         }
-        if self.in_storm() && self.chance(20) {
+        if self.in_fault_period() && self.chance(20) {
             let until = self.now + self.rng.u64(10 * MS..3_000 * MS);
             self.extend_fault(until);
             self.conns[conn].stall = until;

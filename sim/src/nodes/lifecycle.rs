@@ -52,6 +52,7 @@ impl World {
         notice
     }
 
+    /// Starts a new process in a slot.
     pub(crate) fn restart_process(&mut self, slot: usize) {
         if self.nodes[slot].alive || self.draining {
             return;
@@ -62,11 +63,12 @@ impl World {
         self.tell_session(slot, SessionInput::InboxWanted);
     }
 
+    /// Creates the node of a new process.
     pub(crate) fn new_node(&mut self, slot: usize, life: u32) -> Node {
         let id = NodeId::numbered(((slot as u128 + 1) << 64) | (u128::from(life) + 1));
         self.slots.insert(id, (slot, life));
         let seed = self.rng.u64(..);
-        let base = self.rng.u64(1..1_000_000 * MS);
+        let start_reading = self.rng.u64(1..1_000_000 * MS);
         let rate = self.rng.u64(990..=1010);
         let skew_ms = if self.jobs().is_empty() {
             0
@@ -94,8 +96,8 @@ impl World {
             closing: false,
             cut_until: 0,
             clock: Clock {
-                born: self.now,
-                base,
+                started_at: self.now,
+                start_reading,
                 rate,
             },
             conns: Vec::new(),
@@ -119,7 +121,7 @@ impl World {
             pursuits: Vec::new(),
             retired: false,
             mark_ahead: false,
-            after: HashMap::new(),
+            predecessors: HashMap::new(),
             over: HashMap::new(),
         }
     }

@@ -36,6 +36,7 @@ impl World {
         }
     }
 
+    /// Steps a session until it has no more effects.
     pub(crate) fn step_session(&mut self, slot: usize) {
         let mut rounds = 0;
         loop {
@@ -48,7 +49,7 @@ impl World {
             self.perform_all(slot, effects);
             rounds += 1;
             if rounds > 1000 {
-                self.report(Violation::RequestStorm, None, || {
+                self.report(Violation::EndlessRequests, None, || {
                     format!("the session of node {slot} does not stop having effects")
                 });
                 break;
@@ -56,7 +57,7 @@ impl World {
         }
         let node = &self.nodes[slot];
         if node.session.next_due().is_some_and(|due| due <= node.session_at) {
-            self.report(Violation::RequestStorm, None, || {
+            self.report(Violation::EndlessRequests, None, || {
                 format!("a timer of node {slot}'s session fires without end")
             });
         }
@@ -78,12 +79,14 @@ impl World {
         node.session_at
     }
 
+    /// Carries out the effects of a session.
     pub(crate) fn perform_all(&mut self, slot: usize, effects: Vec<SessionEffect>) {
         for effect in effects {
             self.perform(slot, effect);
         }
     }
 
+    /// Carries out one effect of a session.
     pub(crate) fn perform(&mut self, slot: usize, effect: SessionEffect) {
         match effect {
             SessionEffect::Connect(attempt) => self.connect(slot, attempt),
@@ -128,6 +131,7 @@ impl World {
         }
     }
 
+    /// Logs and counts an event of a session.
     pub(crate) fn session_event(&mut self, slot: usize, event: SessionEvent) {
         self.note(Some(slot), None, || format!("   => {event:?}"));
         if let Some(seen) = Case::of_session(&event) {

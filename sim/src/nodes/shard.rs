@@ -39,7 +39,7 @@ impl World {
             // With a planted mistake a lease may outlive its timer. Only a sound machine must come to rest.
             if woken > 4 * self.keys.len() {
                 let key = self.key_index(&name);
-                self.report(Violation::RequestStorm, Some(key), || {
+                self.report(Violation::EndlessRequests, Some(key), || {
                     format!("a timer of node {slot} fires without end")
                 });
                 break;
@@ -50,6 +50,7 @@ impl World {
         self.step_session(slot);
     }
 
+    /// Tells all keys of a node the state of its inbox.
     pub(crate) fn inbox_state(&mut self, slot: usize, state: InboxState) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
@@ -60,6 +61,7 @@ impl World {
         self.raise(Signal::AllKeysChanged);
     }
 
+    /// Tells all keys of a node that the server is reachable again.
     pub(crate) fn reachable(&mut self, slot: usize) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
@@ -70,6 +72,7 @@ impl World {
         self.raise(Signal::AllKeysChanged);
     }
 
+    /// Closes all keys of a node.
     pub(crate) fn close(&mut self, slot: usize) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
@@ -80,6 +83,7 @@ impl World {
         self.raise(Signal::AllKeysChanged);
     }
 
+    /// Carries out the effects of a shard.
     pub(crate) fn carry_out(&mut self, slot: usize, mut effects: Vec<Effect>) {
         let mut missed = false;
         for effect in effects.drain(..) {

@@ -35,6 +35,7 @@ pub(crate) struct Caller {
     pub(crate) before: Option<usize>,
 }
 
+/// The state of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallerState {
     Waiting,
@@ -52,6 +53,7 @@ pub(crate) enum CallerState {
 }
 
 impl CallerState {
+    /// Returns whether a caller may be granted, denied or answered.
     pub(crate) fn may_be_told(self) -> bool {
         matches!(
             self,

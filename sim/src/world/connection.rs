@@ -10,6 +10,7 @@ use tenure::protocol::session::step::{Attempt, BatchId};
 pub(crate) struct Connection {
     pub(crate) slot: usize,
     pub(crate) life: u32,
+    /// The session's name for it.
     pub(crate) attempt: Attempt,
     /// Whether the client reads it.
     pub(crate) client: bool,
@@ -25,12 +26,15 @@ pub(crate) struct Connection {
     pub(crate) silent: Option<u64>,
     /// Whether the client's end is broken. The next write then fails.
     pub(crate) broken: bool,
+    /// When the last message arrives at the server.
     pub(crate) up: u64,
+    /// When the last message arrives at the node.
     pub(crate) down: u64,
     /// The batches in flight, and whether the server executed each.
     pub(crate) flights: VecDeque<(BatchId, bool)>,
 }
 
+/// Returns a simulated error.
 pub(crate) fn error(kind: StoreErrorKind) -> StoreError {
     StoreError::new(kind, "simulated")
 }

@@ -16,20 +16,25 @@ pub(crate) struct ElectionMemory {
     /// The grant of each claim whose node knows that it leads.
     pub(crate) leads: HashMap<ClaimId, GrantNumber>,
     /// The sequence number of the latest proclamation under each grant, at the server.
-    pub(crate) said: HashMap<(usize, GrantNumber), u64>,
+    pub(crate) proclaimed: HashMap<(usize, GrantNumber), u64>,
     /// The number of proclamations that were sent.
     pub(crate) seq: u64,
+    /// All observers.
     pub(crate) observers: Vec<Observer>,
+    /// The rest of each resting caller.
     pub(crate) rests: HashMap<CallerId, RestPeriod>,
+    /// When a leader may next be killed.
     pub(crate) next_kill: u64,
 }
 
 /// A process that asks for the leader again and again.
 #[derive(Debug)]
 pub(crate) struct Observer {
+    /// Where the observer runs.
     pub(crate) slot: usize,
     pub(crate) life: u32,
     pub(crate) key: usize,
+    /// The lease times of its questions.
     pub(crate) term: LeaseTimes,
     /// Whether its last question failed.
     pub(crate) failed: bool,

@@ -25,6 +25,7 @@ impl World {
         self.memory.exempt_grants.extend(shares.map(|share| share.number));
     }
 
+    /// Exempts the present leases of all keys.
     pub(crate) fn exempt_all(&mut self) {
         for key in 0..self.keys.len() {
             self.exempt(key);

@@ -10,11 +10,15 @@ use tenure::protocol::session::step::Attempt;
 pub(crate) struct Inbox {
     /// The subscription that is opening or open.
     pub(crate) sub: Option<Attempt>,
+    /// Whether it is open.
     pub(crate) open: bool,
+    /// Whether the node ever had an open subscription.
     pub(crate) had_one: bool,
     /// The grants that a silent subscription did not deliver.
     pub(crate) silent: Option<MissedPushes>,
+    /// When the last push arrives.
     pub(crate) last: u64,
+    /// Pushes are delayed until this time.
     pub(crate) held_until: u64,
 }
 

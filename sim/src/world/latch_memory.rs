@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use tenure::protocol::message::Version;
 
+/// The id of a latch call.
 pub(crate) type LatchId = Arc<[u8]>;
 
 /// What the laws remember of the latch.
 #[derive(Debug, Default)]
 pub(crate) struct LatchMemory {
+    /// The number of calls so far.
     pub(crate) calls: u64,
     /// The call of each caller (slot, life, index).
     pub(crate) made: HashMap<(usize, u32, usize), LatchCall>,
@@ -29,6 +31,7 @@ pub(crate) struct LatchMemory {
     pub(crate) resting: Option<u64>,
 }
 
+/// A latch call that was sent.
 #[derive(Debug, Clone)]
 pub(crate) struct LatchCall {
     pub(crate) id: LatchId,

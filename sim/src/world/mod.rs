@@ -34,7 +34,7 @@ use crate::setup::{Failure, Setup};
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::connection::Connection;
-use crate::world::event::Event;
+use crate::world::event::{Event, QueuedEvent};
 use crate::world::memory::Memory;
 use crate::world::node::Node;
 use crate::world::server::Server;
@@ -42,53 +42,37 @@ use crate::world::signal::Signal;
 use crate::world::transfer::TransferMessage;
 use crate::world::write::WriteLease;
 
-pub(crate) struct QueuedEvent {
-    pub(crate) at: u64,
-    pub(crate) seq: u64,
-    pub(crate) event: Event,
-}
-
-impl PartialEq for QueuedEvent {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.seq) == (other.at, other.seq)
-    }
-}
-
-impl Eq for QueuedEvent {}
-
-impl PartialOrd for QueuedEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for QueuedEvent {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.seq).cmp(&(other.at, other.seq))
-    }
-}
-
+/// One world.
 pub(crate) struct World {
     /// Handles the signals of the layers. Set by the run.
     handler: fn(&mut World, Signal<'_>),
     pub(crate) setup: Setup,
+    /// The generator for all other choices.
     pub(crate) rng: fastrand::Rng,
     /// The generator for writes, so that nothing else depends on them.
     pub(crate) write_rng: fastrand::Rng,
+    /// The generator for the age of clock readings.
     pub(crate) reading_rng: fastrand::Rng,
     /// The leases of each write, by its number.
     pub(crate) written: Vec<Vec<WriteLease>>,
+    /// The virtual time, in ns.
     pub(crate) now: u64,
     pub(crate) seq: u64,
+    /// The scheduled events.
     pub(crate) due: BinaryHeap<Reverse<QueuedEvent>>,
     pub(crate) profile: Profile,
+    /// The names of all keys.
     pub(crate) keys: Vec<Name>,
     /// The number of locks among the keys. A job, a latch and elections may follow.
     pub(crate) locks: usize,
+    /// The index of the latch, if there is one.
     pub(crate) latch: Option<usize>,
+    /// The indices of the elections.
     pub(crate) elections: Range<usize>,
     pub(crate) nodes: Vec<Node>,
+    /// The slot and the life of each node.
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
+    /// All connections ever opened.
     pub(crate) conns: Vec<Connection>,
     pub(crate) server: Server,
     /// The messages of transferred leases.
@@ -96,19 +80,30 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     pub(crate) log: Log,
     pub(crate) coverage: Coverage,
+    /// The number of events handled.
     pub(crate) steps: u64,
+    /// Whether no new callers come.
     pub(crate) draining: bool,
+    /// The first violation.
     pub(crate) failure: Option<Failure>,
+    /// Whether the world came to its end.
     pub(crate) finished: bool,
+    /// The number of inputs to key machines.
     pub(crate) inputs: u64,
+    /// A buffer for effects, kept for its memory.
     pub(crate) effects: Vec<Effect>,
 }
 
 impl World {
+    /// Creates a world without nodes and events.
     pub(crate) fn new(setup: Setup, handler: fn(&mut World, Signal<'_>)) -> Self {
         let mut rng = fastrand::Rng::with_seed(setup.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let profile = Profile::draw(&mut rng, &setup);
-        let most = if profile.sleepy || profile.crowd { 1 } else { 3 };
+        let most = if profile.pauses_often || profile.crowd {
+            1
+        } else {
+            3
+        };
         let keys = (0..rng.usize(1..=most))
             .map(|k| Name::lock(Key::from(format!("k{k}"))))
             .collect::<Vec<_>>();
@@ -159,6 +154,7 @@ impl World {
         }
     }
 
+    /// Schedules an event at a time.
     pub(crate) fn at(&mut self, at: u64, event: Event) {
         self.seq += 1;
         self.due.push(Reverse(QueuedEvent {
@@ -168,6 +164,7 @@ impl World {
         }));
     }
 
+    /// Schedules an event after a span.
     pub(crate) fn after(&mut self, span: u64, event: Event) {
         self.at(self.now + span, event);
     }
@@ -177,15 +174,18 @@ impl World {
         self.locks..self.latch.unwrap_or(self.elections.start)
     }
 
+    /// Counts a case.
     pub(crate) fn cover(&mut self, case: Case) {
         self.log.mix(case as u64);
         self.coverage.add_one(case);
     }
 
+    /// Adds a line to the history.
     pub(crate) fn note(&mut self, node: Option<usize>, key: Option<usize>, text: impl FnOnce() -> String) {
         self.log.line(self.now, node, key, text);
     }
 
+    /// Reports a violation. The first one ends the world.
     pub(crate) fn report(&mut self, violation: Violation, key: Option<usize>, text: impl FnOnce() -> String) {
         if self.failure.is_none() && self.setup.only.is_none_or(|only| only == violation) {
             self.failure = Some(Failure {
@@ -200,15 +200,16 @@ impl World {
     pub(crate) fn delay(&mut self) -> u64 {
         let (low, high) = self.profile.delay;
         let delay = self.rng.u64(low..=high);
-        if self.in_storm() && self.rng.u8(..) < 3 {
+        if self.in_fault_period() && self.rng.u8(..) < 3 {
             delay + self.rng.u64(0..400 * MS)
         } else {
             delay
         }
     }
 
-    pub(crate) fn in_storm(&self) -> bool {
-        (self.profile.storm.0..self.profile.storm.1).contains(&self.now)
+    /// Returns whether faults happen now.
+    pub(crate) fn in_fault_period(&self) -> bool {
+        (self.profile.fault_period.0..self.profile.fault_period.1).contains(&self.now)
     }
 
     /// Records that a fault lasts until `until`.
@@ -216,6 +217,7 @@ impl World {
         self.memory.fault_until = self.memory.fault_until.max(until);
     }
 
+    /// Returns true in `percent` of the calls.
     pub(crate) fn chance(&mut self, percent: u8) -> bool {
         self.rng.u8(0..100) < percent
     }

@@ -35,6 +35,7 @@ impl World {
         (timer, timer + (term.hold_ms() + term.lease_ms / 50) * MS)
     }
 
+    /// Returns what the server knows of a job.
     pub(crate) fn job(&self, key: usize) -> Job {
         self.server
             .ledger
@@ -54,6 +55,7 @@ impl World {
         self.nodes[slot].life == life && self.nodes[slot].alive
     }
 
+    /// Returns what a node's clock shows now.
     pub(crate) fn local(&self, slot: usize) -> Instant {
         self.nodes[slot].clock.local(self.now)
     }
@@ -64,6 +66,7 @@ impl World {
         self.nodes[slot].shard.holding(local, &self.keys[key], ticket)
     }
 
+    /// Returns the index of a key.
     pub(crate) fn key_index(&self, name: &Name) -> usize {
         self.keys
             .iter()
@@ -71,6 +74,7 @@ impl World {
             .expect("a key of this world")
     }
 
+    /// Returns what the server's wall clock shows, in µs.
     pub(crate) fn server_us(&self) -> u64 {
         self.server.clock_us(self.now)
     }
@@ -86,20 +90,24 @@ impl World {
         fence.number() <= self.memory.exempt_up_to || self.memory.exempt_grants.contains(&fence.number())
     }
 
+    /// Returns whether a grant is exempt from the laws.
     pub(crate) fn is_exempt_grant(&self, number: GrantNumber) -> bool {
         self.memory.exempt_grants.contains(&number)
     }
 
+    /// Returns whether the grant of a claim is exempt from the laws.
     pub(crate) fn is_exempt_claim(&self, claim: Option<ClaimId>) -> bool {
         let number = claim.and_then(|claim| self.memory.granted.get(&claim));
         number.is_some_and(|number| self.memory.exempt_grants.contains(number))
     }
 
+    /// Returns the records of each request's key.
     pub(crate) fn records_of_batch(&self, batch: &Batch) -> Vec<KeyRecords> {
         let names = batch.requests.iter().map(|request| &request.name);
         names.map(|name| self.key_records(name)).collect()
     }
 
+    /// Returns the server's records of a key.
     pub(crate) fn key_records(&self, name: &Name) -> KeyRecords {
         let us = self.server_us();
         let ledger = &self.server.ledger;
@@ -113,17 +121,18 @@ impl World {
 
     /// Returns whether no fault happened for so long that the world must be in order.
     pub(crate) fn is_calm(&self) -> bool {
-        self.profile.storm.1 == 0 || self.now > self.calm_since()
+        self.profile.fault_period.1 == 0 || self.now > self.calm_since()
     }
 
     /// Returns when the present calm began, or will begin.
     pub(crate) fn calm_since(&self) -> u64 {
-        if self.profile.storm.1 == 0 {
+        if self.profile.fault_period.1 == 0 {
             return 0;
         }
-        self.memory.fault_until.max(self.profile.storm.1) + SETTLE_NS
+        self.memory.fault_until.max(self.profile.fault_period.1) + SETTLE_NS
     }
 
+    /// Returns the state of a key as text.
     pub(crate) fn describe_key(&self, key: usize) -> String {
         let mut text = format!("{:?}\n", self.key_records(&self.keys[key]));
         for claim_id in self.server.ledger.waiters(&self.keys[key]) {

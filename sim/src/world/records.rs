@@ -13,6 +13,7 @@ pub(crate) struct KeyRecords {
 }
 
 impl KeyRecords {
+    /// Returns whether the key has no owner.
     pub(crate) fn is_free(&self) -> bool {
         self.record.is_none() && self.shares.is_empty()
     }

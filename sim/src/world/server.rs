@@ -15,23 +15,29 @@ pub(crate) struct Server {
     pub(crate) ledger: Ledger<Planted>,
     /// The error of the wall clock, in µs.
     pub(crate) offset: i64,
+    /// The server stands still until this time.
     pub(crate) stall: u64,
+    /// Whether the server is restarting.
     pub(crate) down: bool,
     /// Refuses some requests until this time.
     pub(crate) refuses: u64,
     /// Refuses whole batches and connections until this time.
     pub(crate) loading: u64,
+    /// Refuses writes until this time.
     pub(crate) read_only: u64,
     /// Refuses connections until this time.
     pub(crate) locked: u64,
     /// Ends every new connection soon after it opened, until this time.
     pub(crate) kills: u64,
+    /// Whether the scripts are loaded.
     pub(crate) knows_scripts: bool,
     /// The subscription of each node: its life, its attempt, and whether pushes get through.
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
     /// A backup of the jobs.
     pub(crate) copy: Vec<(usize, Job)>,
+    /// A buffer for pushes, kept for its memory.
     pub(crate) pushes: Vec<Push>,
+    /// A buffer for branches, kept for its memory.
     pub(crate) branches: Vec<Branch>,
 }
 
@@ -55,6 +61,7 @@ impl Server {
         }
     }
 
+    /// Returns what the wall clock shows at a virtual time, in µs.
     pub(crate) fn clock_us(&self, now: u64) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.offset)
     }

@@ -8,8 +8,11 @@ use tenure::protocol::message::{ClaimId, GrantNumber, TickTime};
 /// What the laws remember of jobs.
 #[derive(Debug, Default)]
 pub(crate) struct TickMemory {
+    /// The state of each tick.
     pub(crate) ticks: HashMap<(usize, Option<TickTime>), TickState>,
+    /// The latest granted tick of each job.
     pub(crate) latest: HashMap<usize, Option<TickTime>>,
+    /// The latest skipped tick of each job.
     pub(crate) skipped: HashMap<usize, Option<TickTime>>,
     /// Runs that go on after their guard was released, and until when.
     pub(crate) early_releases: Vec<(usize, u64)>,
@@ -19,6 +22,7 @@ pub(crate) struct TickMemory {
     pub(crate) untold: HashMap<(usize, u32, usize), u64>,
     /// The tick whose run was killed in a calm.
     pub(crate) killed: Option<(usize, Option<TickTime>)>,
+    /// When a process may next be killed in a calm.
     pub(crate) next_kill: u64,
     /// The checkpoint that is kept of each job.
     pub(crate) kept: HashMap<usize, Option<Saved>>,
@@ -38,6 +42,7 @@ pub(crate) struct TickMemory {
 /// The state of one tick. Claims are compared, not nodes: one node may win a tick twice.
 #[derive(Debug, Default)]
 pub(crate) struct TickState {
+    /// The number of grants.
     pub(crate) attempt: u32,
     /// The latest winner.
     pub(crate) winner: Option<ClaimId>,
