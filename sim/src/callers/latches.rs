@@ -112,14 +112,14 @@ impl World {
             called_at: at,
             report,
         });
-        if let (Some(mut call), LatchReport::SetMeanwhile(generation)) = (call, report) {
-            if let Call::CountDown { called } = &mut call {
-                *called = Called {
-                    of: Some(generation),
-                    ..Called::default()
-                };
-                self.call_latch(slot, call, id);
-            }
+        if let (Some(mut call), LatchReport::SetMeanwhile(generation)) = (call, report)
+            && let Call::CountDown { called } = &mut call
+        {
+            *called = Called {
+                of: Some(generation),
+                ..Called::default()
+            };
+            self.call_latch(slot, call, id);
         }
     }
 }
