@@ -15,7 +15,9 @@ use crate::setup::Setup;
 /// Which worlds are run, and how many.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
-    /// The first seed.
+    /// Seeds that are run before all others.
+    pub first: Vec<u64>,
+    /// The first seed of a row.
     pub from: u64,
     /// The maximum number of worlds.
     pub worlds: Option<u64>,
@@ -49,10 +51,9 @@ pub struct Exploration {
 /// Runs worlds until a limit is reached or one fails.
 pub fn explore(limits: &Limits) -> Exploration {
     let begin = Instant::now();
-    let next = AtomicU64::new(limits.from);
-    let end = limits
-        .worlds
-        .map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
+    let next = AtomicU64::new(0);
+    let first = limits.first.len() as u64;
+    let end = limits.worlds.unwrap_or(u64::MAX - limits.from);
     let found = Mutex::new(Exploration::default());
     let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
     let goes_on = || {
@@ -63,10 +64,14 @@ pub fn explore(limits: &Limits) -> Exploration {
     };
     let live = || {
         while goes_on() {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= end {
                 break;
             }
+            let seed = match limits.first.get(index as usize) {
+                Some(seed) => *seed,
+                None => limits.from + (index - first),
+            };
             let setup = Setup {
                 seed,
                 ..Setup::default()
