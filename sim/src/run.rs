@@ -13,7 +13,6 @@ use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 /// Runs one world.
-/// Handles events until the world ends or fails.
 pub fn run(setup: Setup) -> Run {
     let mut world = World::new(setup, handle);
     world.begin();
@@ -137,14 +136,14 @@ impl World {
             }
         }
         self.begin_elections();
-        for (rare, seen) in [
+        for (is_met, case) in [
             (!self.profile.rules.queues, Case::NoQueue),
             (!self.profile.rules.final_push, Case::WeakPush),
             (!self.profile.probe, Case::NoProbe),
             (self.profile.crowd, Case::Crowd),
         ] {
-            if rare {
-                self.cover(seen);
+            if is_met {
+                self.cover(case);
             }
         }
         let (from, until) = self.profile.fault_period;
@@ -161,6 +160,7 @@ impl World {
         self.at(20 * MS, Event::Audit);
     }
 
+    /// Handles events until the world ends or fails.
     fn run(mut self) -> Run {
         let text = format!("{:?}, {} keys", self.profile, self.keys.len());
         self.note(None, None, || text);
@@ -229,7 +229,7 @@ impl World {
                 sub,
                 push,
             } if self.is_alive(slot, life) => self.push_arrives(slot, sub, *push),
-            Event::TickFires { slot, key } => self.tick(slot, key),
+            Event::TickFires { slot, key } => self.fire_tick(slot, key),
             Event::AskForOpenTick { slot, key } => self.ask_for_open_tick(slot, key),
             Event::ClaimTick {
                 slot,

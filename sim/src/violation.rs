@@ -81,7 +81,7 @@ pub enum Violation {
     LeaderNotTold,
     /// A resting caller claims too early, or a rested one never claims.
     RestIgnored,
-    /// A lock is handed on and on and never left free.
+    /// A lock is handed on for long and never left free.
     NeverLeftFree,
     /// Something is left at the end.
     LeftOver,

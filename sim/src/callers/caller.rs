@@ -88,8 +88,8 @@ impl World {
         } = self.nodes[slot].callers[caller];
         match (act, state) {
             (CallerAction::GiveUp, CallerState::Waiting) => {
-                let under_way = !self.nodes[slot].requests.is_empty();
-                self.cover(if under_way {
+                let is_in_flight = !self.nodes[slot].requests.is_empty();
+                self.cover(if is_in_flight {
                     Case::CancelInFlight
                 } else {
                     Case::CancelWaiting

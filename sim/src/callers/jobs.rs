@@ -16,7 +16,7 @@ pub(crate) const POLICY_CHANGE_NS: u64 = 1_500 * MS;
 
 impl World {
     /// A tick fires on a node: sometimes late, twice, or not at all.
-    pub(crate) fn tick(&mut self, slot: usize, key: usize) {
+    pub(crate) fn fire_tick(&mut self, slot: usize, key: usize) {
         if self.draining {
             return;
         }
@@ -60,8 +60,8 @@ impl World {
     /// fired.
     pub(crate) fn claim_tick(&mut self, slot: usize, key: usize, mark: Option<TickTime>, patient: bool) {
         let node = &self.nodes[slot];
-        let turn = self.when_behind(slot, key, mark);
-        let runs_all = matches!(turn, WhenBehind::After(_));
+        let when_behind = self.when_behind(slot, key, mark);
+        let runs_all = matches!(when_behind, WhenBehind::After(_));
         let missed = !patient && node.newest > mark && !runs_all;
         if missed {
             self.cover(Case::TickMissed);
@@ -71,7 +71,7 @@ impl World {
         }
         let options = LockOptions {
             mark,
-            turn,
+            turn: when_behind,
             limit: 64,
             ..LockOptions::new(self.profile.terms[0])
         };
@@ -119,9 +119,9 @@ impl World {
     pub(crate) fn begin_run(&mut self, slot: usize, caller: usize, fence: Fence) {
         self.raise(Signal::RunBegan { slot, caller, fence });
         let period = self.profile.period;
-        let most = if self.chance(80) { period / 3 } else { 3 * period };
-        let most = if self.draining { 5 } else { most };
-        let span = self.rng.u64(0..most * MS);
+        let longest = if self.chance(80) { period / 3 } else { 3 * period };
+        let longest = if self.draining { 5 } else { longest };
+        let span = self.rng.u64(0..longest * MS);
         let life = self.nodes[slot].life;
         self.plan_checkpoints(slot, caller, span);
         let act = CallerAction::Finish;

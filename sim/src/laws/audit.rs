@@ -17,16 +17,16 @@ impl World {
             self.cover(Case::Calm);
             for key in 0..self.keys.len() {
                 if Some(key) != self.latch {
-                    self.watch_sleepers(key);
+                    self.watch_waiters(key);
                 }
             }
-            self.watch_latch_sleepers();
+            self.watch_latch_waiters();
             self.watch_orphans();
         }
         self.watch_elections();
         for key in self.jobs() {
-            self.watch_pursuits(key, calm);
-            self.watch_abandoned(key, calm);
+            self.watch_idle_ticks(key, calm);
+            self.watch_abandoned_tick(key, calm);
         }
         if calm && !self.draining {
             self.kill_tick_runner();

@@ -28,7 +28,7 @@ impl World {
             self.watch_latch(key, request, before.latch.as_ref(), after.latch.as_ref());
             self.watch_election(key, request, reply);
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
-            self.watch_pollers(key, request, before.record.as_ref(), after.record.as_ref());
+            self.watch_left_free(key, request, before.record.as_ref(), after.record.as_ref());
             // A copy was executed; the original may be refused.
             let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
             if ends_lease(request.verb) && is_done {
@@ -44,7 +44,7 @@ impl World {
             for (claim_id, number) in after.grants() {
                 if before.grants().all(|earlier| earlier != (claim_id, number)) {
                     self.watch_new_owner(key, (claim_id, number), to, pushes);
-                    self.watch_passed(key, (claim_id, request), before, &after);
+                    self.watch_queue_order(key, (claim_id, request), before, &after);
                 }
             }
             let is_queued = matches!(
@@ -53,7 +53,7 @@ impl World {
             );
             if is_queued || reply.number().is_some() {
                 self.memory.last_heard.insert(to, (now, request.term));
-                self.watch_ghost(key, request, to);
+                self.watch_forgotten_claim(key, request, to);
             }
         }
     }
@@ -92,7 +92,7 @@ impl World {
     }
 
     /// Checks that no claim is executed after its node forgot it.
-    pub(crate) fn watch_ghost(&mut self, key: usize, request: &Request, to: ClaimId) {
+    pub(crate) fn watch_forgotten_claim(&mut self, key: usize, request: &Request, to: ClaimId) {
         let Some(&(slot, life)) = self.slots.get(&to.node) else {
             return;
         };

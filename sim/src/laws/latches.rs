@@ -101,7 +101,7 @@ impl World {
     }
 
     /// Checks that in a calm a waiter hears of zero, or of an unset latch, at the latest by its own timer.
-    pub(crate) fn watch_latch_sleepers(&mut self) {
+    pub(crate) fn watch_latch_waiters(&mut self) {
         let Some(key) = self.latch else { return };
         let us = self.server_us();
         let latch = self.server.ledger.latch(&self.keys[key], us);

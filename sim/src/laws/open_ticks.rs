@@ -41,7 +41,7 @@ impl World {
 
     /// Checks that in a calm a tick that was begun and lost its pursuers is soon pursued again, while nodes
     /// look for open ticks.
-    pub(crate) fn watch_abandoned(&mut self, key: usize, calm: bool) {
+    pub(crate) fn watch_abandoned_tick(&mut self, key: usize, calm: bool) {
         let (job, us) = (self.job(key), self.server_us());
         let is_pursued = |mark: Option<TickTime>| {
             self.nodes
@@ -58,7 +58,7 @@ impl World {
             self.memory.ticks.abandoned = None;
             return;
         }
-        let (now, unrest) = (self.now, self.memory.fault_until);
+        let (now, fault_until) = (self.now, self.memory.fault_until);
         let abandoned = (job.mark, now);
         let (mark, since) = *self.memory.ticks.abandoned.get_or_insert(abandoned);
         if mark != job.mark {
@@ -67,7 +67,7 @@ impl World {
         }
         // One question may be for young ticks alone, a node may be new, and a round trip may be slow.
         let bound = 4 * QUESTION_PAUSE_MS.end * MS + 6 * self.profile.delay.1;
-        if calm && now - since.max(unrest) > bound {
+        if calm && now - since.max(fault_until) > bound {
             self.report(Violation::TickAbandoned, Some(key), || {
                 format!(
                     "{mark:?} has not been pursued for {} ms, the job is {job:?}",

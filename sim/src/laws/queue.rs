@@ -12,7 +12,7 @@ use crate::world::records::{KeyRecords, weight};
 
 impl World {
     /// Checks that a shared key is granted to no claim while an earlier waiter could have been granted it.
-    pub(crate) fn watch_passed(
+    pub(crate) fn watch_queue_order(
         &mut self,
         key: usize,
         (claim_id, request): (ClaimId, &Request),
@@ -41,7 +41,7 @@ impl World {
     }
 
     /// Checks that callers that poll get in: a lock is not handed on for longer than eight gaps.
-    pub(crate) fn watch_pollers(
+    pub(crate) fn watch_left_free(
         &mut self,
         key: usize,
         request: &Request,
@@ -66,7 +66,7 @@ impl World {
     }
 
     /// Checks that in a calm no lock is free for longer than a third of a lease while a caller waits for it.
-    pub(crate) fn watch_sleepers(&mut self, key: usize) {
+    pub(crate) fn watch_waiters(&mut self, key: usize) {
         let is_election = self.elections.contains(&key);
         let waits = |(slot, node): (usize, &Node)| {
             let of_key = |caller: &usize| node.callers[*caller].key == key;

@@ -24,7 +24,7 @@ impl World {
     ) {
         let mark = options.mark;
         let job = self.job(key);
-        let right = match denial {
+        let is_right = match denial {
             AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark),
             // Grants from before a reset are unknown.
             AcquireError::Tick(TickRefusal::Skipped) => {
@@ -38,7 +38,7 @@ impl World {
             }
             _ => true,
         };
-        if !right && !self.memory.forgot {
+        if !is_right && !self.memory.forgot {
             self.report(Violation::TickGivenUp, Some(key), || {
                 format!("node {slot} was told {denial:?} of {mark:?}, the job is {job:?}")
             });
@@ -109,8 +109,9 @@ impl World {
         self.watch_grant(key, request, &job, queues);
         let tick = self.memory.ticks.ticks.entry((key, job.mark)).or_default();
         if job.done && !std::mem::replace(&mut tick.ended, job.done) {
-            let right = matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
-            if !right {
+            let is_right =
+                matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
+            if !is_right {
                 self.report(Violation::TickOrder, Some(key), || {
                     format!(
                         "{:?} of {} ended {:?} of {:?}",
@@ -180,7 +181,7 @@ impl World {
 
     /// Checks that in a calm a fired tick that is due is run: at once, or when the lease of its last run
     /// ended and the timer of a standby fires. When the tick is over, its standbys hear of it by that timer.
-    pub(crate) fn watch_pursuits(&mut self, key: usize, calm: bool) {
+    pub(crate) fn watch_idle_ticks(&mut self, key: usize, calm: bool) {
         let (job, us) = (self.job(key), self.server_us());
         // For each pursued tick: whether it is run.
         let mut pursued: BTreeMap<Option<TickTime>, bool> = BTreeMap::new();
@@ -218,10 +219,10 @@ impl World {
         if waits {
             pursued.retain(|mark, _| !is_over(&job, *mark));
         }
-        let most = if waits { 1 } else { usize::MAX };
+        let max_idle = if waits { 1 } else { usize::MAX };
         let idle: Vec<Option<TickTime>> = pursued
             .into_iter()
-            .take(most)
+            .take(max_idle)
             .filter_map(|(mark, runs)| (!runs && mark <= Some(TickTime(us / 1000))).then_some(mark))
             .collect();
         let ticks = &mut self.memory.ticks;
@@ -229,8 +230,8 @@ impl World {
             .idle
             .retain(|(of, mark), _| *of != key || idle.contains(mark));
         ticks.untold.retain(|caller, _| over.contains(caller));
-        let (now, unrest) = (self.now, self.memory.fault_until);
-        let late = |since: u64, bound: u64| calm && now - since.max(unrest) > bound;
+        let (now, fault_until) = (self.now, self.memory.fault_until);
+        let late = |since: u64, bound: u64| calm && now - since.max(fault_until) > bound;
         let (timer, takeover) = self.bounds_of_ticks();
         for mark in idle {
             let since = *self.memory.ticks.idle.entry((key, mark)).or_insert(now);

@@ -25,13 +25,13 @@ impl World {
     }
 
     /// Returns whether the node uses this subscription.
-    pub(crate) fn is_sub(&self, slot: usize, sub: Attempt) -> bool {
+    pub(crate) fn is_current_subscription(&self, slot: usize, sub: Attempt) -> bool {
         self.nodes[slot].inbox.sub == Some(sub)
     }
 
     /// Closes a subscription at the node.
     pub(crate) fn close_inbox(&mut self, slot: usize, sub: Attempt) {
-        if self.is_sub(slot, sub) {
+        if self.is_current_subscription(slot, sub) {
             self.nodes[slot].inbox.sub = None;
             self.nodes[slot].inbox.open = false;
         }
@@ -43,7 +43,7 @@ impl World {
 
     /// Opens a subscription at the server.
     pub(crate) fn subscribe_arrives(&mut self, slot: usize, life: u32, sub: Attempt) {
-        if !self.is_alive(slot, life) || !self.is_sub(slot, sub) {
+        if !self.is_alive(slot, life) || !self.is_current_subscription(slot, sub) {
             return;
         }
         if self.in_fault_period() && self.chance(4) {
@@ -88,7 +88,7 @@ impl World {
 
     /// Handles an opened subscription at the node.
     pub(crate) fn inbox_opened(&mut self, slot: usize, sub: Attempt) {
-        if !self.is_sub(slot, sub) {
+        if !self.is_current_subscription(slot, sub) {
             return;
         }
         let inbox = &mut self.nodes[slot].inbox;
@@ -128,7 +128,7 @@ impl World {
     pub(crate) fn inbox_pong(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
         let is_whole = self.server.listening.get(&slot) == Some(&(life, sub, true));
-        if !is_whole || !self.is_sub(slot, sub) {
+        if !is_whole || !self.is_current_subscription(slot, sub) {
             return;
         }
         let held = self.inbox_held(slot).max(self.server.stall);
@@ -144,7 +144,7 @@ impl World {
 
     /// Handles a broken subscription at the node.
     pub(crate) fn inbox_failed(&mut self, slot: usize, sub: Attempt, error: StoreError) {
-        if !self.is_sub(slot, sub) {
+        if !self.is_current_subscription(slot, sub) {
             return;
         }
         if matches!(error.kind(), StoreErrorKind::Refused(StoreRefusal::NoPermission)) {
@@ -238,7 +238,7 @@ impl World {
                 },
             );
         }
-        if !self.is_sub(slot, sub) {
+        if !self.is_current_subscription(slot, sub) {
             return self.cover(Case::PushLost);
         }
         let key = self.key_index(push.name());
@@ -255,8 +255,8 @@ impl World {
         };
         let claim = grant.claim_id.claim;
         let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
-        let is_under_way = asked.next().is_some();
-        if is_under_way && self.nodes[slot].shard.pursues(&self.keys[key], grant.claim_id) {
+        let is_in_flight = asked.next().is_some();
+        if is_in_flight && self.nodes[slot].shard.pursues(&self.keys[key], grant.claim_id) {
             self.cover(Case::PushBeforeAnswer);
         }
         self.raise(Signal::Input {

@@ -17,7 +17,7 @@ pub(crate) struct Caller {
     pub(crate) state: CallerState,
     /// Whether it has taken up its grant.
     pub(crate) take_up_state: TakeUp,
-    /// It was seen to have lost its lease. Then it never holds again.
+    /// Whether it was seen to have lost its lease. It must never hold again after that.
     pub(crate) was_lost: bool,
     /// The claim of its lease; `None` before the grant.
     pub(crate) claim: Option<ClaimId>,
@@ -25,11 +25,11 @@ pub(crate) struct Caller {
     pub(crate) since: Option<Instant>,
     /// When it came, in virtual ns.
     pub(crate) asked_at: u64,
-    /// Its grant is to be transferred to another process.
+    /// Whether its grant will be transferred to another process.
     pub(crate) is_for_transfer: bool,
     /// The transfer message that it acts on.
     pub(crate) message: Option<usize>,
-    /// It asks while the lease surely lasts.
+    /// Whether the lease surely lasts until its request is executed.
     pub(crate) in_time: bool,
     /// The caller that held the lease before it, in this process.
     pub(crate) before: Option<usize>,
