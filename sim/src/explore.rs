@@ -1,6 +1,6 @@
-//! World after world, on all cores, until one fails.
+//! Runs world after world on all cores until one fails.
 
-#![allow(clippy::disallowed_methods, reason = "says how fast it was")]
+#![allow(clippy::disallowed_methods, reason = "measures its own speed")]
 
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -8,60 +8,70 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Coverage, Setup, run};
+use crate::coverage::Coverage;
+use crate::run::run;
+use crate::setup::Setup;
 
-/// How many worlds, and which.
+/// Which worlds are run, and how many.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
-    /// The first seed.
+    /// Seeds that are run before all others.
+    pub first: Vec<u64>,
+    /// The first seed of a row.
     pub from: u64,
-    /// So many worlds at most.
+    /// The maximum number of worlds.
     pub worlds: Option<u64>,
-    /// For so long at most.
+    /// The maximum time.
     pub time: Option<Duration>,
-    /// On so many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Goes on beyond its time, up to ten times as long, until everything happened once.
-    pub until_covered: bool,
+    /// The number of worlds after which the run stops if every case was met. `None` does not stop for that.
+    pub enough: Option<u64>,
 }
 
-/// What came of them.
+/// The results of all worlds that were run.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// How many worlds came to an end.
+pub struct Exploration {
+    /// The number of worlds that ended.
     pub worlds: u64,
-    /// Events of the worlds.
+    /// The number of events handled.
     pub steps: u64,
-    /// Inputs of key machines.
+    /// The number of inputs to key machines.
     pub inputs: u64,
-    /// Time in the worlds.
+    /// The virtual time that passed, in milliseconds.
     pub virtual_ms: u64,
-    /// What happened how often.
+    /// The sum of the worlds' hashes. The order of the worlds does not change it.
+    pub hash: u64,
+    /// How often each case was met.
     pub coverage: Coverage,
-    /// The smallest seed of those that failed, and its story.
+    /// The smallest seed that failed, and its story.
     pub failure: Option<(u64, String)>,
 }
 
-/// Lives through worlds until the limits, or until one fails.
-pub fn explore(limits: &Limits) -> Found {
+/// Runs worlds until a limit is reached or one fails.
+pub fn explore(limits: &Limits) -> Exploration {
     let begin = Instant::now();
-    let next = AtomicU64::new(limits.from);
-    let end = limits
-        .worlds
-        .map_or(u64::MAX, |worlds| limits.from.saturating_add(worlds));
-    let found = Mutex::new(Found::default());
+    let next = AtomicU64::new(0);
+    let first = limits.first.len() as u64;
+    let end = limits.worlds.unwrap_or(u64::MAX - limits.from);
+    let found = Mutex::new(Exploration::default());
     let lock = || found.lock().unwrap_or_else(|poison| poison.into_inner());
     let goes_on = || {
-        let Some(time) = limits.time else { return true };
-        let is_short = || begin.elapsed() < 10 * time && !lock().coverage.missing().is_empty();
-        begin.elapsed() < time || limits.until_covered && is_short()
+        let found = lock();
+        let has_time = limits.time.is_none_or(|time| begin.elapsed() < time);
+        let is_enough = limits.enough.is_some_and(|enough| found.worlds >= enough);
+        found.failure.is_none() && has_time && !(is_enough && found.coverage.missing().is_empty())
     };
     let live = || {
-        while lock().failure.is_none() && goes_on() {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
+        while goes_on() {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= end {
                 break;
             }
+            let seed = match limits.first.get(index as usize) {
+                Some(seed) => *seed,
+                None => limits.from + (index - first),
+            };
             let setup = Setup {
                 seed,
                 ..Setup::default()
@@ -76,6 +86,7 @@ pub fn explore(limits: &Limits) -> Found {
             found.steps += lived.steps;
             found.inputs += lived.inputs;
             found.virtual_ms += lived.virtual_ms;
+            found.hash = found.hash.wrapping_add(lived.hash);
             found.coverage.add(&lived.coverage);
             if let Some(story) = failed
                 && found.failure.as_ref().is_none_or(|(first, _)| seed < *first)
@@ -92,8 +103,8 @@ pub fn explore(limits: &Limits) -> Found {
     found.into_inner().unwrap_or_else(|poison| poison.into_inner())
 }
 
-impl Found {
-    /// How often everything happened, and how fast.
+impl Exploration {
+    /// Returns the counts of all cases and the speed.
     pub fn table(&self, wall: Duration) -> String {
         let mut text = String::new();
         for (what, count) in self.coverage.table() {
@@ -106,12 +117,13 @@ impl Found {
         let (seconds, worlds) = (wall.as_secs_f64(), self.worlds.max(1));
         let _ = writeln!(
             text,
-            "{} worlds in {seconds:.1} s ({:.0} a second), {:.1} virtual hours; per world {} events, {} inputs of key machines",
+            "{} worlds in {seconds:.1} s ({:.0} a second), {:.1} virtual hours; per world {} events, {} inputs of key machines; hash {:016x}",
             self.worlds,
             self.worlds as f64 / seconds,
             self.virtual_ms as f64 / 3.6e6,
             self.steps / worlds,
             self.inputs / worlds,
+            self.hash,
         );
         text
     }

@@ -1,6 +1,6 @@
-//! Lives through worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` to see one of them.
+//! Runs simulated worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` for the story of one.
 
-#![allow(clippy::disallowed_methods, reason = "says how fast it was")]
+#![allow(clippy::disallowed_methods, reason = "measures its own speed")]
 
 use std::fmt::Debug;
 use std::process::ExitCode;
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use tenure::protocol::flaw::Flaw;
 use tenure_sim::explore::{Limits, explore};
-use tenure_sim::{Setup, Wrong, run};
+use tenure_sim::{Setup, Violation, run};
 
-const HELP: &str = "tenure-sim: nodes as they ship in worlds that fail, each from a seed
+const HELP: &str = "tenure-sim: nodes as they ship in faulty worlds, each from a seed
 
-  --worlds <n>     how many worlds (default: without end)
-  --seconds <n>    and for how long (default: without end; 60 when --worlds is not given either)
+  --worlds <n>     number of worlds (default: no limit)
+  --seconds <n>    maximum time (default: no limit; 60 without --worlds)
   --from <seed>    the first seed (default 1)
   --threads <n>    (default: as many as there are cores)
-  --seed <seed>    one world, with its story
-  --history <file> with --seed: all of its history
-  --flaw <name>    with a mistake planted; \"all\": which seed finds each of them
-  --only <name>    look out for this wrong alone";
+  --seed <seed>    runs one world and prints its story
+  --history <file> with --seed: writes the whole history to this file
+  --flaw <name>    with a planted mistake; \"all\": the seed that finds each one
+  --only <name>    report this violation alone";
 
 fn main() -> ExitCode {
     match arguments() {
-        Ok(Wanted::Help) => println!("{HELP}"),
-        Ok(Wanted::One(setup, history)) => return replay(setup, history),
-        Ok(Wanted::Flaws(flaws, only, limits)) => return plant(&flaws, only, &limits),
-        Ok(Wanted::Many(limits)) => return many(&limits),
+        Ok(Command::Help) => println!("{HELP}"),
+        Ok(Command::One(setup, history)) => return replay(setup, history),
+        Ok(Command::Flaws(flaws, only, limits)) => return plant(&flaws, only, &limits),
+        Ok(Command::Many(limits)) => return many(&limits),
         Err(error) => {
             eprintln!("{error}\n\n{HELP}");
             return ExitCode::from(2);
@@ -36,14 +36,16 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-enum Wanted {
+/// What the arguments ask for.
+enum Command {
     Help,
     One(Setup, Option<String>),
-    Flaws(Vec<Flaw>, Option<Wrong>, Limits),
+    Flaws(Vec<Flaw>, Option<Violation>, Limits),
     Many(Limits),
 }
 
-fn arguments() -> Result<Wanted, String> {
+/// Parses the arguments.
+fn arguments() -> Result<Command, String> {
     let (mut seed, mut history, mut seconds) = (None, None, None);
     let (mut flaws, mut only) = (Vec::new(), None);
     let mut limits = Limits {
@@ -53,11 +55,11 @@ fn arguments() -> Result<Wanted, String> {
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| {
             let text = text.replace(['_', ','], "");
             text.parse::<u64>()
-                .map_err(|_| format!("{word}: {text} is no number"))
+                .map_err(|_| format!("{word}: {text} is not a number"))
         };
         match word.as_str() {
             "--worlds" => limits.worlds = Some(number(value()?)?),
@@ -67,9 +69,9 @@ fn arguments() -> Result<Wanted, String> {
             "--seed" => seed = Some(number(value()?)?),
             "--history" => history = Some(value()?),
             "--flaw" => flaws = named_flaws(&value()?)?,
-            "--only" => only = Some(named(&Wrong::ALL, &value()?)?),
-            "--help" | "-h" => return Ok(Wanted::Help),
-            _ => return Err(format!("what is {word}?")),
+            "--only" => only = Some(named(&Violation::ALL, &value()?)?),
+            "--help" | "-h" => return Ok(Command::Help),
+            _ => return Err(format!("unknown option {word}")),
         }
     }
     if let Some(seed) = seed {
@@ -80,18 +82,19 @@ fn arguments() -> Result<Wanted, String> {
             history: true,
             ..Setup::default()
         };
-        return Ok(Wanted::One(setup, history));
+        return Ok(Command::One(setup, history));
     }
     if !flaws.is_empty() {
-        return Ok(Wanted::Flaws(flaws, only, limits));
+        return Ok(Command::Flaws(flaws, only, limits));
     }
     if limits.worlds.is_none() && seconds.is_none() {
         seconds = Some(60);
     }
     limits.time = seconds.map(Duration::from_secs);
-    Ok(Wanted::Many(limits))
+    Ok(Command::Many(limits))
 }
 
+/// Explores worlds and prints the table.
 fn many(limits: &Limits) -> ExitCode {
     let begin = Instant::now();
     let found = explore(limits);
@@ -105,6 +108,7 @@ fn many(limits: &Limits) -> ExitCode {
     }
 }
 
+/// Returns the flaws with this name; all of them for "all".
 fn named_flaws(text: &str) -> Result<Vec<Flaw>, String> {
     match text {
         "all" => Ok(Flaw::ALL.to_vec()),
@@ -112,14 +116,15 @@ fn named_flaws(text: &str) -> Result<Vec<Flaw>, String> {
     }
 }
 
+/// Returns the value whose `Debug` name is `text`.
 fn named<T: Copy + Debug>(all: &[T], text: &str) -> Result<T, String> {
     let mut all = all.iter();
     let found = all.find(|one| format!("{one:?}") == text);
     found.copied().ok_or_else(|| format!("there is no {text}"))
 }
 
-/// The first seed that finds each mistake, and how.
-fn plant(flaws: &[Flaw], only: Option<Wrong>, limits: &Limits) -> ExitCode {
+/// Prints the first seed that finds each mistake, and the violation found.
+fn plant(flaws: &[Flaw], only: Option<Violation>, limits: &Limits) -> ExitCode {
     for &flaw in flaws {
         let setup = |seed| Setup {
             seed,
@@ -132,7 +137,7 @@ fn plant(flaws: &[Flaw], only: Option<Wrong>, limits: &Limits) -> ExitCode {
         match seeds.clone().find_map(failure) {
             Some((seed, failure)) => println!(
                 "{flaw:?}: {:?} in seed {seed}: {:.150}",
-                failure.wrong, failure.text
+                failure.violation, failure.text
             ),
             None => println!("{flaw:?}: not found in {seeds:?}"),
         }
@@ -140,6 +145,7 @@ fn plant(flaws: &[Flaw], only: Option<Wrong>, limits: &Limits) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Runs one world and prints its story.
 fn replay(setup: Setup, history: Option<String>) -> ExitCode {
     let run = run(setup);
     println!("{}", run.story());

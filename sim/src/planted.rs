@@ -1,8 +1,8 @@
-//! A mistake planted by name, for the simulator.
+//! A mistake that is planted by name.
 
 use tenure::protocol::flaw::{Flaw, Plant};
 
-/// What is planted, if anything is.
+/// The planted mistake, or none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Planted(pub Option<Flaw>);
 

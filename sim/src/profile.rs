@@ -2,70 +2,76 @@
 
 use std::time::Duration;
 
-use crate::Setup;
-use crate::world::{MS, SETTLE};
 use tenure::protocol::message::LeaseTimes;
 use tenure::protocol::step::Rules;
 
-/// What kind of world it is. Drawn from the seed, then fixed.
+use crate::setup::Setup;
+use crate::time::{MS, SETTLE_NS};
+
+/// The properties of a world. They are drawn from the seed, then fixed.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) nodes: usize,
-    /// Between two ticks of a job, in ms.
+    /// The time between two ticks of a job, in ms.
     pub(crate) period: u64,
+    /// The lease times of the callers.
     pub(crate) terms: Vec<LeaseTimes>,
-    /// Fastest and slowest way of a message, in ns.
+    /// The shortest and longest delay of a message, in ns.
     pub(crate) delay: (u64, u64),
-    /// Between two callers of one node, in ns.
+    /// The mean time between two callers of a node, in ns.
     pub(crate) pause: u64,
-    /// The most callers of one node at a time.
+    /// The maximum number of concurrent callers of a node.
     pub(crate) callers: usize,
     /// The longest ordinary hold, in ns.
     pub(crate) hold: u64,
-    /// Between two faults, in ns.
+    /// The mean time between two faults, in ns.
     pub(crate) fault_pause: u64,
+    /// The rules of the key machines.
     pub(crate) rules: Rules,
+    /// The timeout of a request.
     pub(crate) request_timeout: Duration,
-    /// A key that is handed on and on is left free for so long, in ms; 0 for never.
+    /// How long a key is left free after many hand-overs, in ms; 0 for never.
     pub(crate) poll_gap: u64,
-    /// The driver is woken so late at most, in ns; with 0 it steps its session after each input.
+    /// The longest delay before the driver wakes, in ns. With 0 it steps its session after each input.
     pub(crate) lag: u64,
-    /// The driver may read its clock before the last callers come whose requests it sends.
+    /// The driver may read its clock before the callers come whose requests it sends.
     pub(crate) old_reading: bool,
     /// Some callers read.
     pub(crate) readers: bool,
-    /// Some of them give their leases up to others, who are told of it.
+    /// Some holders transfer their lease to another process.
     pub(crate) transfers: bool,
-    /// All of them want permits.
+    /// All callers want permits.
     pub(crate) permits: bool,
-    /// Callers have something written while they hold.
+    /// Holders write under their leases.
     pub(crate) writes: bool,
-    /// The server lets nobody subscribe.
+    /// The server permits no subscriptions.
     pub(crate) no_inbox: bool,
-    /// Many callers that want a lease of their own: far more than the server can serve in time.
+    /// Far more callers with claims of their own than the server can serve in time.
     pub(crate) crowd: bool,
+    /// The server knows its subscribers.
     pub(crate) probe: bool,
     /// The server may come back empty.
     pub(crate) forgetful: bool,
-    /// One contended key, and processes that stop and inboxes that lag more than anything else: where old messages
-    /// meet young ones.
-    pub(crate) sleepy: bool,
-    /// Its clock may step by more than the margin.
+    /// One contended key, with frequent process stops and slow inboxes, so that old messages meet young ones.
+    pub(crate) pauses_often: bool,
+    /// The server's clock may step by more than the margin.
     pub(crate) wild_clock: bool,
-    /// From then on no tick fires, in ns: whatever becomes of the last one, no later one takes its place.
+    /// The time after which no tick fires, in ns. No later tick replaces the last one.
     pub(crate) quiet_from: Option<u64>,
-    /// When the storm begins, when it ends, and when the drain begins, in ns.
-    pub(crate) storm: (u64, u64),
+    /// When the faults begin and end, in ns.
+    pub(crate) fault_period: (u64, u64),
+    /// When callers stop coming, in ns.
     pub(crate) drain: u64,
 }
 
 impl Profile {
-    /// The longest time that a record of a lease stands.
+    /// Returns the longest time for which a lease's record lasts.
     pub(crate) fn longest(&self) -> Duration {
         let holds = self.terms.iter().map(|term| term.hold_ms());
         Duration::from_millis(holds.max().unwrap_or_default())
     }
 
+    /// Draws the profile of a world.
     pub(crate) fn draw(rng: &mut fastrand::Rng, setup: &Setup) -> Self {
         let lengths: &[u64] = match rng.u8(0..5) {
             0 => &[400],
@@ -92,37 +98,38 @@ impl Profile {
             queues: rng.u8(0..16) > 0,
             final_push: rng.u8(0..16) > 0,
         };
-        // A quarter of the worlds is calm, a quarter is all storm, the rest is storm and then calm.
-        let (storm, drain) = match rng.u8(0..4) {
+        // A quarter of the worlds is calm, a quarter has faults to the end, the others have faults and then a
+        // calm.
+        let (fault_period, drain) = match rng.u8(0..4) {
             0 => ((0, 0), 6_800 * MS),
             1 => ((200 * MS, 12_000 * MS), 12_000 * MS),
-            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE + 4_800 * MS),
+            _ => ((200 * MS, 6_000 * MS), 6_000 * MS + SETTLE_NS + 4_800 * MS),
         };
         if setup.seed % 96 == 5 {
-            return Profile::crowd(setup, rules);
+            return Profile::with_crowd(setup, rules);
         }
-        let sleepy = storm.1 > 0 && rng.u8(0..3) == 0;
+        let pauses_often = fault_period.1 > 0 && rng.u8(0..3) == 0;
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
-            sleepy,
+            pauses_often,
             nodes: rng.usize(2..=5),
             period: [400, 1000, 2000, 3000][(setup.seed / 3 % 4) as usize],
             terms,
             delay: (high / 8, high),
             pause: [2, 5, 30, 200][rng.usize(0..4)] * MS,
             callers: [2, 4, 8][rng.usize(0..3)],
-            hold: if sleepy { hold.max(100 * MS) } else { hold },
+            hold: if pauses_often { hold.max(100 * MS) } else { hold },
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
             request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
             poll_gap: [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
-            // Not drawn: in all others the same seed is the same world as without it.
+            // Derived, not drawn, so the other worlds stay the same.
             old_reading: setup.seed % 32 == 22,
             readers: setup.seed % 5 < 2,
             transfers: setup.seed % 7 == 3,
             permits: setup.seed % 10 == 4,
-            // So few that the seeds which find a planted mistake are other worlds.
+            // Few worlds have writes, so the seeds that find other planted mistakes stay the same.
             writes: setup.seed % 32 == 3,
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
@@ -130,20 +137,24 @@ impl Profile {
             forgetful: rng.bool(),
             wild_clock: rng.u8(0..4) == 0,
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
-                let calm = if storm.1 > 0 { storm.1 + SETTLE } else { 0 };
+                let calm = if fault_period.1 > 0 {
+                    fault_period.1 + SETTLE_NS
+                } else {
+                    0
+                };
                 calm + 1_000 * MS
             }),
-            storm,
+            fault_period,
             drain,
         }
     }
 
-    /// Two nodes, each with far more claims of one key than can be renewed in time, on a slow way: whoever holds has
-    /// to be heard all the same.
-    fn crowd(setup: &Setup, rules: Rules) -> Self {
+    /// Two nodes with far more claims of one key than can be renewed in time on a slow network. The holder's
+    /// renewals must get through.
+    fn with_crowd(setup: &Setup, rules: Rules) -> Self {
         Profile {
             crowd: true,
-            sleepy: false,
+            pauses_often: false,
             nodes: 2,
             period: 1000,
             terms: vec![LeaseTimes {
@@ -172,7 +183,7 @@ impl Profile {
             forgetful: false,
             wild_clock: false,
             quiet_from: None,
-            storm: (0, 0),
+            fault_period: (0, 0),
             drain: 2_500 * MS,
         }
     }

@@ -11,6 +11,9 @@ use proc_macro2::{Spacing, TokenStream, TokenTree, token_stream};
 /// From the bottom to the top. A floor imports itself and what is below it.
 const FLOORS: &str =
     "key error protocol options observe store driver primitives locks middleware scheduler testing lib";
+/// The floors of the simulator.
+const SIM_FLOORS: &str = "time violation coverage setup planted log profile world network nodes callers faults \
+                          laws run explore lib main";
 /// What never meets all the same: faces know no store, and doors neither.
 const NEVER: &str = "primitives-store middleware-store scheduler-store";
 /// What the pure floor may not name.
@@ -88,15 +91,11 @@ fn files(dir: &Path, module: &[String], found: &mut BTreeMap<Vec<String>, Paths>
     }
 }
 
-#[test]
-fn imports_run_downwards_and_in_no_circle() {
+/// The faults and the circles of the files in a folder.
+fn check(dir: &str, floors: &str) {
     let mut found = BTreeMap::new();
-    files(
-        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")),
-        &[],
-        &mut found,
-    );
-    let floor = |of: &str| FLOORS.split(' ').position(|name| name == of).expect("on a floor");
+    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &[], &mut found);
+    let floor = |of: &str| floors.split(' ').position(|name| name == of).expect("on a floor");
     let (mut faults, mut edges) = (Vec::new(), BTreeMap::<_, BTreeSet<_>>::new());
     let of_file = |(file, paths)| Paths::iter(paths).map(move |path: &Vec<String>| (file, path));
     for (file, path) in found.iter().flat_map(of_file) {
@@ -147,4 +146,89 @@ fn imports_run_downwards_and_in_no_circle() {
     assert!(found.len() > 40, "{found:?}");
     assert!(faults.is_empty(), "{faults:#?}");
     assert!(edges.is_empty(), "in a circle: {edges:#?}");
+}
+
+#[test]
+fn imports_run_downwards_and_in_no_circle() {
+    check("src", FLOORS);
+}
+
+#[test]
+fn imports_of_the_simulator_run_downwards_and_in_no_circle() {
+    check("sim/src", SIM_FLOORS);
+}
+
+/// The methods of the simulator's `World`: where each is defined, and which of them each file calls on `self`.
+#[derive(Default)]
+struct WorldMethods {
+    defined: BTreeMap<String, Vec<String>>,
+    called: BTreeSet<(Vec<String>, String)>,
+}
+
+impl WorldMethods {
+    fn read_file(&mut self, file: &[String], tokens: TokenStream) {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        for item in tokens.windows(3) {
+            if let [first, second, TokenTree::Group(body)] = item
+                && first.to_string() == "impl"
+                && second.to_string() == "World"
+            {
+                self.read_body(file, body.stream());
+            }
+        }
+    }
+
+    fn read_body(&mut self, file: &[String], tokens: TokenStream) {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        let text = |at: usize| tokens.get(at).map(ToString::to_string).unwrap_or_default();
+        let is_dot = |at: Option<usize>| at.is_some_and(|at| text(at) == ".");
+        for (at, tree) in tokens.iter().enumerate() {
+            match tree {
+                TokenTree::Group(group) => self.read_body(file, group.stream()),
+                TokenTree::Ident(word) if word == "fn" => {
+                    self.defined.insert(text(at + 1), file.to_vec());
+                }
+                TokenTree::Ident(word) if word == "self" && !is_dot(at.checked_sub(1)) => {
+                    let is_call = matches!(tokens.get(at + 3), Some(TokenTree::Group(_)));
+                    if is_dot(Some(at + 1)) && is_call {
+                        self.called.insert((file.to_vec(), text(at + 2)));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// All files of the simulator add methods to its `World`, so imports alone do not show its layers: calls run downwards, too.
+#[test]
+fn calls_of_the_simulator_run_downwards() {
+    fn read(dir: &Path, module: &[String], methods: &mut WorldMethods) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let file = entry.unwrap().path();
+            let stem = file.file_stem().unwrap().to_str().unwrap().to_owned();
+            let inner = [module, &[stem]].concat();
+            if file.is_dir() {
+                read(&file, &inner, methods);
+            } else {
+                methods.read_file(&inner, fs::read_to_string(&file).unwrap().parse().unwrap());
+            }
+        }
+    }
+    let mut methods = WorldMethods::default();
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("sim/src"),
+        &[],
+        &mut methods,
+    );
+    let floor = |file: &[String]| SIM_FLOORS.split(' ').position(|name| name == file[0]);
+    let up: Vec<_> = methods
+        .called
+        .iter()
+        .filter_map(|(file, name)| Some((file, name, methods.defined.get(name)?)))
+        .filter(|(file, _, target)| floor(target) > floor(file))
+        .collect();
+    assert!(methods.defined.len() > 200, "{:?}", methods.defined);
+    assert!(methods.called.len() > 300, "{:?}", methods.called);
+    assert!(up.is_empty(), "these calls run up: {up:#?}");
 }

@@ -1,0 +1,62 @@
+//! Nodes that look for open ticks: begun, not ended, and pursued by no node.
+
+use tenure::protocol::message::{Call, JobReport};
+use tenure::protocol::step::{CallOptions, Input};
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::world::World;
+use crate::world::caller::Caller;
+use crate::world::event::Event;
+use crate::world::signal::Signal;
+
+/// The time between two questions of a node, in ms.
+pub(crate) const QUESTION_PAUSE_MS: std::ops::Range<u64> = 300..900;
+
+impl World {
+    /// A node asks for a tick that was begun and has not ended.
+    pub(crate) fn ask_for_open_tick(&mut self, slot: usize, key: usize) {
+        if self.draining {
+            return;
+        }
+        let pause = self.rng.u64(QUESTION_PAUSE_MS) * MS;
+        self.after(pause, Event::AskForOpenTick { slot, key });
+        let node = &self.nodes[slot];
+        if !node.alive || node.paused.is_some() || node.retired {
+            return;
+        }
+        // An operator is called when nothing runs, and resets the mark.
+        let call = if self.nodes[slot].mark_ahead && self.chance(50) {
+            Call::Reset
+        } else {
+            Call::Open {
+                within_ms: if self.chance(3) { 50 } else { 3_600_000 },
+                fingerprint: self.rng.u64(0..3),
+                over: self.nodes[slot].over.get(&key).copied(),
+            }
+        };
+        let call_options = CallOptions::new(self.profile.terms[0], call);
+        let (ticket, _) = self.new_call(slot, key, &call_options);
+        self.feed(slot, key, Input::Call(ticket, call_options));
+    }
+
+    /// Handles the answer about a job: an open tick is pursued unless the node does so already.
+    pub(crate) fn job_answered(&mut self, slot: usize, caller: usize, report: &JobReport) {
+        let Caller { key, options, .. } = self.nodes[slot].callers[caller];
+        if options.mark.is_some() {
+            return self.raise(Signal::CheckpointAnswered { slot, caller, report });
+        }
+        let node = &mut self.nodes[slot];
+        node.mark_ahead = report.ahead_ms > 0;
+        // What a wrong clock reported is forgotten.
+        node.over.retain(|of, over| *of != key || over.0 <= report.now_ms);
+        let Some(tick) = report.open else { return };
+        let pursuit = (key, Some(tick));
+        let node = &self.nodes[slot];
+        if self.draining || node.retired || node.pursuits.contains(&pursuit) {
+            return;
+        }
+        self.cover(Case::TickReopened);
+        self.pursue_tick(slot, key, pursuit.1);
+    }
+}

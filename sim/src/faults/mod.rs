@@ -1,0 +1,213 @@
+//! Faults: what goes wrong with processes, connections, the server, its clock, and through foreign clients.
+
+mod kills;
+mod links;
+mod server;
+
+use tenure::protocol::ledger::RecordOwner;
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::{CallerAction, CallerState};
+use crate::world::event::Event;
+
+impl World {
+    /// Causes one fault, and schedules the next.
+    pub(crate) fn fault(&mut self) {
+        if self.now >= self.profile.fault_period.1 {
+            return self.end_faults();
+        }
+        let pause = self.rng.u64(0..2 * self.profile.fault_pause);
+        self.after(pause, Event::Fault);
+        if (self.now / MS).is_multiple_of(8) {
+            self.copy_jobs();
+        }
+        let slot = self.rng.usize(0..self.nodes.len());
+        self.extend_fault(self.now);
+        self.log.mix(0xfa);
+        match self.rng.u8(0..100) {
+            _ if self.profile.pauses_often && self.rng.u8(0..4) > 0 => match self.rng.bool() {
+                true => self.pause(slot),
+                false => self.hold_inbox(slot),
+            },
+            0..8 => self.crash(slot),
+            8..20 => self.pause(slot),
+            20..23 => self.closing(slot),
+            23..28 => self.cut_off(slot),
+            28 => self.silence(slot),
+            29..41 => self.stall(slot),
+            41..49 => self.reset(slot, false),
+            49..58 => self.reset(slot, true),
+            58..64 => self.hold_inbox(slot),
+            64..73 => self.cut_inbox(slot),
+            73..77 => self.stall_server(),
+            77..80 => self.restart(false),
+            80..83 if self.profile.forgetful => self.restart(true),
+            83..86 => {
+                self.server.refuses = self.now + self.rng.u64(0..1_500 * MS);
+                self.extend_fault(self.server.refuses);
+            }
+            86..91 => self.step_clock(),
+            91..97 => self.foreign_client(),
+            97..100 => self.refuse_all(),
+            _ => self.silence(slot),
+        }
+    }
+
+    /// Crashes a process.
+    pub(crate) fn crash(&mut self, slot: usize) {
+        if !self.nodes[slot].alive {
+            return;
+        }
+        self.note(Some(slot), None, || "crash".into());
+        self.cover(Case::Crash);
+        let node = &self.nodes[slot];
+        if node
+            .live
+            .iter()
+            .any(|caller| node.callers[*caller].state == CallerState::Holding)
+        {
+            self.cover(Case::CrashHolding);
+        }
+        self.crash_process(slot);
+    }
+
+    /// Stops a process for a while, half of the time for longer than its leases.
+    pub(crate) fn pause(&mut self, slot: usize) {
+        if !self.nodes[slot].alive || self.nodes[slot].paused.is_some() {
+            return;
+        }
+        let longest = self
+            .profile
+            .terms
+            .iter()
+            .map(|term| term.lease_ms)
+            .max()
+            .unwrap_or(0);
+        let span = if self.rng.bool() {
+            self.rng.u64(1..longest)
+        } else {
+            self.rng.u64(longest..2 * longest)
+        };
+        self.cover(if span < longest {
+            Case::PauseShort
+        } else {
+            Case::PauseLong
+        });
+        let until = self.now + span * MS;
+        self.note(Some(slot), None, || format!("stopped for {span} ms"));
+        let life = self.nodes[slot].life;
+        self.nodes[slot].paused = Some(until);
+        self.nodes[slot].paused_at = self.now;
+        self.inbox_lags(slot, until);
+        self.at(until, Event::Resume { slot, life });
+    }
+
+    /// Continues a stopped process. Its callers look first; then all held-back events come at once, in order
+    /// within each source.
+    pub(crate) fn resume(&mut self, slot: usize) {
+        if self.nodes[slot].paused.take().is_none() {
+            return;
+        }
+        self.note(Some(slot), None, || "continues".into());
+        let node = &mut self.nodes[slot];
+        let span = self.now - node.paused_at;
+        let requests = node.requests.values_mut().map(|(since, _)| since);
+        for since in requests.chain(node.probes.values_mut()) {
+            *since += span;
+        }
+        for caller in self.nodes[slot].live.clone() {
+            if self.nodes[slot].callers[caller].state == CallerState::Holding && self.chance(70) {
+                let held = self.look(slot, caller);
+                self.cover(if held { Case::WokeHeld } else { Case::WokeLost });
+            }
+        }
+        let backlog = std::mem::take(&mut self.nodes[slot].backlog);
+        for source in backlog {
+            let mut at = self.now;
+            for event in source {
+                at += self.rng.u64(0..50_000);
+                self.at(at, event);
+            }
+        }
+    }
+
+    /// Closes a node. The second time its process ends.
+    pub(crate) fn closing(&mut self, slot: usize) {
+        let node = &mut self.nodes[slot];
+        if !node.alive || node.paused.is_some() {
+            return;
+        }
+        if node.closing {
+            // The node told the store what it could, and ends.
+            return self.crash_process(slot);
+        }
+        node.closing = true;
+        self.cover(Case::Close);
+        self.close(slot);
+        let node = &self.nodes[slot];
+        let unheard = node.live.iter().find(|c| match node.callers[**c].state {
+            CallerState::Waiting => true,
+            CallerState::Holding => !node.callers[**c].was_lost,
+            _ => false,
+        });
+        if let Some(caller) = unheard.copied() {
+            let key = node.callers[caller].key;
+            self.report(Violation::WrongAnswer, Some(key), || {
+                format!("ticket {} was not told of the closing", caller + 1)
+            });
+        }
+    }
+
+    /// Ends all faults.
+    pub(crate) fn end_faults(&mut self) {
+        self.note(None, None, || "all faults end".into());
+        self.extend_fault(self.now);
+        self.server.stall = self.now;
+        let server = &mut self.server;
+        (server.refuses, server.loading) = (self.now, self.now);
+        (server.read_only, server.locked, server.kills) = (self.now, self.now, self.now);
+        self.server.down = false;
+        for slot in 0..self.nodes.len() {
+            self.nodes[slot].cut_until = self.now;
+            self.nodes[slot].inbox.held_until = self.now;
+            if self.nodes[slot].closing && self.nodes[slot].alive {
+                self.crash_process(slot);
+            }
+            self.resume(slot);
+            self.restart_process(slot);
+        }
+        for conn in &mut self.conns {
+            conn.stall = conn.stall.min(self.now);
+        }
+    }
+
+    /// Stops new callers. Everything must come to an end.
+    pub(crate) fn drain(&mut self) {
+        self.end_faults();
+        self.draining = true;
+        for key in 0..self.keys.len() {
+            let us = self.server_us();
+            let strange = self
+                .server
+                .ledger
+                .record(&self.keys[key], us)
+                .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..)));
+            if strange {
+                self.server.ledger.overwrite(&self.keys[key], None);
+            }
+        }
+        self.note(None, None, || "drain".into());
+        self.stop_observing();
+        if !self.profile.crowd {
+            return;
+        }
+        for slot in 0..self.nodes.len() {
+            for caller in self.nodes[slot].live.clone() {
+                self.act(slot, caller, CallerAction::GiveUp);
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Laws of elections. Each proclamation names its grant, its node and its sequence number, so that every confusion
+//! shows. The truth is derived from what the server executed, and is not asked of the ledger.
+
+use std::time::Duration;
+
+use tenure::protocol::ledger::RecordOwner;
+use tenure::protocol::message::{Call, Fence, Kind, LeaderReport, Reply, Request, Verb, Version};
+
+use crate::callers::elections::Proclamation;
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::{Caller, CallerState};
+use crate::world::election_memory::{LeaderNews, Observer};
+
+impl World {
+    /// Checks the answer to a proclamation.
+    pub(crate) fn watch_proclamation(&mut self, slot: usize, caller: usize, done: bool) {
+        let Caller {
+            key, call, in_time, ..
+        } = self.nodes[slot].callers[caller];
+        let Some(Call::Proclaim { of, seq }) = call else {
+            return;
+        };
+        let elections = &self.memory.elections;
+        let Some(number) = elections.leads.get(&of).copied() else {
+            return;
+        };
+        let is_kept = elections
+            .proclaimed
+            .get(&(key, number))
+            .is_some_and(|kept| *kept >= seq);
+        let local = self.local(slot);
+        let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
+        let leads = leader.is_some_and(|leader| leader.claim == of);
+        let wrongly_refused = !done && in_time && leads && !self.is_exempt_grant(number);
+        if wrongly_refused || done && !is_kept {
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")
+            });
+        }
+    }
+
+    /// Checks that a reported value was proclaimed under the reported grant, and that reports never go back.
+    pub(crate) fn watch_leader_news(&mut self, observer: usize, report: Option<&LeaderReport>) {
+        let Observer {
+            slot, key, latest, ..
+        } = self.memory.elections.observers[observer];
+        self.cover(match report {
+            None => Case::NoLeaderTold,
+            Some(report) if report.value.is_some() => Case::ProclaimedTold,
+            Some(_) => Case::LeaderTold,
+        });
+        if !self.has_candidates(slot) {
+            self.cover(Case::OutsideObserverTold);
+        }
+        let proclamation = report
+            .and_then(|report| report.value.as_ref())
+            .map(Proclamation::read);
+        let elections = &self.memory.elections;
+        let is_of_leader = report.is_none_or(|report| {
+            let led = elections.led.get(&(key, report.number)) == Some(&report.node);
+            let is_true = proclamation.as_ref().is_none_or(|proclamation| {
+                let latest = elections.proclaimed.get(&(key, report.number)).copied();
+                proclamation.as_ref().is_some_and(|proclamation| {
+                    proclamation.number == report.number
+                        && proclamation.node == report.node.to_string()
+                        && Some(proclamation.seq) <= latest
+                })
+            });
+            led && is_true
+        });
+        if !is_of_leader {
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("an observer of node {slot} is told {report:?} with the value {proclamation:?}")
+            });
+        }
+        let seq = proclamation.flatten().map(|proclamation| proclamation.seq);
+        let told = report.map(|report| (report.number, seq));
+        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0))) {
+            self.report(Violation::LeaderNewsOutOfOrder, Some(key), || {
+                format!("an observer of node {slot} is told {told:?} after {latest:?}")
+            });
+        }
+        if latest.zip(told).is_some_and(|(latest, told)| latest.0 < told.0) {
+            self.cover(Case::NextLeaderTold);
+        }
+        let version = report.map_or(Version(0), |report| report.version);
+        let of = &mut self.memory.elections.observers[observer];
+        (of.known, of.latest) = (Some((version, told)), told.or(latest));
+    }
+
+    /// Returns the leader's grant and the sequence number of its last proclamation.
+    pub(crate) fn current_leader(&self, key: usize) -> LeaderNews {
+        let record = self.server.ledger.record(&self.keys[key], self.server_us())?;
+        let RecordOwner::Claim(_, number) = record.owner else {
+            return None;
+        };
+        Some((
+            number,
+            self.memory.elections.proclaimed.get(&(key, number)).copied(),
+        ))
+    }
+
+    /// Checks that only the leader proclaims.
+    pub(crate) fn watch_election(&mut self, key: usize, request: &Request, reply: &Reply) {
+        if !self.elections.contains(&key) {
+            return;
+        }
+        let us = self.server_us();
+        let record = self.server.ledger.record(&self.keys[key], us);
+        let leader = record.and_then(|record| match record.owner {
+            RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
+            RecordOwner::Foreign | RecordOwner::WrongType => None,
+        });
+        if let Some((claim_id, number)) = leader {
+            self.memory.elections.led.insert((key, number), claim_id.node);
+        }
+        let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {
+            return;
+        };
+        let number = leader
+            .filter(|(claim_id, _)| *claim_id == of)
+            .map(|(_, number)| number);
+        let is_fair = match reply {
+            Reply::Done => number.is_some(),
+            Reply::Gone => number.is_none(),
+            _ => true,
+        };
+        if let (Some(number), Reply::Done) = (number, reply) {
+            let kept = self.memory.elections.proclaimed.entry((key, number)).or_default();
+            *kept = seq.max(*kept);
+        }
+        if !is_fair {
+            self.report(Violation::ProclaimedByAnother, Some(key), || {
+                format!("{leader:?} leads; {of} proclaims and is told {reply:?}")
+            });
+        }
+    }
+
+    /// Checks that a node asks only for callers that do not rest.
+    pub(crate) fn watch_rests(&mut self, slot: usize, key: usize, request: &Request) {
+        if request.name.kind != Kind::Election {
+            return;
+        }
+        let is_of: fn(Option<Call>) -> bool = match request.verb {
+            Verb::Claim { .. } => |call| call.is_none(),
+            Verb::Call(Call::Leader { .. }) => |call| matches!(call, Some(Call::Leader { .. })),
+            _ => return,
+        };
+        let (local, life) = (self.local(slot), self.nodes[slot].life);
+        let node = &self.nodes[slot];
+        let wants = |caller: &usize| {
+            let of = &node.callers[*caller];
+            let waits = matches!(of.state, CallerState::Waiting | CallerState::GivingUp);
+            waits && of.key == key && is_of(of.call)
+        };
+        let (resting, awake): (Vec<_>, Vec<_>) = node
+            .live
+            .iter()
+            .copied()
+            .filter(wants)
+            .partition(|caller| self.is_resting(slot, *caller));
+        // The request is for the first caller whose rest is over.
+        let rests = &mut self.memory.elections.rests;
+        let is_due = |caller: &&usize| {
+            let rest = rests.get(&(slot, life, **caller));
+            rest.is_some_and(|rest| rest.earliest <= local)
+        };
+        let first = awake.iter().find(is_due).copied();
+        if let Some(first) = first {
+            rests.remove(&(slot, life, first));
+        }
+        if awake.is_empty() {
+            self.report(Violation::RestIgnored, Some(key), || {
+                format!("node {slot} asks only for resting callers {resting:?}: {request:?}")
+            });
+        }
+    }
+
+    /// Checks that callers claim when their rest is over, if the store is available.
+    pub(crate) fn watch_rested(&mut self) {
+        let nodes = &self.nodes;
+        self.memory.elections.rests.retain(|(slot, life, caller), _| {
+            let node = &nodes[*slot];
+            node.alive && node.life == *life && node.callers[*caller].state == CallerState::Waiting
+        });
+        if !self.is_calm() || !self.profile.rules.queues {
+            return;
+        }
+        let slack = Duration::from_nanos(20 * MS + 4 * self.profile.lag);
+        let mut rests = self.memory.elections.rests.iter();
+        let late = rests.find(|((slot, ..), rest)| rest.latest + slack < self.local(*slot));
+        if let Some((&(slot, _, caller), _)) = late {
+            let key = self.nodes[slot].callers[caller].key;
+            let state = self.describe_key(key);
+            self.report(Violation::RestIgnored, Some(key), || {
+                format!("ticket {} of node {slot} still rests: {state}", caller + 1)
+            });
+        }
+    }
+
+    /// Checks that in a calm an asking observer knows the leader, at the latest by its own timer.
+    pub(crate) fn watch_elections(&mut self) {
+        if self.elections.is_empty() {
+            return;
+        }
+        self.watch_rested();
+        let calm = self.is_calm();
+        for observer in 0..self.memory.elections.observers.len() {
+            let of = &self.memory.elections.observers[observer];
+            let (slot, key, lease) = (of.slot, of.key, of.term.lease_ms * MS);
+            let node = &self.nodes[slot];
+            let asking_caller = of.asking_caller.filter(|_| node.alive && node.life == of.life);
+            let asking_caller = asking_caller.filter(|caller| !self.is_resting(slot, *caller));
+            let truth = self.current_leader(key);
+            let knows = of.known.is_some_and(|(_, told)| told == truth);
+            let now = self.now;
+            let of = &mut self.memory.elections.observers[observer];
+            if !calm || asking_caller.is_none() || knows {
+                of.differs = None;
+                continue;
+            }
+            // Between two checks another leader may have come and gone, and the observer was told of that one
+            // in time.
+            of.differs = of.differs.filter(|(_, of)| *of == truth);
+            let ((since, _), known) = (*of.differs.get_or_insert((now, truth)), of.known);
+            let bound = lease / 3 + lease / 100 + 6 * self.profile.delay.1 + 30 * MS;
+            if now - since > bound {
+                let state = self.describe_key(key);
+                self.report(Violation::LeaderNotTold, Some(key), || {
+                    format!("{truth:?} leads, and an observer of node {slot} knows {known:?}: {state}")
+                });
+            }
+        }
+        if calm && !self.draining {
+            self.kill_leader();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Laws of execution at the server.
+
+use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Push, Reply, Request, Verb};
+
+use crate::laws::ownership::{claim_of, ends_lease};
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::records::KeyRecords;
+
+impl World {
+    /// Checks the effects of a batch: only owners change records, each number is granted once, grants go to
+    /// live waiters, and their nodes still options them.
+    pub(crate) fn watch_execution(
+        &mut self,
+        batch: &Batch,
+        replies: &[Reply],
+        before: &[KeyRecords],
+        pushes: &[Push],
+    ) {
+        let us = self.server_us();
+        let now = us / 1000;
+        for ((request, reply), before) in batch.requests.iter().zip(replies).zip(before) {
+            let key = self.key_index(&request.name);
+            let after = self.key_records(&request.name);
+            self.watch_owner(key, request, before.record.as_ref(), after.record.as_ref());
+            self.watch_shares(key, request, before, &after);
+            self.watch_downgrade(key, request, reply, before);
+            self.watch_latch(key, request, before.latch.as_ref(), after.latch.as_ref());
+            self.watch_election(key, request, reply);
+            self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
+            self.watch_left_free(key, request, before.record.as_ref(), after.record.as_ref());
+            // A copy was executed; the original may be refused.
+            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
+            if ends_lease(request.verb) && is_done {
+                self.memory.ended.insert(claim_of(request));
+            }
+            if !before.is_free() || !after.is_free() {
+                self.memory.free_since[key] = None;
+            }
+            let to = match request.verb {
+                Verb::Yield { to } | Verb::Pass { to } => to,
+                _ => request.claim_id,
+            };
+            for (claim_id, number) in after.grants() {
+                if before.grants().all(|earlier| earlier != (claim_id, number)) {
+                    self.watch_new_owner(key, (claim_id, number), to, pushes);
+                    self.watch_queue_order(key, (claim_id, request), before, &after);
+                }
+            }
+            let is_queued = matches!(
+                reply,
+                Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)
+            );
+            if is_queued || reply.number().is_some() {
+                self.memory.last_heard.insert(to, (now, request.term));
+                self.watch_forgotten_claim(key, request, to);
+            }
+        }
+    }
+
+    /// Checks that a number is granted once, to a live waiter that is told.
+    pub(crate) fn watch_new_owner(
+        &mut self,
+        key: usize,
+        (claim_id, number): (ClaimId, GrantNumber),
+        to: ClaimId,
+        pushes: &[Push],
+    ) {
+        let now = self.server_us() / 1000;
+        self.memory.highest = self.memory.highest.max(number);
+        let earlier = self.memory.granted.insert(claim_id, number);
+        if earlier.is_some_and(|earlier| earlier != number) {
+            self.report(Violation::ClaimNumberReused, Some(key), || {
+                format!("claim {claim_id} is granted again")
+            });
+        }
+        if claim_id == to {
+            return;
+        }
+        let heard = self.memory.last_heard.get(&claim_id).copied();
+        if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
+            self.report(Violation::DeadWaiterGranted, Some(key), || {
+                format!("{claim_id} was last heard at {heard:?}")
+            });
+        }
+        let is_told = |push: &Push| matches!(push, Push::Granted(grant) if grant.claim_id == claim_id && grant.number == number);
+        if !pushes.iter().any(is_told) {
+            self.report(Violation::WrongAnswer, Some(key), || {
+                format!("{claim_id} is not told of its grant")
+            });
+        }
+    }
+
+    /// Checks that no claim is executed after its node forgot it.
+    pub(crate) fn watch_forgotten_claim(&mut self, key: usize, request: &Request, to: ClaimId) {
+        let Some(&(slot, life)) = self.slots.get(&to.node) else {
+            return;
+        };
+        if request.verb.creates()
+            && self.is_alive(slot, life)
+            && !self.memory.stepped_back
+            && !self.memory.is_copy
+            && !self.nodes[slot].shard.knows_claim(&request.name, to)
+        {
+            self.report(Violation::OrphanRecord, Some(key), || {
+                format!("{to} was executed after its node had forgotten it")
+            });
+        }
+    }
+}

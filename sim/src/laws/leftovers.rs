@@ -1,0 +1,99 @@
+//! Laws of leftovers: no record or entry without an owner, and an empty world at the end.
+
+use tenure::protocol::message::{Batch, ClaimId, ClaimNumber, GrantNumber, Mode, Name, Request, Rule, Verb};
+
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+
+impl World {
+    /// Checks that in a calm each record and each live queue entry is pursued by a running node.
+    pub(crate) fn watch_orphans(&mut self) {
+        let us = self.server_us();
+        let mut known: Vec<(usize, ClaimId)> = Vec::new();
+        for (name, claim_id, dies) in self.server.ledger.entries() {
+            if us / 1000 <= dies {
+                known.push((self.key_index(name), claim_id));
+            }
+        }
+        for key in 0..self.keys.len() {
+            let owned = self.key_records(&self.keys[key]);
+            known.extend(owned.grants().map(|(claim_id, _)| (key, claim_id)));
+        }
+        known.retain(|(key, claim_id)| match self.slots.get(&claim_id.node) {
+            Some(&(slot, life)) if self.is_alive(slot, life) => {
+                !self.nodes[slot].shard.knows_claim(&self.keys[*key], *claim_id)
+                    && !self.is_on_its_way(*key, *claim_id)
+            }
+            _ => false,
+        });
+        self.memory.orphans.retain(|orphan, _| known.contains(orphan));
+        let bound = 6 * self.profile.delay.1 + 60 * MS;
+        for (key, claim_id) in known {
+            let since = *self.memory.orphans.entry((key, claim_id)).or_insert(self.now);
+            if self.now - since > bound {
+                self.report(Violation::OrphanRecord, Some(key), || {
+                    format!("no node pursues {claim_id}")
+                });
+            }
+        }
+    }
+
+    /// Checks that nothing is left when all callers are gone.
+    pub(crate) fn watch_end(&mut self) {
+        let us = self.server_us();
+        let callers = self.nodes.iter().any(|node| node.alive && !node.live.is_empty());
+        let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
+        let records = self.keys.iter().any(|key| !self.key_records(key).is_free());
+        let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
+        let is_known = |name: &Name| {
+            let ledger = &self.server.ledger;
+            ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
+        };
+        let latches = self.keys.iter().any(is_known);
+        if callers || engines || records || entries || latches {
+            if self.now > self.profile.drain + 40_000 * MS {
+                let text = (0..self.keys.len())
+                    .map(|key| self.describe_key(key))
+                    .collect::<String>();
+                self.report(Violation::LeftOver, None, || {
+                    format!(
+                        "callers {callers}, engines {engines}, records {records}, entries {entries}, latches {latches}: {text}"
+                    )
+                });
+                self.finished = true;
+            }
+            return;
+        }
+        // A request sweeps what is dead.
+        for name in self.keys.clone() {
+            let claim_id = ClaimId {
+                node: self.nodes[0].id,
+                claim: ClaimNumber(0),
+                nonce: 0,
+            };
+            let request = Request {
+                name,
+                claim_id,
+                term: self.profile.terms[0],
+                mode: Mode::Exclusive,
+                when_behind: Default::default(),
+                data: None,
+                mark: None,
+                verb: Verb::Renew,
+            };
+            let batch = Batch {
+                highest: GrantNumber(0),
+                not_after: u64::MAX,
+                poll_gap_ms: self.profile.poll_gap,
+                rule: Rule::Each,
+                requests: vec![request],
+            };
+            self.server.ledger.apply(us, &batch, &mut Vec::new());
+        }
+        if !self.server.ledger.is_empty() {
+            self.report(Violation::LeftOver, None, || "the ledger is not empty".into());
+        }
+        self.finished = true;
+    }
+}

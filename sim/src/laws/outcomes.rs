@@ -1,0 +1,112 @@
+//! Laws of answers: what a caller is told is true.
+
+use tenure::error::{LostCause, StoreError, StoreErrorKind};
+use tenure::protocol::message::Call;
+use tenure::protocol::step::{AcquireError, Outcome, Ticket};
+
+use crate::coverage::Case;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::Caller;
+use crate::world::transfer::TransferMessage;
+
+impl World {
+    /// Checks that a transferred lease is adopted once.
+    pub(crate) fn watch_adopted(&mut self, slot: usize, caller: usize) {
+        let Some(message) = self.nodes[slot].callers[caller].message else {
+            return;
+        };
+        self.cover(Case::Adopted);
+        let ticket = Ticket(caller as u64 + 1);
+        let (key, of) = (
+            self.transfer_messages[message].key,
+            self.transfer_messages[message].of,
+        );
+        if let Some(other) = self.transfer_messages[message].adopted.replace(ticket) {
+            self.report(Violation::AdoptedTwice, Some(key), || {
+                format!("{of} was adopted as ticket {} and ticket {}", other.0, ticket.0)
+            });
+        }
+    }
+
+    /// Checks that without faults the first caller in time gets the transferred lease, unless others ask,
+    /// too.
+    pub(crate) fn watch_not_adopted(
+        &mut self,
+        slot: usize,
+        caller: usize,
+        owned: Option<bool>,
+        is_gone: bool,
+    ) {
+        let Caller {
+            key,
+            call,
+            message,
+            in_time,
+            ..
+        } = self.nodes[slot].callers[caller];
+        let Some(message) = message else { return };
+        self.cover(match owned {
+            Some(true) => Case::OwnerTold,
+            Some(false) => Case::OwnerGone,
+            None => Case::NotAdopted,
+        });
+        let TransferMessage { of, asked, .. } = self.transfer_messages[message];
+        let own = u32::from(call != Some(Call::Extend { of }));
+        if in_time && is_gone && asked == own && !self.is_exempt_claim(Some(of)) {
+            self.report(Violation::WrongAnswer, Some(key), || {
+                format!("{of} was gone in time, asked {call:?}")
+            });
+        }
+    }
+
+    /// Returns whether the error reports that the store did nothing.
+    pub(crate) fn says_not_executed(error: &StoreError) -> bool {
+        matches!(
+            error.kind(),
+            StoreErrorKind::Refused(_) | StoreErrorKind::Unreachable
+        )
+    }
+
+    /// Checks that a call reported as not executed was not executed. The caller may repeat it.
+    pub(crate) fn watch_refused_call(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+        let AcquireError::Store(error) = denial else {
+            return;
+        };
+        if Self::says_not_executed(error) && self.call_was_executed(slot, caller) {
+            let key = self.nodes[slot].callers[caller].key;
+            self.report(Violation::ExecutedCallReportedRefused, Some(key), || {
+                format!("the call of ticket {} of node {slot}: {error}", caller + 1)
+            });
+        }
+    }
+
+    /// Checks that a release reported as not executed was not executed.
+    pub(crate) fn watch_refused_release(&mut self, slot: usize, caller: usize, outcome: &Outcome) {
+        let Outcome::Unconfirmed(error) = outcome else {
+            return;
+        };
+        let Caller { key, claim, .. } = self.nodes[slot].callers[caller];
+        if Self::says_not_executed(error) && claim.is_some_and(|claim| self.memory.ended.contains(&claim)) {
+            self.report(Violation::ExecutedCallReportedRefused, Some(key), || {
+                format!("the release of ticket {} of node {slot}: {error}", caller + 1)
+            });
+        }
+    }
+
+    /// Checks that a lease reported as gone is gone at the store.
+    pub(crate) fn watch_gone(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+        let Caller { key, before, .. } = self.nodes[slot].callers[caller];
+        let Some(before) = before.filter(|_| matches!(denial, AcquireError::Lost(LostCause::Gone))) else {
+            return;
+        };
+        let claim = self.nodes[slot].callers[before].claim;
+        let owned = self.key_records(&self.keys[key]);
+        let has = owned.grants().any(|(claim_id, _)| Some(claim_id) == claim);
+        if has && !self.memory.stepped_back {
+            self.report(Violation::ValidLeaseReportedGone, Some(key), || {
+                format!("ticket {} of node {slot}: {owned:?}", caller + 1)
+            });
+        }
+    }
+}

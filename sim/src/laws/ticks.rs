@@ -1,0 +1,291 @@
+//! Laws of ticks.
+
+use std::collections::BTreeMap;
+
+use tenure::protocol::ledger::{JobRecord, RecordOwner};
+use tenure::protocol::message::{Call, Fence, Kind, Reply, Request, TickTime, Verb, WhenBehind};
+use tenure::protocol::step::{AcquireError, LockOptions, TickRefusal, Ticket};
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::{Caller, CallerState};
+use crate::world::tick_memory::is_over;
+
+impl World {
+    /// Checks that a denied tick is over or skipped, as the node gives it up for good.
+    pub(crate) fn watch_denial(
+        &mut self,
+        slot: usize,
+        key: usize,
+        options: LockOptions,
+        denial: &AcquireError,
+    ) {
+        let mark = options.mark;
+        let job = self.job(key);
+        let is_right = match denial {
+            AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark),
+            // Grants from before a reset are unknown.
+            AcquireError::Tick(TickRefusal::Skipped) => {
+                let tick = self.memory.ticks.ticks.get(&(key, mark));
+                let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
+                is_over(&job, mark) && (!was_begun || self.memory.ticks.reset)
+            }
+            AcquireError::Busy => {
+                self.cover(Case::DeniedSkipped);
+                mark <= job.skipped && options.turn == WhenBehind::Skip
+            }
+            _ => true,
+        };
+        if !is_right && !self.memory.forgot {
+            self.report(Violation::TickGivenUp, Some(key), || {
+                format!("node {slot} was told {denial:?} of {mark:?}, the job is {job:?}")
+            });
+        }
+    }
+
+    /// Checks that a tick reported as finished belongs to the claim that finished it.
+    pub(crate) fn watch_finish(&mut self, slot: usize, ticket: Ticket, finished: bool) {
+        let Caller {
+            key, options, claim, ..
+        } = self.nodes[slot].callers[ticket.0 as usize - 1];
+        if options.mark.is_none() || !finished {
+            return;
+        }
+        self.cover(Case::TickRun);
+        self.note_tick_over(slot, key, options.mark);
+        let forgot = self.memory.forgot;
+        let Some(tick) = self.memory.ticks.ticks.get_mut(&(key, options.mark)) else {
+            return;
+        };
+        // The tick may have been finished before the store forgot or reset it. Nothing is promised about such
+        // a tick.
+        if (forgot || self.memory.ticks.reset) && claim.is_some_and(|claim| !tick.winners.contains(&claim)) {
+            return;
+        }
+        tick.ended = true;
+        let winner = tick.winner;
+        if winner.is_some() && winner != claim {
+            self.report(Violation::TickRunAgain, Some(key), || {
+                format!(
+                    "ticket {} of node {slot} was told that {claim:?} finished {:?}, which {winner:?} won",
+                    ticket.0, options.mark
+                )
+            });
+        }
+    }
+
+    /// Checks how a request changed its job. `busy`: the key had a record before or after the request.
+    pub(crate) fn watch_tick(&mut self, key: usize, request: &Request, reply: &Reply, busy: bool) {
+        if request.name.kind != Kind::Job || matches!(request.verb, Verb::Yield { .. }) {
+            return;
+        }
+        let Some(job) = self.server.ledger.job(&request.name).cloned() else {
+            return;
+        };
+        self.watch_save(key, request, &job);
+        if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply) {
+            return self.watch_reset(key, report);
+        }
+        if let (Verb::Call(Call::Open { over, .. }), Reply::Report(report)) = (request.verb, reply) {
+            self.watch_loss(key, over, report);
+        }
+        let queues = self.profile.rules.queues;
+        if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
+            self.cover(Case::StandbyBusy);
+        }
+        let skipped = self.memory.ticks.skipped.insert(key, job.skipped).unwrap_or(None);
+        let before = |mark: TickTime| TickTime(mark.0 - 1);
+        let may_skip = match request.when_behind {
+            WhenBehind::Queue => request.mark.map(before),
+            _ => request.mark,
+        };
+        if job.skipped != skipped && !(busy && may_skip == job.skipped && request.mark > job.mark) {
+            self.report(Violation::TickOrder, Some(key), || {
+                format!("{:?} is skipped, the job is {job:?}", job.skipped)
+            });
+        }
+        self.watch_grant(key, request, &job, queues);
+        let tick = self.memory.ticks.ticks.entry((key, job.mark)).or_default();
+        if job.done && !std::mem::replace(&mut tick.ended, job.done) {
+            let is_right =
+                matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
+            if !is_right {
+                self.report(Violation::TickOrder, Some(key), || {
+                    format!(
+                        "{:?} of {} ended {:?} of {:?}",
+                        request.verb, request.claim_id, job.mark, job.winner
+                    )
+                });
+            }
+        }
+    }
+
+    /// Checks that a granted tick had not ended, and that its attempt count grew by one.
+    pub(crate) fn watch_grant(&mut self, key: usize, request: &Request, job: &JobRecord, queues: bool) {
+        let (mark, attempt) = (job.mark, job.attempt);
+        let us = self.server_us();
+        let is_winners = self.server.ledger.record(&request.name, us).is_some_and(
+            |record| matches!(record.owner, RecordOwner::Claim(owner, _) if Some(owner) == job.winner),
+        );
+        let tick = self.memory.ticks.ticks.entry((key, mark)).or_default();
+        if tick.winner == job.winner && tick.attempt == attempt {
+            return;
+        }
+        let (ended, counted) = (tick.ended, tick.attempt);
+        let is_new = counted == 0;
+        tick.attempt = attempt;
+        let before = std::mem::replace(&mut tick.winner, job.winner);
+        tick.winners.extend(job.winner);
+        if !is_winners {
+            self.report(Violation::TickOrder, Some(key), || {
+                format!("{mark:?} was won by {:?}, which has no record", job.winner)
+            });
+        }
+        let latest = self.memory.ticks.latest.insert(key, mark).unwrap_or(None);
+        if before.is_some_and(|before| job.winner.is_some_and(|winner| winner.node == before.node)) {
+            self.cover(Case::TickTakenOverBySameNode);
+        }
+        if attempt == 1 && mark > Some(TickTime(us / 1000)) {
+            self.report(Violation::TickEarly, Some(key), || {
+                format!("{mark:?} is granted before its time")
+            });
+        }
+        if attempt > 1 && !queues {
+            self.cover(Case::TickTakenOverUnqueued);
+        }
+        let passed = is_new
+            && matches!(request.when_behind, WhenBehind::After(_))
+            && latest.is_some()
+            && latest < mark;
+        let is_passed_over = |latest: Option<TickTime>| {
+            let before = self.memory.ticks.ticks.get(&(key, latest));
+            let after = latest.max(job.skipped);
+            !before.is_some_and(|tick| tick.ended)
+                || after.map(WhenBehind::After) != Some(request.when_behind)
+        };
+        if passed && is_passed_over(latest) && !self.memory.forgot {
+            self.report(Violation::TickPassedOver, Some(key), || {
+                format!("{mark:?} is granted, and {latest:?} had not ended")
+            });
+        }
+        if ended {
+            self.report(Violation::TickRunAgain, Some(key), || {
+                format!("{mark:?} had ended well and is granted again")
+            });
+        }
+        if attempt != counted + 1 || mark < latest {
+            self.report(Violation::TickOrder, Some(key), || {
+                format!("{mark:?} attempt {attempt} after {latest:?} attempt {counted}")
+            });
+        }
+    }
+
+    /// Checks that in a calm a fired tick that is due is run: at once, or when the lease of its last run
+    /// ended and the timer of a standby fires. When the tick is over, its standbys hear of it by that timer.
+    pub(crate) fn watch_idle_ticks(&mut self, key: usize, calm: bool) {
+        let (job, us) = (self.job(key), self.server_us());
+        // For each pursued tick: whether it is run.
+        let mut pursued: BTreeMap<Option<TickTime>, bool> = BTreeMap::new();
+        let mut over = Vec::new();
+        for (slot, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+            let of_key = node.pursuits.iter().filter(|(of, _)| *of == key);
+            for (_, mark) in of_key {
+                pursued.entry(*mark).or_default();
+            }
+            for &at in &node.live {
+                let Caller {
+                    key: of,
+                    options,
+                    call,
+                    state,
+                    ..
+                } = node.callers[at];
+                let runs = matches!(state, CallerState::Holding | CallerState::Releasing { .. });
+                if of == key && runs {
+                    pursued.insert(options.mark, true);
+                } else if of == key
+                    && state == CallerState::Waiting
+                    && call.is_none()
+                    && is_over(&job, options.mark)
+                {
+                    over.push((slot, node.life, at));
+                }
+            }
+        }
+        // Where ticks wait for others, only the first must run, and only when none is running.
+        let waits = self.ticks_wait();
+        if waits && pursued.values().any(|runs| *runs) {
+            pursued.clear();
+        }
+        if waits {
+            pursued.retain(|mark, _| !is_over(&job, *mark));
+        }
+        let max_idle = if waits { 1 } else { usize::MAX };
+        let idle: Vec<Option<TickTime>> = pursued
+            .into_iter()
+            .take(max_idle)
+            .filter_map(|(mark, runs)| (!runs && mark <= Some(TickTime(us / 1000))).then_some(mark))
+            .collect();
+        let ticks = &mut self.memory.ticks;
+        ticks
+            .idle
+            .retain(|(of, mark), _| *of != key || idle.contains(mark));
+        ticks.untold.retain(|caller, _| over.contains(caller));
+        let (now, fault_until) = (self.now, self.memory.fault_until);
+        let late = |since: u64, bound: u64| calm && now - since.max(fault_until) > bound;
+        let (timer, takeover) = self.bounds_of_ticks();
+        for mark in idle {
+            let since = *self.memory.ticks.idle.entry((key, mark)).or_insert(now);
+            if late(since, takeover) {
+                let (idle, state) = ((now - since) / MS, self.describe_key(key));
+                self.report(Violation::TickNotRun, Some(key), || {
+                    format!("{mark:?} has not been run for {idle} ms, the job is {job:?}: {state}")
+                });
+            }
+        }
+        for caller in over {
+            let since = *self.memory.ticks.untold.entry(caller).or_insert(now);
+            if late(since, timer) {
+                let (slot, _, at) = caller;
+                let mark = self.nodes[slot].callers[at].options.mark;
+                self.report(Violation::StandbyNotTold, Some(key), || {
+                    format!("ticket {} of node {slot} still stands by for {mark:?}", at + 1)
+                });
+            }
+        }
+    }
+
+    /// Checks a new run: no other run goes on, and the tick is due and not over.
+    pub(crate) fn watch_run(&mut self, slot: usize, caller: usize, fence: Fence) {
+        let Caller { key, options, .. } = self.nodes[slot].callers[caller];
+        let now = self.now;
+        self.memory.ticks.early_releases.retain(|(_, until)| *until > now);
+        if self.memory.ticks.early_releases.iter().any(|(of, _)| *of == key) {
+            self.report(Violation::TwoRuns, Some(key), || {
+                format!("node {slot} runs {:?} beside another", options.mark)
+            });
+        }
+        if options.mark > Some(TickTime(self.server_us() / 1000)) && !self.memory.stepped_back {
+            self.report(Violation::TickEarly, Some(key), || {
+                format!("{:?} began too early", options.mark)
+            });
+        }
+        let tick = self.memory.ticks.ticks.get(&(key, options.mark));
+        let mended = self.memory.ticks.mended.get(&key);
+        let is_older = mended.is_some_and(|mended| fence.number() <= *mended);
+        if tick.is_some_and(|tick| tick.ended) && !self.is_exempt_grant(fence.number()) && !is_older {
+            self.report(Violation::TickRunAgain, Some(key), || {
+                format!(
+                    "{:?} had ended well and is run again by node {slot}",
+                    options.mark
+                )
+            });
+        }
+        if self.memory.ticks.killed == Some((key, options.mark)) {
+            self.memory.ticks.killed = None;
+            self.cover(Case::WinnerReplaced);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Connections: ordered pipes that delay, stall, lose answers, break and fall silent.
+
+use std::collections::VecDeque;
+
+use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
+use tenure::protocol::message::{Executed, Failure};
+use tenure::protocol::session::step::{Attempt, SessionInput};
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::connection::{Connection, error};
+use crate::world::event::Event;
+use crate::world::signal::Signal;
+
+impl World {
+    /// Starts to open a connection.
+    pub(crate) fn connect(&mut self, slot: usize, attempt: Attempt) {
+        let (life, conn) = (self.nodes[slot].life, self.conns.len());
+        self.note(Some(slot), None, || {
+            format!("   connects: {attempt:?} is connection {conn}")
+        });
+        self.conns.push(Connection {
+            slot,
+            life,
+            attempt,
+            client: true,
+            opened: false,
+            server: false,
+            stall: 0,
+            mute: false,
+            silent: None,
+            broken: false,
+            up: self.now,
+            down: self.now,
+            flights: VecDeque::new(),
+        });
+        self.nodes[slot].conns.push((attempt, conn));
+        self.nodes[slot].opened += 1;
+        if self.nodes[slot].closing {
+            self.cover(Case::ConnectClosing);
+        }
+        let way = self.delay();
+        self.after(way, Event::Handshake { conn });
+    }
+
+    /// Asks the server for a connection.
+    pub(crate) fn handshake(&mut self, conn: usize) {
+        let Connection {
+            slot, life, client, ..
+        } = self.conns[conn];
+        if !client || !self.is_alive(slot, life) {
+            return;
+        }
+        let lost = self.in_fault_period() && self.chance(4);
+        let cut = self.nodes[slot].cut_until;
+        if lost || cut > self.now && self.rng.bool() {
+            self.conns[conn].silent = Some(self.now);
+            return self.cover(Case::ConnectSilent);
+        }
+        let held = cut.max(self.server.stall);
+        if held > self.now {
+            return self.at(held, Event::Handshake { conn });
+        }
+        let back = self.delay();
+        let refusal = if self.server.loading > self.now {
+            Some(StoreErrorKind::Refused(StoreRefusal::Loading))
+        } else if self.server.read_only > self.now && self.rng.bool() {
+            Some(StoreErrorKind::Refused(StoreRefusal::ReadOnly))
+        } else if self.server.locked > self.now {
+            let full = StoreRefusal::Other("ERR max number of clients reached".into());
+            let refusal = [StoreRefusal::WrongPassword, full][self.rng.usize(0..2)].clone();
+            Some(StoreErrorKind::Refused(refusal))
+        } else {
+            self.server.down.then_some(StoreErrorKind::Unreachable)
+        };
+        if let Some(kind) = refusal {
+            let error = error(kind);
+            return self.after(back, Event::ConnectFailed { conn, error });
+        }
+        self.conns[conn].server = true;
+        self.server.knows_scripts = true;
+        // The time in the answer is old when it arrives.
+        let time = self.server_us();
+        self.after(back, Event::Connected { conn, time });
+    }
+
+    /// Handles an opened connection at the node.
+    pub(crate) fn connected(&mut self, conn: usize, time: u64) {
+        let Connection {
+            slot,
+            life,
+            attempt,
+            client,
+            silent,
+            ..
+        } = self.conns[conn];
+        if !client && self.is_alive(slot, life) && self.chance(30) {
+            // The news was in flight when the connection was given up.
+            self.cover(Case::OpenedTooLate);
+            return self.raise(Signal::Session {
+                slot,
+                input: SessionInput::Connected { attempt, time },
+            });
+        }
+        if !client || silent.is_some() {
+            return;
+        }
+        if self.server.kills > self.now {
+            self.cover(Case::Killed);
+            self.conns[conn].server = false;
+            let soon = self.rng.u64(0..5 * MS);
+            self.after(soon, Event::ResetSeen { conn });
+        }
+        let cut = self.nodes[slot].cut_until;
+        if cut > self.now {
+            return self.at(cut, Event::Connected { conn, time });
+        }
+        self.conns[conn].opened = true;
+        if self.nodes[slot].newest_conn.replace(attempt).is_some() {
+            self.cover(Case::Reconnect);
+        }
+        self.raise(Signal::Session {
+            slot,
+            input: SessionInput::Connected { attempt, time },
+        });
+    }
+
+    /// Handles a refused connection at the node.
+    pub(crate) fn connect_failed(&mut self, conn: usize, error: StoreError) {
+        let Connection {
+            slot,
+            attempt,
+            client,
+            silent,
+            ..
+        } = self.conns[conn];
+        if !client || silent.is_some() {
+            return;
+        }
+        self.cover(Case::ConnectFailed);
+        self.forget_connection(slot, conn);
+        self.raise(Signal::Session {
+            slot,
+            input: SessionInput::ConnectFailed { attempt, error },
+        });
+    }
+
+    /// Closes a connection, or gives up opening it.
+    pub(crate) fn close_conn(&mut self, slot: usize, attempt: Attempt) {
+        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
+        let Some(&(_, conn)) = found else { return };
+        self.note(Some(slot), None, || format!("   closes connection {conn}"));
+        self.forget_connection(slot, conn);
+        // A closed socket may still deliver what was written to it.
+        self.conns[conn].server &= self.rng.u8(..) < 180;
+    }
+
+    /// Ends the client's part of a connection.
+    pub(crate) fn forget_connection(&mut self, slot: usize, conn: usize) {
+        self.conns[conn].client = false;
+        self.nodes[slot].conns.retain(|(_, of)| *of != conn);
+    }
+
+    /// Returns the connection on which a session sends. It must be open and the newest.
+    pub(crate) fn usable_conn(&mut self, slot: usize, attempt: Attempt) -> Option<usize> {
+        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
+        let found = found
+            .map(|(_, conn)| *conn)
+            .filter(|conn| self.conns[*conn].opened);
+        if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
+            self.report(Violation::OldConnectionUsed, None, || {
+                format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
+            });
+        }
+        found
+    }
+
+    /// Returns the failure of a batch on a broken connection. Some batches were not written.
+    pub(crate) fn interrupted(&mut self) -> Failure {
+        let executed = if self.chance(30) {
+            self.cover(Case::NotWritten);
+            Executed::No
+        } else {
+            Executed::Unknown
+        };
+        let error = error(StoreErrorKind::Interrupted);
+        Failure { executed, error }
+    }
+
+    /// The client notices that its connection is broken: when it writes or waits for an answer, not before.
+    pub(crate) fn reset_seen(&mut self, conn: usize) {
+        let Connection {
+            slot, client, opened, ..
+        } = self.conns[conn];
+        if !client {
+            return;
+        }
+        self.conns[conn].broken = true;
+        if !opened {
+            return self.connect_failed(conn, error(StoreErrorKind::Unreachable));
+        }
+        for (id, executed) in std::mem::take(&mut self.conns[conn].flights) {
+            let mut failure = self.interrupted();
+            // What was executed, or may still be, was written.
+            if executed || self.conns[conn].server {
+                failure.executed = Executed::Unknown;
+            }
+            let reply = Err(failure);
+            self.raise(Signal::Session {
+                slot,
+                input: SessionInput::Replied { batch: id, reply },
+            });
+        }
+    }
+}

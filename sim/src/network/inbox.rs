@@ -1,0 +1,284 @@
+//! Inboxes: subscriptions through which grants are pushed.
+
+use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
+use tenure::protocol::message::{NodeId, Push};
+use tenure::protocol::session::step::{Attempt, SessionInput};
+use tenure::protocol::step::Input;
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::world::World;
+use crate::world::connection::error;
+use crate::world::event::Event;
+use crate::world::inbox::MissedPushes;
+use crate::world::signal::Signal;
+
+impl World {
+    /// Starts to open a subscription.
+    pub(crate) fn subscribe(&mut self, slot: usize, sub: Attempt) {
+        let life = self.nodes[slot].life;
+        let inbox = &mut self.nodes[slot].inbox;
+        (inbox.sub, inbox.open, inbox.silent) = (Some(sub), false, None);
+        self.nodes[slot].opened += 1;
+        let way = self.delay();
+        self.after(way, Event::Subscribe { slot, life, sub });
+    }
+
+    /// Returns whether the node uses this subscription.
+    pub(crate) fn is_current_subscription(&self, slot: usize, sub: Attempt) -> bool {
+        self.nodes[slot].inbox.sub == Some(sub)
+    }
+
+    /// Closes a subscription at the node.
+    pub(crate) fn close_inbox(&mut self, slot: usize, sub: Attempt) {
+        if self.is_current_subscription(slot, sub) {
+            self.nodes[slot].inbox.sub = None;
+            self.nodes[slot].inbox.open = false;
+        }
+        // The server may notice much later.
+        let life = self.nodes[slot].life;
+        let notice = self.rng.u64(0..500 * MS);
+        self.after(notice, Event::Unsubscribed { slot, life, sub });
+    }
+
+    /// Opens a subscription at the server.
+    pub(crate) fn subscribe_arrives(&mut self, slot: usize, life: u32, sub: Attempt) {
+        if !self.is_alive(slot, life) || !self.is_current_subscription(slot, sub) {
+            return;
+        }
+        if self.in_fault_period() && self.chance(4) {
+            return self.cover(Case::SubscribeSilent);
+        }
+        let held = self.server.stall.max(self.nodes[slot].cut_until);
+        if held > self.now {
+            return self.at(held, Event::Subscribe { slot, life, sub });
+        }
+        let way = self.delay();
+        let refusal = if self.server.down {
+            Some(error(StoreErrorKind::Unreachable))
+        } else if self.server.loading > self.now {
+            Some(StoreError::refused(StoreRefusal::Loading))
+        } else {
+            let refused = self.profile.no_inbox;
+            refused.then(|| StoreError::refused(StoreRefusal::NoPermission))
+        };
+        if let Some(error) = refusal {
+            return self.after(
+                way,
+                Event::InboxFailed {
+                    slot,
+                    life,
+                    sub,
+                    error,
+                },
+            );
+        }
+        self.listens(self.nodes[slot].id, true);
+        self.server.listening.insert(slot, (life, sub, true));
+        self.nodes[slot].inbox.last = self.now + way;
+        self.after(way, Event::InboxOpened { slot, life, sub });
+    }
+
+    /// Tells the ledger whether a node listens, in worlds whose server knows that.
+    pub(crate) fn listens(&mut self, node: NodeId, open: bool) {
+        if self.profile.probe {
+            self.server.ledger.set_listening(node, open);
+        }
+    }
+
+    /// Handles an opened subscription at the node.
+    pub(crate) fn inbox_opened(&mut self, slot: usize, sub: Attempt) {
+        if !self.is_current_subscription(slot, sub) {
+            return;
+        }
+        let inbox = &mut self.nodes[slot].inbox;
+        inbox.open = true;
+        if std::mem::replace(&mut inbox.had_one, true) {
+            self.cover(Case::Resubscribed);
+        }
+        if self.server.kills > self.now {
+            self.cover(Case::Killed);
+            let (life, soon) = (self.nodes[slot].life, self.rng.u64(0..5 * MS));
+            let error = error(StoreErrorKind::Interrupted);
+            self.after(
+                soon,
+                Event::InboxFailed {
+                    slot,
+                    life,
+                    sub,
+                    error,
+                },
+            );
+        }
+        self.raise(Signal::Session {
+            slot,
+            input: SessionInput::InboxOpened(sub),
+        });
+    }
+
+    /// Asks a subscription for a sign of life.
+    pub(crate) fn ping_inbox(&mut self, slot: usize, sub: Attempt) {
+        self.cover(Case::InboxPing);
+        let life = self.nodes[slot].life;
+        let way = self.delay() + self.delay();
+        self.after(way, Event::InboxPong { slot, life, sub });
+    }
+
+    /// Handles a sign of life of a subscription.
+    pub(crate) fn inbox_pong(&mut self, slot: usize, sub: Attempt) {
+        let life = self.nodes[slot].life;
+        let is_whole = self.server.listening.get(&slot) == Some(&(life, sub, true));
+        if !is_whole || !self.is_current_subscription(slot, sub) {
+            return;
+        }
+        let held = self.inbox_held(slot).max(self.server.stall);
+        if held > self.now {
+            return self.at(held, Event::InboxPong { slot, life, sub });
+        }
+        self.cover(Case::InboxPong);
+        self.raise(Signal::Session {
+            slot,
+            input: SessionInput::InboxHeard(sub),
+        });
+    }
+
+    /// Handles a broken subscription at the node.
+    pub(crate) fn inbox_failed(&mut self, slot: usize, sub: Attempt, error: StoreError) {
+        if !self.is_current_subscription(slot, sub) {
+            return;
+        }
+        if matches!(error.kind(), StoreErrorKind::Refused(StoreRefusal::NoPermission)) {
+            self.cover(Case::InboxRefused);
+        }
+        self.nodes[slot].inbox.sub = None;
+        self.nodes[slot].inbox.open = false;
+        self.raise(Signal::Session {
+            slot,
+            input: SessionInput::InboxFailed(sub, error),
+        });
+    }
+
+    /// The server notices that a subscription has no reader.
+    pub(crate) fn unsubscribed(&mut self, slot: usize, life: u32, sub: Attempt) {
+        let of = self.server.listening.get(&slot);
+        if of.is_none_or(|(l, s, _)| (*l, *s) != (life, sub)) {
+            return;
+        }
+        self.server.listening.remove(&slot);
+        let mut slots = self.slots.iter();
+        let node = slots.find(|(_, at)| **at == (slot, life)).map(|(node, _)| *node);
+        if let Some(node) = node {
+            self.listens(node, false);
+        }
+    }
+
+    /// Returns the time until which the pushes to a node are delayed.
+    pub(crate) fn inbox_held(&self, slot: usize) -> u64 {
+        self.nodes[slot].inbox.held_until.max(self.nodes[slot].cut_until)
+    }
+
+    /// Sends a push to a node: lost, late or twice during the faults.
+    pub(crate) fn push(&mut self, push: Push) {
+        let Some(&(slot, life)) = self.slots.get(&push.node()) else {
+            return;
+        };
+        let key = self.key_index(push.name());
+        self.note(None, Some(key), || match &push {
+            Push::Granted(grant) => format!(
+                "server: pushes {} to {} of node {slot}",
+                grant.number, grant.claim_id.claim
+            ),
+            Push::Changed(..) => format!("server: pushes news to node {slot}"),
+        });
+        let sub = match self.server.listening.get(&slot) {
+            Some(&(at, sub, true)) if at == life => sub,
+            _ => {
+                if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
+                    silent.grants.insert(grant.claim_id.claim, self.now);
+                }
+                return self.cover(Case::PushLost);
+            }
+        };
+        let way = self.delay();
+        let inbox = &mut self.nodes[slot].inbox;
+        let mut at = (self.now + way).max(inbox.last).max(inbox.held_until);
+        inbox.last = at;
+        let event = |push| Event::Push {
+            slot,
+            life,
+            sub,
+            push: Box::new(push),
+        };
+        if self.in_fault_period() && self.chance(3) {
+            self.cover(Case::PushTwice);
+            let again = at + self.rng.u64(0..4_000 * MS);
+            self.at(again, event(push.clone()));
+        }
+        if self.in_fault_period() && self.chance(2) {
+            self.cover(Case::PushHeld);
+            at += self.rng.u64(50 * MS..4_000 * MS);
+            self.nodes[slot].inbox.last = at;
+        }
+        self.at(at, event(push));
+    }
+
+    /// Delivers a push to a node.
+    pub(crate) fn push_arrives(&mut self, slot: usize, sub: Attempt, push: Push) {
+        let held = self.inbox_held(slot);
+        if held > self.now {
+            let life = self.nodes[slot].life;
+            let push = Box::new(push);
+            return self.at(
+                held,
+                Event::Push {
+                    slot,
+                    life,
+                    sub,
+                    push,
+                },
+            );
+        }
+        if !self.is_current_subscription(slot, sub) {
+            return self.cover(Case::PushLost);
+        }
+        let key = self.key_index(push.name());
+        let grant = match push {
+            Push::Granted(grant) => grant,
+            Push::Changed(..) => {
+                self.cover(Case::NewsPushed);
+                return self.raise(Signal::Input {
+                    slot,
+                    key,
+                    input: Input::Changed,
+                });
+            }
+        };
+        let claim = grant.claim_id.claim;
+        let mut asked = self.nodes[slot].requests.range((claim, 0)..=(claim, u32::MAX));
+        let is_in_flight = asked.next().is_some();
+        if is_in_flight
+            && self.nodes[slot]
+                .shard
+                .knows_claim(&self.keys[key], grant.claim_id)
+        {
+            self.cover(Case::PushBeforeAnswer);
+        }
+        self.raise(Signal::Input {
+            slot,
+            key,
+            input: Input::Pushed(grant),
+        });
+    }
+
+    /// Silences a subscription. The server still counts it, and no error is reported.
+    pub(crate) fn silence_inbox(&mut self, slot: usize) {
+        if let Some((life, _, whole)) = self.server.listening.get_mut(&slot)
+            && *life == self.nodes[slot].life
+        {
+            *whole = false;
+            self.nodes[slot].inbox.silent = Some(MissedPushes::default());
+            self.cover(Case::InboxSilent);
+            self.note(Some(slot), None, || "subscription falls silent".into());
+        }
+    }
+}

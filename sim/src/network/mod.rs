@@ -1,0 +1,7 @@
+//! The network and the server.
+
+mod actions;
+mod connections;
+mod inbox;
+mod server;
+mod transport;

@@ -1,0 +1,128 @@
+//! Births and deaths of processes.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use tenure::protocol::key::context::Seed;
+use tenure::protocol::key::shard::Shard;
+use tenure::protocol::message::NodeId;
+use tenure::protocol::session::Session;
+use tenure::protocol::session::step::{SessionInput, SessionOptions};
+use tenure::protocol::time::Instant;
+
+use crate::planted::Planted;
+use crate::time::MS;
+use crate::world::World;
+use crate::world::event::Event;
+use crate::world::inbox::Inbox;
+use crate::world::node::{Clock, Node};
+
+impl World {
+    /// Kills a process. The world is not calm until the server noticed.
+    pub(crate) fn crash_process(&mut self, slot: usize) {
+        let notice = self.kill(slot);
+        self.extend_fault(self.now + notice);
+    }
+
+    /// Kills a process, and returns the time until the server notices. Batches in flight may still arrive.
+    pub(crate) fn kill(&mut self, slot: usize) -> u64 {
+        let node = &mut self.nodes[slot];
+        node.alive = false;
+        node.paused = None;
+        node.backlog = Default::default();
+        node.live.clear();
+        node.requests.clear();
+        node.unsent.clear();
+        node.probes.clear();
+        let (life, sub) = (node.life, node.inbox.sub);
+        for (_, conn) in std::mem::take(&mut node.conns) {
+            self.conns[conn].client = false;
+            self.conns[conn].server &= self.rng.bool();
+        }
+        let notice = if self.rng.bool() {
+            0
+        } else {
+            self.rng.u64(0..3_000 * MS)
+        };
+        if let Some(sub) = sub {
+            self.after(notice, Event::Unsubscribed { slot, life, sub });
+        }
+        let rise = self.rng.u64(0..1_500 * MS);
+        self.after(rise, Event::ProcessStart { slot });
+        notice
+    }
+
+    /// Starts a new process in a slot.
+    pub(crate) fn restart_process(&mut self, slot: usize) {
+        if self.nodes[slot].alive || self.draining {
+            return;
+        }
+        let life = self.nodes[slot].life + 1;
+        self.note(Some(slot), None, || format!("starts, life {life}"));
+        self.nodes[slot] = self.new_node(slot, life);
+        self.tell_session(slot, SessionInput::InboxWanted);
+    }
+
+    /// Creates the node of a new process.
+    pub(crate) fn new_node(&mut self, slot: usize, life: u32) -> Node {
+        let id = NodeId::numbered(((slot as u128 + 1) << 64) | (u128::from(life) + 1));
+        self.slots.insert(id, (slot, life));
+        let seed = self.rng.u64(..);
+        let start_reading = self.rng.u64(1..1_000_000 * MS);
+        let rate = self.rng.u64(990..=1010);
+        let skew_ms = if self.jobs().is_empty() {
+            0
+        } else {
+            self.rng.i64(-2000..=2000)
+        };
+        let plant = Planted(self.setup.flaw);
+        let options = SessionOptions {
+            request_timeout: self.profile.request_timeout,
+            server: "the server".into(),
+            remote: true,
+            can_fail: true,
+            poll_gap: Duration::from_millis(self.profile.poll_gap),
+            seed,
+        };
+        Node {
+            id,
+            life,
+            shard: Shard::with_plant(id, 0, 1, Seed::numbered(seed), self.profile.rules, plant),
+            session: Session::with_plant(options, plant),
+            session_at: Instant::default(),
+            alive: true,
+            paused: None,
+            paused_at: 0,
+            closing: false,
+            cut_until: 0,
+            clock: Clock {
+                started_at: self.now,
+                start_reading,
+                rate,
+            },
+            conns: Vec::new(),
+            newest_conn: None,
+            inbox: Inbox::default(),
+            wake_at: None,
+            step_at: None,
+            backlog: Default::default(),
+            callers: Vec::new(),
+            live: Vec::new(),
+            requests: BTreeMap::new(),
+            answered: HashSet::new(),
+            unsent: Vec::new(),
+            probes: BTreeMap::new(),
+            probed: 0,
+            sends: 0,
+            opened: 0,
+            asked: 0,
+            skew_ms,
+            newest: None,
+            pursuits: Vec::new(),
+            retired: false,
+            mark_ahead: false,
+            predecessors: HashMap::new(),
+            over: HashMap::new(),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Nodes: their key machines and sessions as they ship.
+
+mod lifecycle;
+mod session;
+mod shard;

@@ -1,0 +1,175 @@
+//! The list of violations: what must never happen.
+
+/// What must never happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Violation {
+    /// Two guards of one key answer *held* at one instant, and at least one of them is exclusive.
+    TwoHolders,
+    /// More permits are held than exist.
+    TooManyPermits,
+    /// A reader was granted before an earlier writer, or a request for few permits before an earlier one for
+    /// many.
+    QueueJumped,
+    /// A lease was adopted twice.
+    AdoptedTwice,
+    /// A writer was granted between a writer and its continuation as a reader.
+    WriterBetween,
+    /// A guard answers *held*, and the server's record belongs to another claim.
+    RecordOfAnother,
+    /// Two runs of one job go on at once.
+    TwoRuns,
+    /// A tick that ended well is granted again.
+    TickRunAgain,
+    /// A run began before its time.
+    TickEarly,
+    /// Marks went back, attempts were miscounted, or the wrong request skipped or finished a tick.
+    TickOrder,
+    /// A tick is pursued and not run.
+    TickNotRun,
+    /// A standby is not told that its tick is over.
+    StandbyNotTold,
+    /// A tick was given up that may still be run.
+    TickGivenUp,
+    /// A tick was begun, has not ended, and no node pursues it.
+    TickAbandoned,
+    /// A tick was granted before an earlier one that must run first.
+    TickPassedOver,
+    /// A checkpoint was kept of a run that did not own its tick.
+    CheckpointOfNonOwner,
+    /// A run was shown the checkpoint of another tick.
+    CheckpointOfAnotherTick,
+    /// A run was not shown the checkpoint of an earlier run of its tick.
+    CheckpointForgotten,
+    /// A tick may be granted again although a node reported that it is over.
+    LossNotMended,
+    /// A fence does not exceed an earlier one.
+    FenceOrder,
+    /// A record was changed by a request that does not own it.
+    ChangedByNonOwner,
+    /// One claim number was granted twice.
+    ClaimNumberReused,
+    /// A lost ticket is held again.
+    LostLeaseRevived,
+    /// A caller was told something impossible, or not told something it must know.
+    WrongAnswer,
+    /// No node pursues a record or queue entry.
+    OrphanRecord,
+    /// A grant went to a waiter whose heartbeat had expired.
+    DeadWaiterGranted,
+    /// A lock is free while a caller waits for it.
+    WaiterAsleep,
+    /// A node that knows of its silent inbox still waits for pushes.
+    SilentInboxTrusted,
+    /// A call counted twice in a latch.
+    CountedTwice,
+    /// A call counted in a generation that was set after it.
+    CountedLate,
+    /// A latch was set again before its lifetime ended.
+    LatchSetTwice,
+    /// A caller was told that its call counted, and it did not.
+    NotCounted,
+    /// A waiter was told of a zero from before it came.
+    ZeroToldTooEarly,
+    /// A caller waits for a latch that reached zero or is not set.
+    ZeroNotTold,
+    /// A caller that does not lead proclaimed a value, or a value was reported of another leader.
+    ProclaimedByAnother,
+    /// An observer was told of a leader or value older than the one it knew.
+    LeaderNewsOutOfOrder,
+    /// An asking observer is not told of the leader or its value.
+    LeaderNotTold,
+    /// A resting caller claims too early, or a rested one never claims.
+    RestIgnored,
+    /// A lock is handed on for long and never left free.
+    NeverLeftFree,
+    /// Something is left at the end.
+    LeftOver,
+    /// Requests are sent without end.
+    EndlessRequests,
+    /// A request is sent on a connection that was given up or has a successor.
+    OldConnectionUsed,
+    /// A claim is sent before an earlier leave of its key by the same node.
+    LeaveOvertaken,
+    /// The leave of a claim is sent before a call about that claim that was queued earlier.
+    CallOvertaken,
+    /// A call is sent again after its answer.
+    SentAgain,
+    /// A request is neither answered nor reported, or is reported twice.
+    Unanswered,
+    /// A lease is lost in a calm, although its owner is alive.
+    LostInCalm,
+    /// A lease is held for longer than its caller allows.
+    HeldTooLong,
+    /// A caller's own lease is handed on to another caller of its process.
+    SoloLeaseShared,
+    /// Some claims of a group were granted and others not, or none although all keys are free.
+    GroupSplit,
+    /// A caller is told of an error of a healthy store.
+    DeniedInCalm,
+    /// A silent connection stays in use.
+    SilentConnectionKept,
+    /// A write is executed after a later holder was granted its key.
+    WriteOrder,
+    /// A caller was told that its request was not executed, and it was.
+    ExecutedCallReportedRefused,
+    /// A holder was told that its lease is gone, and the store still had it.
+    ValidLeaseReportedGone,
+}
+
+impl Violation {
+    /// All violations.
+    pub const ALL: [Violation; 51] = [
+        Violation::HeldTooLong,
+        Violation::TwoHolders,
+        Violation::TooManyPermits,
+        Violation::QueueJumped,
+        Violation::AdoptedTwice,
+        Violation::WriterBetween,
+        Violation::RecordOfAnother,
+        Violation::TwoRuns,
+        Violation::TickRunAgain,
+        Violation::TickEarly,
+        Violation::TickOrder,
+        Violation::TickNotRun,
+        Violation::StandbyNotTold,
+        Violation::TickGivenUp,
+        Violation::TickAbandoned,
+        Violation::LossNotMended,
+        Violation::FenceOrder,
+        Violation::ChangedByNonOwner,
+        Violation::ClaimNumberReused,
+        Violation::LostLeaseRevived,
+        Violation::WrongAnswer,
+        Violation::OrphanRecord,
+        Violation::DeadWaiterGranted,
+        Violation::WaiterAsleep,
+        Violation::SilentInboxTrusted,
+        Violation::CountedTwice,
+        Violation::CountedLate,
+        Violation::LatchSetTwice,
+        Violation::NotCounted,
+        Violation::ZeroToldTooEarly,
+        Violation::ZeroNotTold,
+        Violation::ProclaimedByAnother,
+        Violation::LeaderNewsOutOfOrder,
+        Violation::LeaderNotTold,
+        Violation::RestIgnored,
+        Violation::NeverLeftFree,
+        Violation::LeftOver,
+        Violation::EndlessRequests,
+        Violation::OldConnectionUsed,
+        Violation::LeaveOvertaken,
+        Violation::CallOvertaken,
+        Violation::SentAgain,
+        Violation::Unanswered,
+        Violation::LostInCalm,
+        Violation::SoloLeaseShared,
+        Violation::GroupSplit,
+        Violation::DeniedInCalm,
+        Violation::SilentConnectionKept,
+        Violation::WriteOrder,
+        Violation::ExecutedCallReportedRefused,
+        Violation::ValidLeaseReportedGone,
+    ];
+}

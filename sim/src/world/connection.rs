@@ -1,0 +1,40 @@
+//! The state of one connection.
+
+use std::collections::VecDeque;
+
+use tenure::error::{StoreError, StoreErrorKind};
+use tenure::protocol::session::step::{Attempt, BatchId};
+
+/// A connection: an ordered pipe in each direction.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) slot: usize,
+    pub(crate) life: u32,
+    /// The session's name for it.
+    pub(crate) attempt: Attempt,
+    /// Whether the client reads it.
+    pub(crate) client: bool,
+    /// Whether the session was told that it is open.
+    pub(crate) opened: bool,
+    /// Whether the server reads it, which may go on long after the client gave it up.
+    pub(crate) server: bool,
+    /// Nothing moves until this time.
+    pub(crate) stall: u64,
+    /// Whether answers get lost.
+    pub(crate) mute: bool,
+    /// Since when nothing gets through without an error, as after a firewall dropped it.
+    pub(crate) silent: Option<u64>,
+    /// Whether the client's end is broken. The next write then fails.
+    pub(crate) broken: bool,
+    /// When the last message arrives at the server.
+    pub(crate) up: u64,
+    /// When the last message arrives at the node.
+    pub(crate) down: u64,
+    /// The batches in flight, and whether the server executed each.
+    pub(crate) flights: VecDeque<(BatchId, bool)>,
+}
+
+/// Returns a simulated error.
+pub(crate) fn error(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, "simulated")
+}

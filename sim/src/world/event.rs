@@ -1,0 +1,186 @@
+//! The events of a world.
+
+use std::sync::Arc;
+
+use tenure::error::StoreError;
+use tenure::protocol::message::{Batch, BatchReply, Failure, Push, TickTime};
+use tenure::protocol::session::step::{Attempt, BatchId};
+use tenure::protocol::write::GuardedWrite;
+
+use crate::world::caller::CallerAction;
+
+/// An event. An event with a `life` is void in every other life of its slot.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Wake {
+        slot: usize,
+        life: u32,
+    },
+    Step {
+        slot: usize,
+        life: u32,
+    },
+    Handshake {
+        conn: usize,
+    },
+    Connected {
+        conn: usize,
+        time: u64,
+    },
+    ConnectFailed {
+        conn: usize,
+        error: StoreError,
+    },
+    /// A batch reaches the server. Without an `id` it is a copy without a waiting sender. With `reload` it
+    /// carries the script.
+    Arrive {
+        conn: usize,
+        id: Option<BatchId>,
+        batch: Box<Batch>,
+        reload: bool,
+    },
+    NoScript {
+        conn: usize,
+        id: BatchId,
+        batch: Box<Batch>,
+    },
+    /// A write reaches the server.
+    Write {
+        conn: usize,
+        id: BatchId,
+        write: Arc<GuardedWrite>,
+    },
+    Reply {
+        conn: usize,
+        id: BatchId,
+        reply: Box<Result<BatchReply, Failure>>,
+    },
+    ResetSeen {
+        conn: usize,
+    },
+    Subscribe {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+    },
+    InboxOpened {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+    },
+    InboxPong {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+    },
+    InboxFailed {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+        error: StoreError,
+    },
+    Unsubscribed {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+    },
+    Push {
+        slot: usize,
+        life: u32,
+        sub: Attempt,
+        push: Box<Push>,
+    },
+    /// A tick fires at a node.
+    TickFires {
+        slot: usize,
+        key: usize,
+    },
+    AskForOpenTick {
+        slot: usize,
+        key: usize,
+    },
+    ClaimTick {
+        slot: usize,
+        life: u32,
+        key: usize,
+        mark: Option<TickTime>,
+        patient: bool,
+    },
+    Arrival {
+        slot: usize,
+    },
+    LatchUse {
+        slot: usize,
+    },
+    Campaign {
+        slot: usize,
+        key: usize,
+    },
+    CampaignAgain {
+        slot: usize,
+        life: u32,
+        key: usize,
+    },
+    Observe {
+        observer: usize,
+    },
+    ObserveAgain {
+        slot: usize,
+        life: u32,
+        observer: usize,
+    },
+    Caller {
+        slot: usize,
+        life: u32,
+        caller: usize,
+        act: CallerAction,
+    },
+    TransferMessage {
+        slot: usize,
+        message: usize,
+        choice: u8,
+    },
+    Resume {
+        slot: usize,
+        life: u32,
+    },
+    ProcessStart {
+        slot: usize,
+    },
+    ServerUp,
+    /// A subscription falls silent while everything else works.
+    FallSilent {
+        slot: usize,
+    },
+    Fault,
+    Audit,
+    Drain,
+}
+
+/// An event with its time. Events of one time keep their order.
+pub(crate) struct QueuedEvent {
+    pub(crate) at: u64,
+    /// The number of scheduled events.
+    pub(crate) seq: u64,
+    pub(crate) event: Event,
+}
+
+impl PartialEq for QueuedEvent {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.seq) == (other.at, other.seq)
+    }
+}
+
+impl Eq for QueuedEvent {}
+
+impl PartialOrd for QueuedEvent {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for QueuedEvent {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.seq).cmp(&(other.at, other.seq))
+    }
+}

@@ -1,0 +1,47 @@
+//! What the laws stop promising after a fault of the server.
+
+use tenure::protocol::ledger::{Record, RecordOwner};
+
+use crate::world::World;
+use crate::world::tick_memory::TickMemory;
+
+impl World {
+    /// The server forgot its marks.
+    pub(crate) fn forget_ticks(&mut self) {
+        self.memory.ticks = TickMemory::default();
+    }
+
+    /// Exempts the lease of the present owner from the laws.
+    pub(crate) fn exempt(&mut self, key: usize) {
+        let us = self.server_us();
+        if let Some(Record {
+            owner: RecordOwner::Claim(_, number),
+            ..
+        }) = self.server.ledger.record(&self.keys[key], us)
+        {
+            self.memory.exempt_grants.insert(*number);
+        }
+        let shares = self.server.ledger.shares(&self.keys[key], us);
+        self.memory.exempt_grants.extend(shares.map(|share| share.number));
+    }
+
+    /// Exempts the present leases of all keys.
+    pub(crate) fn exempt_all(&mut self) {
+        for key in 0..self.keys.len() {
+            self.exempt(key);
+        }
+    }
+
+    /// The server lost its number, or its clock went back. After both, fences may be smaller.
+    pub(crate) fn note_number_loss(&mut self, forgot: bool) {
+        if forgot {
+            self.memory.forgot = true;
+            self.memory.handed_on.fill(None);
+        } else {
+            self.memory.stepped_back = true;
+        }
+        if self.memory.forgot && self.memory.stepped_back {
+            self.memory.exempt_up_to = self.memory.highest;
+        }
+    }
+}

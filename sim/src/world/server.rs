@@ -1,0 +1,68 @@
+//! The state of the server.
+
+use std::collections::HashMap;
+
+use tenure::protocol::ledger::{Branch, JobRecord, Ledger};
+use tenure::protocol::message::Push;
+use tenure::protocol::session::step::Attempt;
+
+use crate::planted::Planted;
+use crate::time::EPOCH_US;
+
+/// The server's process and its wall clock.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) ledger: Ledger<Planted>,
+    /// The error of the wall clock, in µs.
+    pub(crate) offset: i64,
+    /// The server stands still until this time.
+    pub(crate) stall: u64,
+    /// Whether the server is restarting.
+    pub(crate) down: bool,
+    /// Refuses some requests until this time.
+    pub(crate) refuses: u64,
+    /// Refuses whole batches and connections until this time.
+    pub(crate) loading: u64,
+    /// Refuses writes until this time.
+    pub(crate) read_only: u64,
+    /// Refuses connections until this time.
+    pub(crate) locked: u64,
+    /// Ends every new connection soon after it opened, until this time.
+    pub(crate) kills: u64,
+    /// Whether the scripts are loaded.
+    pub(crate) knows_scripts: bool,
+    /// The subscription of each node: its life, its attempt, and whether pushes get through.
+    pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
+    /// A backup of the jobs.
+    pub(crate) copy: Vec<(usize, JobRecord)>,
+    /// A buffer for pushes, kept for its memory.
+    pub(crate) pushes: Vec<Push>,
+    /// A buffer for branches, kept for its memory.
+    pub(crate) branches: Vec<Branch>,
+}
+
+impl Server {
+    pub(crate) fn new(plant: Planted) -> Self {
+        Server {
+            ledger: Ledger::with_plant(plant),
+            offset: 0,
+            stall: 0,
+            down: false,
+            refuses: 0,
+            loading: 0,
+            read_only: 0,
+            locked: 0,
+            kills: 0,
+            knows_scripts: false,
+            listening: HashMap::new(),
+            copy: Vec::new(),
+            pushes: Vec::new(),
+            branches: Vec::new(),
+        }
+    }
+
+    /// Returns what the wall clock shows at a virtual time, in µs.
+    pub(crate) fn clock_us(&self, now: u64) -> u64 {
+        (EPOCH_US + now / 1000).saturating_add_signed(self.offset)
+    }
+}

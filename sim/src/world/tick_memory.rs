@@ -1,0 +1,91 @@
+//! What the laws remember of ticks.
+
+use std::collections::HashMap;
+
+use tenure::protocol::ledger::{CheckpointRecord, JobRecord};
+use tenure::protocol::message::{ClaimId, GrantNumber, TickTime};
+
+/// What the laws remember of jobs.
+#[derive(Debug, Default)]
+pub(crate) struct TickMemory {
+    /// The state of each tick.
+    pub(crate) ticks: HashMap<(usize, Option<TickTime>), TickState>,
+    /// The latest granted tick of each job.
+    pub(crate) latest: HashMap<usize, Option<TickTime>>,
+    /// The latest skipped tick of each job.
+    pub(crate) skipped: HashMap<usize, Option<TickTime>>,
+    /// Runs that go on after their guard was released, and until when.
+    pub(crate) early_releases: Vec<(usize, u64)>,
+    /// Since when each pursued tick is not run.
+    pub(crate) idle: HashMap<(usize, Option<TickTime>), u64>,
+    /// Since when each caller (slot, life, index) has stood by for a tick that is over.
+    pub(crate) untold: HashMap<(usize, u32, usize), u64>,
+    /// The tick whose run was killed in a calm.
+    pub(crate) killed: Option<(usize, Option<TickTime>)>,
+    /// When a process may next be killed in a calm.
+    pub(crate) next_kill: u64,
+    /// The checkpoint that is kept of each job.
+    pub(crate) kept: HashMap<usize, Option<CheckpointRecord>>,
+    /// When a run of each tick was first told that its checkpoint is kept.
+    pub(crate) saved: HashMap<(usize, Option<TickTime>), u64>,
+    /// When each run first asked for a checkpoint.
+    pub(crate) recalls: HashMap<ClaimId, u64>,
+    /// The tick that was begun and is not pursued, and since when.
+    pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
+    /// Whether a mark was reset.
+    pub(crate) reset: bool,
+    /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted
+    /// before that may run.
+    pub(crate) mended: HashMap<usize, GrantNumber>,
+}
+
+/// The state of one tick. Claims are compared, not nodes: one node may win a tick twice.
+#[derive(Debug, Default)]
+pub(crate) struct TickState {
+    /// The number of grants.
+    pub(crate) attempt: u32,
+    /// The latest winner.
+    pub(crate) winner: Option<ClaimId>,
+    /// All winners, as far as the store remembers.
+    pub(crate) winners: Vec<ClaimId>,
+    /// Whether the store knows that the tick ended well, or the node that ran it was told so.
+    pub(crate) ended: bool,
+}
+
+impl TickMemory {
+    /// Takes over what the server knows from a backup.
+    pub(crate) fn restored(&mut self, key: usize, job: &JobRecord) {
+        let tick = TickState {
+            attempt: job.attempt,
+            winner: job.winner,
+            winners: job.winner.into_iter().collect(),
+            ended: job.done,
+        };
+        self.ticks.insert((key, job.mark), tick);
+        self.latest.insert(key, job.mark);
+        self.skipped.insert(key, job.skipped);
+        self.kept.insert(key, job.saved.clone());
+        self.saved.retain(|(of, _), _| *of != key);
+    }
+
+    /// Follows a reset of the job's mark.
+    pub(crate) fn reset(&mut self, key: usize, job: &JobRecord) {
+        self.reset = true;
+        self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
+        self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
+        let over = TickState {
+            attempt: job.attempt,
+            winner: job.winner,
+            winners: Vec::new(),
+            ended: true,
+        };
+        self.ticks.insert((key, job.mark), over);
+        self.latest.insert(key, job.mark);
+        self.skipped.insert(key, job.skipped);
+    }
+}
+
+/// Returns whether the store will not grant the tick any more.
+pub(crate) fn is_over(job: &JobRecord, mark: Option<TickTime>) -> bool {
+    mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
+}
