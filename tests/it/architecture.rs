@@ -11,7 +11,7 @@ use proc_macro2::{Spacing, TokenStream, TokenTree, token_stream};
 /// From the bottom to the top. A floor imports itself and what is below it.
 const FLOORS: &str =
     "key error protocol options observe store driver primitives locks middleware scheduler testing lib";
-/// The floors of the simulator.
+/// The floors of the simulator, from the bottom to the top.
 const SIM_FLOORS: &str = "time violation coverage setup planted log profile world network nodes callers faults \
                           laws run explore lib main";
 /// What never meets all the same: faces know no store, and doors neither.
@@ -91,7 +91,7 @@ fn files(dir: &Path, module: &[String], found: &mut BTreeMap<Vec<String>, Paths>
     }
 }
 
-/// The faults and the circles of the files in a folder.
+/// Asserts that the imports of a folder run downwards and in no circle.
 fn check(dir: &str, floors: &str) {
     let mut found = BTreeMap::new();
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &[], &mut found);
@@ -156,6 +156,41 @@ fn imports_run_downwards_and_in_no_circle() {
 #[test]
 fn imports_of_the_simulator_run_downwards_and_in_no_circle() {
     check("sim/src", SIM_FLOORS);
+}
+
+/// The files that define each type in a folder. Types inside an `impl`, a trait or a test module do not count.
+fn types(dir: &Path, defined: &mut BTreeMap<String, Vec<String>>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let file = entry.unwrap().path();
+        if file.is_dir() {
+            types(&file, defined);
+            continue;
+        }
+        let source: TokenStream = fs::read_to_string(&file).unwrap().parse().unwrap();
+        let tokens: Vec<_> = source.into_iter().collect();
+        for item in tokens.windows(2) {
+            if let [TokenTree::Ident(keyword), TokenTree::Ident(name)] = item
+                && ["struct", "enum", "trait", "type"].contains(&keyword.to_string().as_str())
+            {
+                defined
+                    .entry(name.to_string())
+                    .or_default()
+                    .push(file.display().to_string());
+            }
+        }
+    }
+}
+
+#[test]
+fn types_of_the_simulator_have_different_names() {
+    let mut defined = BTreeMap::new();
+    types(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("sim/src"),
+        &mut defined,
+    );
+    assert!(defined.len() > 30, "{defined:?}");
+    defined.retain(|_, files| files.len() > 1);
+    assert!(defined.is_empty(), "defined twice: {defined:#?}");
 }
 
 /// The methods of the simulator's `World`: where each is defined, and which of them each file calls on `self`.
