@@ -5,8 +5,9 @@
 //! driver, which does the I/O.
 //!
 //! Group commit: requests that arrive while the driver works travel in its next batch, as a database commits its log.
-//! No timer delays a batch, so an idle server gets each request at once. The number of batches in flight is fixed.
-//! Only one of them may be about jobs, and the next batch about jobs waits for a fixed time.
+//! The number of batches in flight is fixed. No timer delays a batch, except for requests about jobs: they wait while
+//! another batch about jobs is in flight, and for a fixed time after it was sent. Owners' renewals do not wait, and
+//! neither do requests that fill a batch.
 //!
 //! A request without a reply is reported as [`Unanswered`]. Only the key machine decides whether to retry it or to
 //! report an error to its caller.
