@@ -170,11 +170,7 @@ impl<P: Plant> Transaction<'_, P> {
             if self.is_free() && self.is_left_free(gives) {
                 return Search::LeftFree;
             }
-            let entry = self
-                .state
-                .queue
-                .remove(at)
-                .expect("the place is within the queue");
+            let entry = self.state.queue.remove(at).expect("within the queue");
             self.grant_waiter(&entry, caller);
             if entry.mode == Mode::Exclusive {
                 return Search::Granted;

@@ -40,10 +40,13 @@ pub struct Ledger<P: Plant = Sound> {
     states: HashMap<Name, KeyRecord, RandomState>,
     /// The records of jobs. They outlive the leases: jobs are few, and the program names them.
     jobs: HashMap<Name, JobRecord, RandomState>,
+    /// The last number that was given.
     last: GrantNumber,
     /// The time that ticks are compared with, if it differs from the clock of the leases.
     date_ms: Option<u64>,
+    /// The nodes with an open inbox; `None` if that is not known.
     listening: Option<HashSet<NodeId>>,
+    /// The number of keys at which the next sweep runs.
     sweep_at: usize,
     plant: P,
 }

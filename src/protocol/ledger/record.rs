@@ -53,13 +53,13 @@ impl KeyRecord {
 /// therefore left free for one gap after it was handed over for eight gaps: at 100 ms about once a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftFree {
-    /// The end of the last time that the lock was left free, or else the first hand-over, plus 600 gaps of the node
-    /// that wrote it. After this time (in milliseconds) it is forgotten.
+    /// When this state is forgotten, in milliseconds: 600 gaps after the lock was last left free, or else after the
+    /// first hand-over. The gap is that of the node that wrote it.
     pub known_until: u64,
 }
 
 impl LeftFree {
-    /// Shortest time between two such gaps, in gaps.
+    /// Shortest time that a lock is handed over before it is left free, in gaps.
     const MIN_GAPS_BETWEEN: u64 = 8;
     /// How long the state is kept, in gaps: longer than most locks are held.
     const MAX_GAPS_KNOWN: u64 = 600;

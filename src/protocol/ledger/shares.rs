@@ -14,12 +14,12 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Returns whether no present holder excludes a claim of this mode.
     pub(crate) fn is_free_for(&self, mode: Mode) -> bool {
-        self.state.record.is_none() && (self.state.shares.is_empty() || self.fits(mode))
+        self.state.record.is_none() && (self.state.shares.is_empty() || self.can_share(mode))
     }
 
     /// Returns whether a claim of this mode can share the key with the present holders. The number of readers has no
     /// limit. An exclusive claim cannot share.
-    fn fits(&self, mode: Mode) -> bool {
+    fn can_share(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => false,
             Mode::Read => true,
@@ -63,19 +63,19 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns whether the claim is granted without queueing. Live waiters come first: otherwise readers could come
     /// and go for ever while a writer waits.
     pub(crate) fn may_join(&mut self, claim: &QueueEntry, search: Search) -> bool {
-        let comes_next = self.comes_next(claim.mode, search);
+        let is_next = self.is_next(claim.mode, search);
         if self.is_free_for(claim.mode) && search != Search::LeftFree && !self.is_free() {
-            self.branches.push(if comes_next {
+            self.branches.push(if is_next {
                 Branch::Joined
             } else {
                 Branch::JoinRefused
             });
         }
-        comes_next
+        is_next
     }
 
     /// Returns what [`may_join`](Self::may_join) returns, without recording a branch.
-    pub(crate) fn comes_next(&self, mode: Mode, search: Search) -> bool {
+    pub(crate) fn is_next(&self, mode: Mode, search: Search) -> bool {
         let is_behind = search == Search::Waits && !self.planted(Flaw::ReaderJoinsPastWriter);
         self.is_free_for(mode) && search != Search::LeftFree && !is_behind
     }
@@ -100,7 +100,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Turns an exclusive record of a reader into a share, and lets other readers in. Nodes older than the read mode
     /// hand over to a reader as to a writer; the reader's next renewal repairs that here.
-    pub(crate) fn share_alone(&mut self, claim: &QueueEntry) {
+    pub(crate) fn convert_to_share(&mut self, claim: &QueueEntry) {
         if claim.mode == Mode::Read
             && let Some((owner, number)) = self.state.owner()
             && owner == claim.claim_id

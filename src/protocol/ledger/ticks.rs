@@ -6,8 +6,7 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
 impl<P: Plant> Transaction<'_, P> {
-    /// Returns why the tick cannot run, by the job's mark and the store's clock, or `None` if it can: the tick is
-    /// over, was skipped, or is early.
+    /// Returns the refusal of a tick that is over, was skipped, or is early, by the job's mark and the store's clock.
     pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
@@ -64,8 +63,8 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
-    /// claim may queue. With [`WhenBehind::Skip`] the tick is recorded as skipped, with [`WhenBehind::Queue`] each
-    /// tick between.
+    /// claim may queue. [`WhenBehind::Skip`] records this tick as skipped; [`WhenBehind::Queue`] records the earlier
+    /// ticks that were not granted.
     pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<Reply> {
         let skips = when_behind == WhenBehind::Skip
             || when_behind == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);

@@ -24,11 +24,15 @@ use crate::protocol::message::{
 pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) name: &'a Name,
     pub(crate) state: &'a mut KeyRecord,
+    /// The record of the job; `None` for every other kind.
     pub(crate) job: Option<&'a mut JobRecord>,
+    /// The tick of the request.
     pub(crate) mark: Option<TickTime>,
+    /// The last grant number of the store.
     pub(crate) last: &'a mut GrantNumber,
     /// The highest grant number that the sender has seen. The next number is higher.
     pub(crate) seen: GrantNumber,
+    /// The nodes with an open inbox; `None` if that is not known.
     pub(crate) listening: Option<&'a HashSet<NodeId>>,
     /// How long a lock that was handed over again and again is left free, in ms; 0: never.
     pub(crate) poll_gap: u64,
@@ -36,6 +40,7 @@ pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) is_group_refused: bool,
     pub(crate) plant: P,
     pub(crate) now_us: u64,
+    /// The time that ticks are compared with, in milliseconds since the Unix epoch.
     pub(crate) date_ms: u64,
     pub(crate) pushes: &'a mut Vec<Push>,
     pub(crate) branches: &'a mut Vec<Branch>,
@@ -138,7 +143,7 @@ impl<P: Plant> Transaction<'_, P> {
         } else {
             request.mode
         };
-        self.owned_by(request.claim_id).is_some() || self.comes_next(mode, search)
+        self.owned_by(request.claim_id).is_some() || self.is_next(mode, search)
     }
 
     /// Returns whether the request may create state and comes after its batch's not-after.
@@ -227,7 +232,7 @@ impl<P: Plant> Transaction<'_, P> {
         let claim_id = claim.claim_id;
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
-            self.share_alone(&claim);
+            self.convert_to_share(&claim);
             self.extend(claim_id, claim.term);
             return self.granted(number);
         }

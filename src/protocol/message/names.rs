@@ -240,7 +240,7 @@ impl FromStr for ClaimId {
 /// The fencing token of one holder. It grows with every grant of a key. Send the token with each write, and let the
 /// guarded resource refuse smaller ones.
 ///
-/// The token is the store's grant number in the upper 54 bits and, below, the place of the holder among the local
+/// The upper 54 bits are the store's grant number. The lower 10 bits are the place of the holder among the local
 /// holders that shared the grant. A token is a `u64` above 2^53: write it as a string in JSON.
 ///
 /// Source of the idea: Martin Kleppmann, "How to do distributed locking" (2016); Chubby calls it a sequencer

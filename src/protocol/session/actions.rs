@@ -8,7 +8,7 @@ use crate::error::StoreErrorKind;
 use crate::protocol::flaw::Plant;
 use crate::protocol::message::Unanswered;
 use crate::protocol::session::connection::Connection;
-use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
+use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
 use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
 use crate::protocol::session::{MIN_LEASE_TO_GIVE_UP, Session, answer_timeout};
 use crate::protocol::step::OutgoingAction;
@@ -47,7 +47,7 @@ impl<P: Plant> Session<P> {
                 late_after: cx.now + timeout,
                 gives_up_at: cx.now + silence,
                 deadline: Some(deadline),
-                requests: vec![Pending {
+                requests: vec![PendingRequest {
                     tag: queued.tag,
                     name: queued.name.clone(),
                     called: queued.called,
@@ -83,7 +83,7 @@ impl<P: Plant> Session<P> {
         (late, self.actions) = queued.partition(|queued| self.deadline_of(queued) <= cx.now);
         let error = self.error(StoreErrorKind::Unreachable, "not sent in time to");
         for action in late {
-            let request = Expired {
+            let request = UnansweredRequest {
                 tag: action.tag,
                 name: action.name,
                 late_after: cx.now,

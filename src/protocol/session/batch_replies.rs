@@ -4,7 +4,7 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{BatchReply, Executed, Failure, Reply, Unanswered};
 use crate::protocol::session::connection::{Connection, is_broken};
-use crate::protocol::session::in_flight::{Expired, InFlight, Pending};
+use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
 use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
@@ -54,7 +54,7 @@ impl<P: Plant> Session<P> {
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
-        for (Pending { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
+        for (PendingRequest { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
                 self.note_grant(number);
             }
@@ -128,8 +128,8 @@ impl<P: Plant> Session<P> {
     ) {
         let late_after = batch.late_after.max(cx.now);
         let before = cx.effects.len();
-        for Pending { tag, name, .. } in batch.requests.into_iter().filter(|request| !request.over) {
-            let request = Expired {
+        for PendingRequest { tag, name, .. } in batch.requests.into_iter().filter(|request| !request.over) {
+            let request = UnansweredRequest {
                 tag,
                 name,
                 late_after,
@@ -148,7 +148,12 @@ impl<P: Plant> Session<P> {
     }
 
     /// Returns the effect that reports a request without an answer to the key machine.
-    pub(super) fn unanswered(&self, request: Expired, why: Unanswered, error: StoreError) -> SessionEffect {
+    pub(super) fn unanswered(
+        &self,
+        request: UnansweredRequest,
+        why: Unanswered,
+        error: StoreError,
+    ) -> SessionEffect {
         let input = Input::Failed {
             tag: request.tag,
             why,

@@ -18,7 +18,7 @@ pub(crate) struct InFlight {
     pub(crate) gives_up_at: Instant,
     /// The earliest deadline of the requests that still wait for an answer.
     pub(crate) deadline: Option<Instant>,
-    pub(crate) requests: Vec<Pending>,
+    pub(crate) requests: Vec<PendingRequest>,
     pub(crate) probes: Vec<Probe>,
     /// Set for an action, which has one request.
     pub(crate) is_action: bool,
@@ -26,7 +26,7 @@ pub(crate) struct InFlight {
 
 /// A request in flight.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     pub(crate) tag: Tag,
     pub(crate) name: Name,
     /// When the caller asked for it.
@@ -38,7 +38,7 @@ pub(crate) struct Pending {
 
 /// A request without an answer.
 #[derive(Debug)]
-pub(crate) struct Expired {
+pub(crate) struct UnansweredRequest {
     pub(crate) tag: Tag,
     pub(crate) name: Name,
     /// From this instant the server surely refuses it as late.
@@ -53,12 +53,12 @@ impl InFlight {
     }
 
     /// Moves the requests whose deadline has passed into `expired`. The other requests of the batch keep waiting.
-    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Expired>) {
+    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<UnansweredRequest>) {
         let late_after = self.late_after.max(now);
         for request in &mut self.requests {
             if !request.over && request.deadline <= now {
                 request.over = true;
-                expired.push(Expired {
+                expired.push(UnansweredRequest {
                     tag: request.tag,
                     name: request.name.clone(),
                     late_after,

@@ -22,6 +22,7 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct InboxLink {
     state: LinkState,
+    /// The reliability of pushes that the node was last told.
     reported: InboxState,
     backoff: Backoff,
     timeout: Duration,

@@ -5,8 +5,9 @@
 //! driver, which does the I/O.
 //!
 //! Group commit: requests that arrive while the driver works travel in its next batch, as a database commits its log.
-//! No timer delays a batch, so an idle server gets each request at once. The number of batches in flight is fixed.
-//! Only one of them may be about jobs, and the next batch about jobs waits for a fixed time.
+//! The number of batches in flight is fixed. No timer delays a batch, except for requests about jobs: they wait while
+//! another batch about jobs is in flight, and for a fixed time after it was sent. Owners' renewals do not wait, and
+//! neither do requests that fill a batch.
 //!
 //! A request without a reply is reported as [`Unanswered`]. Only the key machine decides whether to retry it or to
 //! report an error to its caller.
@@ -19,7 +20,7 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
-use crate::protocol::session::in_flight::{InFlight, Pending};
+use crate::protocol::session::in_flight::{InFlight, PendingRequest};
 use crate::protocol::session::inbox::InboxLink;
 use crate::protocol::session::queue::{BatchLimits, RequestQueue};
 use crate::protocol::session::server_clock::ServerClock;
@@ -71,6 +72,7 @@ pub struct Session<P: Plant = Sound> {
     actions: VecDeque<OutgoingAction>,
     connection: Connection,
     in_flight: VecDeque<InFlight>,
+    /// The latest reading of a remote server's clock.
     clock: Option<ServerClock>,
     /// When the last batch about jobs was sent.
     jobs_sent_at: Option<Instant>,
@@ -89,11 +91,12 @@ pub struct Session<P: Plant = Sound> {
     unreachable: bool,
     backoff: Backoff,
     inbox: InboxLink,
+    /// The last number of a batch or an attempt.
     ids: u64,
     jitter: fastrand::Rng,
     plant: P,
     /// Empty buffers with capacity, for the next batches.
-    spare: Vec<(Vec<Pending>, Vec<Request>)>,
+    spare: Vec<(Vec<PendingRequest>, Vec<Request>)>,
     replies: Vec<Reply>,
     /// Set when a caller is about to give up: the next step sends a ping.
     wants_ping: bool,
@@ -353,7 +356,7 @@ impl<P: Plant> Session<P> {
             }
             latest = latest.max(at);
             deadline = Some(deadline.map_or(at, |earliest| earliest.min(at)));
-            pending.push(Pending {
+            pending.push(PendingRequest {
                 tag: outgoing.tag,
                 name: outgoing.request.name.clone(),
                 called: outgoing.called,
@@ -406,7 +409,7 @@ impl<P: Plant> Session<P> {
 
     /// Adds to count-downs when they were called, by the server's clock. For a repeated call the margin widens the
     /// range, to allow for small steps of that clock: an earlier request may have been executed before such a step.
-    fn set_call_times(&self, requests: &mut [Request], pending: &[Pending]) {
+    fn set_call_times(&self, requests: &mut [Request], pending: &[PendingRequest]) {
         for (request, pending) in requests.iter_mut().zip(pending) {
             let Verb::Call(call) = &mut request.verb else {
                 continue;

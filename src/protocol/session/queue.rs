@@ -21,7 +21,7 @@ const NO_REQUESTS: [u8; Kind::ALL.len()] = [0; Kind::ALL.len()];
 /// Requests of one class and name are first in, first out. The names of a class take turns, so a thousand requests
 /// for one key do not delay other keys.
 ///
-/// A batch has requests of one kind and at most one request per name, because a store may read all keys before it
+/// A batch has requests of one kind and at most one request per name. The reason: a store may read all keys before it
 /// executes the first request.
 ///
 /// Claims that are granted together travel in a batch of their own. Such groups take turns with other batches, and

@@ -8,7 +8,7 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::Unanswered;
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
-use crate::protocol::session::in_flight::{Expired, InFlight};
+use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
 use crate::protocol::session::step::{
     Attempt, MIN_RECONNECT_PAUSE, SessionContext, SessionEffect, SessionEvent,
 };
@@ -113,7 +113,7 @@ impl<P: Plant> Session<P> {
         let actions = std::mem::take(&mut self.actions).into_iter();
         for (name, tag) in requests.chain(actions.map(|queued| (queued.name, queued.tag))) {
             let late_after = cx.now;
-            let request = Expired {
+            let request = UnansweredRequest {
                 tag,
                 name,
                 late_after,

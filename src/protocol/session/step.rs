@@ -140,11 +140,11 @@ pub enum SessionEvent {
         /// still be reachable.
         idle: bool,
     },
-    /// This number of requests got no answer in time.
+    /// Requests got no answer in time: how many.
     TimedOut(usize),
-    /// This number of requests were in flight on a connection that was given up because of other requests.
+    /// Requests were in flight on a connection that was given up because of other requests: how many.
     Bystanders(usize),
-    /// This number of requests were not sent, because the server is down.
+    /// Requests were not sent, because the server is down: how many.
     Down(usize),
     /// A batch was answered. Not reported for a store that cannot fail.
     Answered {
