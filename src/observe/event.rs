@@ -81,7 +81,7 @@ pub(super) fn is_on(level: Level) -> bool {
 ///     «[fields]» "text" «(argument of the text)»«, counts expression»«, unless condition»;
 /// ```
 ///
-/// `counts` feeds a metric, also if `unless` suppresses the event.
+/// `counts` feeds a metric, also if `unless` suppresses the event. `unless` needs a section with `now`.
 macro_rules! events {
     ($($subject:tt $when:ident {$(
         $(#[doc = $doc:literal])+
