@@ -78,13 +78,16 @@ pub(super) fn is_on(level: Level) -> bool {
 /// ```text
 /// /// What happened.
 /// LEVEL «(OTHER_LEVEL if condition)» name(parameters):
-///     «[fields]» "text" «(argument of the text)»«, counts expression»;
+///     «[fields]» "text" «(argument of the text)»«, counts expression»«, unless condition»;
 /// ```
+///
+/// `counts` feeds a metric, also if `unless` suppresses the event. `unless` needs a section with `now`.
 macro_rules! events {
     ($($subject:tt $when:ident {$(
         $(#[doc = $doc:literal])+
         $level:ident $(($other:ident if $condition:expr))* $event:ident($($parameter:ident: $type:ty),*):
-            $([$($field:tt)+])? $text:literal $(($argument:expr))? $(, counts $counter:expr)?;
+            $([$($field:tt)+])? $text:literal $(($argument:expr))?
+            $(, counts $counter:expr)? $(, unless $skip:expr)?;
     )+})+) => {
         /// Every value of the field `event`.
         ///
@@ -100,7 +103,7 @@ macro_rules! events {
         $($(
             function! {
                 $subject $when $event($($parameter: $type),*) [$($other if $condition),* => $level]
-                    [$($($field)+,)? $text $(, $argument)?] $($counter)?
+                    [$($($field)+,)? $text $(, $argument)?] {$($counter;)? $(if $skip { return })?}
             }
         )+)+
     };
@@ -143,16 +146,16 @@ macro_rules! function {
     };
 
     (@now [$($subject:tt)*] $about:tt
-        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
+        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt {$($first:tt)*}) => {
         pub(crate) fn $event($($subject)* $($parameter: $type),*) {
-            $($counter;)?
+            $($first)*
             emit!($levels $event $about $body);
         }
     };
     (@later $of:ident [$($subject:tt)*] [$($keep:tt)*] $about:tt
-        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt $($counter:expr)?) => {
+        $event:ident($($parameter:ident: $type:ty),*) $levels:tt $body:tt {$($first:tt)*}) => {
         pub(crate) fn $event($($subject)* $($parameter: $type),*) -> Option<Event> {
-            $($counter;)?
+            $($first)*
             is_on(level!($levels)).then(|| {
                 $($keep)*
                 Event::new(move |$of| emit!($levels $event $about $body))

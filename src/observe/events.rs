@@ -160,7 +160,8 @@ request now {
     /// A layer that observes let a request run that would have waited (`outcome` is `overlap`) or would have been
     /// refused (`refused`).
     INFO overlap(outcome: &'static str, route: Option<&str>): [outcome, route]
-        "another request for the same key is in flight, or this request would be refused";
+        "another request for the same key is in flight, or this request would be refused",
+        counts metrics::observed(outcome, route), unless outcome == "alone";
 }
 
 route now {
@@ -363,10 +364,7 @@ impl std::fmt::Display for FailedTry {
 /// Counts a request behind a layer that only observes, and emits an event if the request was not alone.
 #[cfg(feature = "tower")]
 pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
-    metrics::observed(outcome, route);
-    if outcome != "alone" {
-        overlap(outcome, route);
-    }
+    overlap(outcome, route);
 }
 
 fn ms(span: Duration) -> u64 {
