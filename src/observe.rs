@@ -53,7 +53,7 @@
 //! | `events_dropped` | warn | the subscriber was too slow: `count` events of the background were not told |
 //! | `refused` | debug | a request got no lock and was answered by the layer, with this `status`, on this `route`; error for the first one of a layer that is set up wrongly |
 //! | `refused_busy` | warn | a layer refused `count` requests since it told this last, because their keys were busy or too many waited; `route` is that of the latest. The first is told at once, and what follows once a minute |
-//! | `overlap` | info | a layer that observes let a request run that would have waited (`outcome` is `overlap`) or would have been refused (`refused`) |
+//! | `dry_run` | info | a layer in a dry run let a request run that would have waited (`outcome` is `overlap`) or would have been refused (`refused`) |
 //! | `lease_missing` | error | a handler asks for the lease on a route without a layer |
 //! | `parameter_missing` | error | a layer locks a path parameter that its route does not have; an error once a minute for each route, else debug |
 //! | `parameter_twice` | error | a layer locks a path parameter that its route has twice; likewise |
@@ -108,7 +108,7 @@
 //! | `tenure_ticks_total` | counter | ticks | `outcome`: `done`, `failed`, `panicked`, `timed_out`, `given_up`, `elsewhere`, `skipped`, `missed`, `drained`, `removed`, `refused` | ticks that are over for this process; the module `scheduler` says what the words mean. A run that loses its lease is a loss of a `job`; its tick is over when this process knows who ended it |
 //! | `tenure_job_alarms_total` | counter | alarms | `alarm`: `early`, `skewed`, `overtaken`, `given_up`, `mark_ahead`, `went_back`, `differs`, `skips`, `blocks`, `engine_missed`, `storage_shared`, `passed_over` | what is wrong with jobs and clocks, by the events of like names |
 //! | `tenure_refused_total` | counter | requests | `why`: `busy`, `in_flight`, `waited_too_long`, `queue_full`, `store_failed`, `closed`, `lost`, `outcome_unknown`, `bad_key`, `no_key`, `bad_options` | requests that a layer answered itself |
-//! | `tenure_observed_total` | counter | requests | `outcome`: `alone`, `overlap`, `refused`. `route`: of yours, as axum knows it, else empty | requests behind a layer that only observes |
+//! | `tenure_dry_run_total` | counter | requests | `outcome`: `alone`, `overlap`, `refused`. `route`: of yours, as axum knows it, else empty | requests behind a layer in a dry run |
 
 use tracing::{debug, info, trace};
 
@@ -166,7 +166,7 @@ pub const EVENTS: &[&str] = &[
     "server_warning",
     "refused",
     "refused_busy",
-    "overlap",
+    "dry_run",
     "lease_missing",
     "parameter_missing",
     "parameter_twice",

@@ -15,8 +15,8 @@ use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::completion::{release, run_to_completion};
+use crate::middleware::dry_run::DryRun;
 use crate::middleware::layer::Settings;
-use crate::middleware::observer::Observer;
 use crate::middleware::refusal::Refused;
 use crate::middleware::watched::Watched;
 use crate::protocol::message::Fence;
@@ -31,7 +31,7 @@ pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>
 pub(super) struct Admission {
     pub(super) guard: Option<Watched>,
     pub(super) told: Told,
-    pub(super) observer: Option<Observer>,
+    pub(super) dry_run: Option<DryRun>,
 }
 
 /// The answer of a [`LockService`](crate::middleware::LockService).
@@ -47,7 +47,7 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
     settings: Arc<Settings>,
     told: Told,
     /// Sees the end of the request, however it ends.
-    observer: Option<Observer>,
+    dry_run: Option<DryRun>,
 }
 
 /// What the answer tells of its lock.
@@ -93,7 +93,7 @@ impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
             state: State::Entering { door, behind },
             settings,
             told: Told::default(),
-            observer: None,
+            dry_run: None,
         }
     }
 }
@@ -132,7 +132,7 @@ where
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
                             *told = admission.told;
-                            *this.observer = admission.observer;
+                            *this.dry_run = admission.dry_run;
                             state.set(State::Readying {
                                 inner,
                                 request: Some(Request::from_parts(parts, body)),

@@ -40,7 +40,7 @@ pub(super) struct Settings {
     has_retries: bool,
     pub(super) to_completion: bool,
     pub(super) include_options: bool,
-    pub(super) observe: bool,
+    pub(super) dry_run: bool,
     /// Whether an answer tells how long its request waited.
     pub(super) server_timing: bool,
     /// The header in which an answer has the fence.
@@ -194,17 +194,20 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.include_options = true)
     }
 
-    /// Lock nothing, and tell what would have happened: the handler runs at once, and beside it, never waited for, a
-    /// `try_lock` of a shadow of the key tells whether another request for the same key is under way. It is counted by
-    /// route (`tenure_observed_total`) and told (`overlap`). Nobody is refused, whatever the key. The way in for a team
-    /// that is not sure which routes need the layer, and what it would cost them. It is the work of a real lock for the
-    /// store. The figure is an upper bound: what the store is told of a request arrives a trip later, so requests that
-    /// follow each other within a trip or two count as an overlap.
+    /// Locks nothing, and reports what the layer would have done.
+    ///
+    /// Each handler runs at once, and no request is refused. Beside the handler, the layer tries to lock a shadow of the
+    /// key. This finds out whether another request for the same key is in flight. Each request is counted by route in the
+    /// metric `tenure_dry_run_total`. A request that would have waited, or would have been refused, is also an event,
+    /// `dry_run`. So a team can find out which routes need the layer, and what it would cost.
+    ///
+    /// For the store, a shadow is as much work as a real lock. The count is an upper bound: the store hears of a request
+    /// one round trip late, so two requests within one or two round trips count as an overlap.
     ///
     /// # Panics
-    /// Requests do, outside of a tokio runtime.
-    pub fn observe(self) -> Self {
-        self.set(|settings| settings.observe = true)
+    /// A request panics outside of a tokio runtime.
+    pub fn dry_run(self) -> Self {
+        self.set(|settings| settings.dry_run = true)
     }
 
     /// Tell clients how long their request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds: browsers

@@ -169,7 +169,8 @@
 //! [`Lease`](crate::Lease) and goes on, and its client gets the same 500 without waiting for the end.
 //!
 //! # Not sure yet?
-//! [`observe`](LockLayer::observe) locks nothing and refuses nobody. It tells, by route, how many requests would have met.
+//! A [dry run](LockLayer::dry_run) locks nothing and refuses no request. It counts, for each route, the requests that would
+//! have waited.
 
 pub use self::body::ResponseBody;
 #[cfg(feature = "axum")]
@@ -184,6 +185,7 @@ pub use self::service::LockService;
 mod body;
 mod completion;
 mod crowd;
+mod dry_run;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
@@ -191,7 +193,6 @@ mod key;
 pub mod keys;
 mod layer;
 mod leases;
-mod observer;
 mod refusal;
 mod service;
 mod watched;

@@ -14,11 +14,11 @@ use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
+use crate::middleware::dry_run::DryRun;
 use crate::middleware::future::{Admission, Boxed, Entered, ResponseFuture, Told};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
-use crate::middleware::observer::Observer;
 use crate::middleware::refusal::{Answer, Refused, route};
 use crate::middleware::watched::Watched;
 use crate::observe;
@@ -84,8 +84,8 @@ where
         let (parts, body) = request.into_parts();
         let door: Boxed<Entered> = if parts.method == Method::OPTIONS && !settings.include_options {
             Box::pin(ready(Continue((parts, Admission::default()))))
-        } else if settings.observe {
-            Box::pin(observe(layer, parts))
+        } else if settings.dry_run {
+            Box::pin(dry_run(layer, parts))
         } else {
             Box::pin(enter(layer, parts))
         };
@@ -138,7 +138,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                 let admission = Admission {
                     guard: Some(Watched::new(guard)),
                     told: Told { waited, fence },
-                    observer: None,
+                    dry_run: None,
                 };
                 Continue((parts, admission))
             }
@@ -147,19 +147,19 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
     }
 }
 
-/// Lets everybody in, and sees whether they would have met.
-async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
+/// Admits every request, and counts those that would have waited.
+async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
-    let observer = match choice {
-        Choice::Lock(key) => Observer::spawn(&layer.locks, key, &mut parts),
+    let dry_run = match choice {
+        Choice::Lock(key) => DryRun::spawn(&layer.locks, key, &mut parts),
         Choice::Nothing => None,
         Choice::Answer(_) | Choice::Refuse(_) => {
-            observe::observed("refused", route(&parts));
+            observe::dry_run("refused", route(&parts));
             None
         }
     };
     let admission = Admission {
-        observer,
+        dry_run,
         ..Admission::default()
     };
     Continue((parts, admission))

@@ -52,7 +52,7 @@ pub static METRICS: &[&Metric] = &[
     &TICKS.metric,
     &ALARMS.metric,
     &REFUSED.metric,
-    &OBSERVED.metric,
+    &DRY_RUN.metric,
 ];
 
 const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore", "election"]);
@@ -235,12 +235,12 @@ static REFUSED: Series = Series::of(Metric {
     )],
     text: "Requests that a layer answered itself",
 });
-static OBSERVED: Series = Series::of(Metric {
-    name: "tenure_observed_total",
+static DRY_RUN: Series = Series::of(Metric {
+    name: "tenure_dry_run_total",
     kind: MetricKind::Counter,
     unit: "requests",
     labels: &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])],
-    text: "Requests behind a layer that only observes",
+    text: "Requests behind a layer in a dry run",
 });
 
 /// A metric, and what its events are recorded under.
@@ -486,13 +486,13 @@ pub(super) fn refused(why: &'static str) {
 /// Its route is a label that only the service knows, so its key is made each time.
 #[cfg(feature = "tower")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-pub(super) fn observed(outcome: &'static str, route: Option<&str>) {
+pub(super) fn dry_run(outcome: &'static str, route: Option<&str>) {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Key, Label};
         let route = Label::new("route", route.unwrap_or_default().to_owned());
         let labels = vec![Label::from_static_parts("outcome", outcome), route];
-        let key = Key::from_parts(OBSERVED.metric.name, labels);
+        let key = Key::from_parts(DRY_RUN.metric.name, labels);
         ::metrics::with_recorder(|to| to.register_counter(&key, &METADATA).increment(1));
     }
 }

@@ -37,11 +37,11 @@ pub(crate) fn refused_busy(count: u64, route: Option<&str>) {
     warn!(target: "tenure", event = "refused_busy", count, route, "requests were refused, as others had or awaited their keys");
 }
 
-/// A layer that only observes would have made a request wait, or refused it.
-pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
-    metrics::observed(outcome, route);
+/// Counts a request behind a layer in a dry run, and reports one that would have waited or been refused.
+pub(crate) fn dry_run(outcome: &'static str, route: Option<&str>) {
+    metrics::dry_run(outcome, route);
     if outcome != "alone" {
-        info!(target: "tenure", event = "overlap", outcome, route, "another request for the same key is under way, or it would be refused");
+        info!(target: "tenure", event = "dry_run", outcome, route, "the layer would have made a request wait, or would have refused it");
     }
 }
 

@@ -13,22 +13,22 @@ use crate::observe;
 const SHADOW: [u8; 16] = *b"\x9e\x07\x5d\xc3\x11\xe8\xb4\x2a\xf6\x60\x8b\x3d\xd2\x47\x95\x1c";
 
 /// Lives as long as the request. Its end gives the shadow back.
-pub(super) struct Observer {
+pub(super) struct DryRun {
     _ends: oneshot::Sender<()>,
 }
 
-impl Observer {
+impl DryRun {
     /// Tries the shadow of `key`, and holds it until the request is over. `None` if it is no key, or one that a layer outside
     /// observes already: real layers with one key share its lease.
-    pub(super) fn spawn(locks: &Locks, key: Key, parts: &mut Parts) -> Option<Observer> {
-        let observed = parts.extensions.get_or_insert_default::<Observed>();
-        if observed.0.contains(&key) {
+    pub(super) fn spawn(locks: &Locks, key: Key, parts: &mut Parts) -> Option<DryRun> {
+        let tried = parts.extensions.get_or_insert_default::<DryRunKeys>();
+        if tried.0.contains(&key) {
             return None;
         }
-        observed.0.push(key.clone());
+        tried.0.push(key.clone());
         let (length, longest) = (key.as_bytes().len(), locks.handle().options().max_key);
         if length == 0 || length > longest {
-            observe::observed("refused", route(parts));
+            observe::dry_run("refused", route(parts));
             return None;
         }
         let shadow = Sha256::new()
@@ -41,7 +41,7 @@ impl Observer {
         tokio::spawn(async move {
             let outcome = match mutex.try_lock().await {
                 Ok(Some(guard)) => {
-                    observe::observed("alone", route.as_deref());
+                    observe::dry_run("alone", route.as_deref());
                     let _ = ended.await;
                     return drop(guard);
                 }
@@ -49,12 +49,12 @@ impl Observer {
                 // What cannot be asked would have been refused.
                 Err(_) => "refused",
             };
-            observe::observed(outcome, route.as_deref());
+            observe::dry_run(outcome, route.as_deref());
         });
-        Some(Observer { _ends: ends })
+        Some(DryRun { _ends: ends })
     }
 }
 
 /// In a request's extensions: the keys that are observed for it already.
 #[derive(Debug, Clone, Default)]
-struct Observed(Vec<Key>);
+struct DryRunKeys(Vec<Key>);
