@@ -9,12 +9,12 @@ use tracing::Instrument;
 use tracing::instrument::WithSubscriber;
 
 use crate::error::LostCause;
-use crate::middleware::layer::Settings;
-use crate::middleware::watched::Watched;
+use crate::middleware::layer::LayerSettings;
+use crate::middleware::request_guard::RequestGuard;
 use crate::primitives::guard::Guard;
 
 /// How long an answer waits at most until the store knows that the lock is free.
-const RELEASE_WAIT: Duration = Duration::from_millis(250);
+const MAX_RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 /// Runs the handler with its lock in a task, as part of the span and the trace that it began in. Dropping the future
 /// leaves the task alone.
@@ -26,15 +26,15 @@ const RELEASE_WAIT: Duration = Duration::from_millis(250);
 /// The future does, if the handler did.
 pub(super) fn run_to_completion<F, R, E>(
     handler: F,
-    mut guard: Watched,
-    settings: &Settings,
+    mut guard: RequestGuard,
+    settings: &LayerSettings,
 ) -> impl Future<Output = Option<Result<R, E>>> + Send + use<F, R, E>
 where
     F: Future<Output = Result<R, E>> + Send + 'static,
     R: Send + 'static,
     E: Send + 'static,
 {
-    let (replaces, releases_first) = (settings.replaces(), settings.releases_first());
+    let (replaces, releases_before_answer) = (settings.replaces_on_loss(), settings.releases_before_answer());
     let lease = guard.lease();
     // What a shutdown waits for: the handler, as long as it has its lease.
     let mut tracked = Some(guard.tasks().token());
@@ -52,7 +52,7 @@ where
             .await
         };
         let is_held = guard.is_held();
-        if releases_first {
+        if releases_before_answer {
             release(guard.into_guard()).await;
         } else {
             drop(guard);
@@ -84,5 +84,5 @@ where
 /// Gives the lock back. A lease that was lost meanwhile has been told of, by the event and the [`Lease`](crate::Lease);
 /// a store that does not answer is told in the background.
 pub(super) async fn release(guard: Guard) {
-    let _ = tokio::time::timeout(RELEASE_WAIT, guard.release()).await;
+    let _ = tokio::time::timeout(MAX_RELEASE_WAIT, guard.release()).await;
 }

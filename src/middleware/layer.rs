@@ -12,7 +12,7 @@ use http::request::Parts;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource};
-use crate::middleware::refusal::{OnRefusal, Refusals, Refused};
+use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
@@ -23,12 +23,12 @@ use crate::protocol::message::Fence;
 pub struct LockLayer<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
-    pub(super) settings: Arc<Settings>,
+    pub(super) settings: Arc<LayerSettings>,
 }
 
 /// What a layer was told. Shared by all of its requests.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Settings {
+pub(super) struct LayerSettings {
     /// How long a request waits that finds its key locked. Zero: not at all.
     wait: Duration,
     max_waiters: Option<usize>,
@@ -45,7 +45,7 @@ pub(super) struct Settings {
     pub(super) server_timing: bool,
     /// The header in which an answer has the fence.
     fence_header: Option<HeaderName>,
-    pub(super) refusals: Refusals,
+    pub(super) refusals: RefusalPolicy,
 }
 
 /// What happens to a handler whose lease is lost: the store was out of reach for too long, the process stood still, or
@@ -72,11 +72,11 @@ impl<K: KeySource> LockLayer<K> {
     /// Locks what a [`KeySource`] names: a [ready-made one](crate::middleware::keys), or one of yours. For closures see
     /// [`by`](Self::by).
     pub fn new(locks: &Locks, key: K) -> Self {
-        let settings = Settings {
+        let settings = LayerSettings {
             wait: Duration::from_secs(5),
             has_retries: K::RETRIES,
             to_completion: K::RETRIES,
-            ..Settings::default()
+            ..LayerSettings::default()
         };
         LockLayer {
             locks: locks.clone(),
@@ -120,7 +120,7 @@ where
 }
 
 impl<K> LockLayer<K> {
-    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+    fn set(mut self, change: impl FnOnce(&mut LayerSettings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self
     }
@@ -276,7 +276,7 @@ impl<K> LockLayer<K> {
     }
 }
 
-impl Settings {
+impl LayerSettings {
     /// The lock of a key, as told.
     pub(super) fn mutex(&self, mut mutex: Mutex) -> Mutex {
         if let Some(lease) = self.lease {
@@ -304,17 +304,17 @@ impl Settings {
     }
 
     /// The answer waits until the store knows that the lock is free.
-    pub(super) fn releases_first(&self) -> bool {
+    pub(super) fn releases_before_answer(&self) -> bool {
         self.release_before_answer || self.wait.is_zero()
     }
 
     /// The handler is dropped when its lease is lost.
-    pub(super) fn cancels(&self) -> bool {
+    pub(super) fn cancels_on_loss(&self) -> bool {
         self.on_lost == OnLost::Cancel && !self.to_completion
     }
 
     /// The answer of a handler whose lease was lost is not sent.
-    pub(super) fn replaces(&self) -> bool {
+    pub(super) fn replaces_on_loss(&self) -> bool {
         self.on_lost != OnLost::Tell
     }
 

@@ -183,8 +183,8 @@ pub use self::refusal::{Answer, IntoAnswer, OnRefusal, Problem, Refused, Refused
 pub use self::service::LockService;
 
 mod body;
+mod busy_refusals;
 mod completion;
-mod crowd;
 mod dry_run;
 #[cfg(feature = "axum")]
 mod extract;
@@ -194,5 +194,5 @@ pub mod keys;
 mod layer;
 mod leases;
 mod refusal;
+mod request_guard;
 mod service;
-mod watched;

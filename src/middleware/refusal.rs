@@ -13,7 +13,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::error::{Error, LostCause};
 use crate::middleware::body::{RefusalBody, boxed};
-use crate::middleware::crowd::Crowd;
+use crate::middleware::busy_refusals::BusyRefusals;
 use crate::observe;
 
 /// Where the outcomes are explained: an anchor for each variant.
@@ -317,14 +317,14 @@ where
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
-        let refusals = Refusals::default();
+        let refusals = RefusalPolicy::default();
         let request = refusals.request(Refused::from(&self), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
 }
 
 /// The text as it stands between the quotes of a JSON string (RFC 8259, 7).
-fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
+fn escape_json(text: Cow<'static, str>) -> Cow<'static, str> {
     let must_be_escaped = |c: char| matches!(c, '"' | '\\' | '\0'..='\x1f');
     if !text.contains(must_be_escaped) {
         return text;
@@ -340,17 +340,17 @@ fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
     escaped.into()
 }
 
-type Answering = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
+type AnswerFn = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
 
-fn answering(on_refusal: impl OnRefusal) -> Arc<Answering> {
+fn answer_fn(on_refusal: impl OnRefusal) -> Arc<AnswerFn> {
     Arc::new(move |request| on_refusal.answer(request).into_answer())
 }
 
 /// How a layer refuses.
 #[derive(Clone)]
-pub(super) struct Refusals {
+pub(super) struct RefusalPolicy {
     /// The layer's [`OnRefusal`], whatever its type: the layer's would otherwise name it everywhere.
-    answer: Arc<Answering>,
+    answer: Arc<AnswerFn>,
     /// What the layer was told to answer with instead of [`Refused::status`].
     statuses: HashMap<Refused, StatusCode>,
     retry_after: Option<Duration>,
@@ -358,25 +358,25 @@ pub(super) struct Refusals {
     base: Cow<'static, str>,
     /// That the layer is set up wrongly is told once: every request of a route would tell it.
     told: Arc<AtomicBool>,
-    crowd: Crowd,
+    busy: BusyRefusals,
 }
 
-impl Default for Refusals {
+impl Default for RefusalPolicy {
     fn default() -> Self {
-        Refusals {
-            answer: answering(Problem),
+        RefusalPolicy {
+            answer: answer_fn(Problem),
             statuses: HashMap::new(),
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
             told: Arc::default(),
-            crowd: Crowd::default(),
+            busy: BusyRefusals::default(),
         }
     }
 }
 
-impl Refusals {
+impl RefusalPolicy {
     pub(super) fn set_answer(&mut self, answer: impl OnRefusal) {
-        self.answer = answering(answer);
+        self.answer = answer_fn(answer);
     }
 
     pub(super) fn set_status(&mut self, why: Refused, status: StatusCode) {
@@ -389,7 +389,7 @@ impl Refusals {
     }
 
     pub(super) fn set_base(&mut self, base: Cow<'static, str>) {
-        self.base = in_json(base);
+        self.base = escape_json(base);
     }
 
     fn request<'a>(&'a self, why: Refused, parts: Option<&'a Parts>) -> RefusedRequest<'a> {
@@ -427,16 +427,16 @@ impl Refusals {
             why,
             Refused::Busy | Refused::InFlight | Refused::WaitedTooLong | Refused::QueueFull
         ) {
-            self.crowd.note(route);
+            self.busy.count_refusal(route);
         }
         response.extensions_mut().insert(why);
         response
     }
 }
 
-impl fmt::Debug for Refusals {
+impl fmt::Debug for RefusalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refusals")
+        f.debug_struct("RefusalPolicy")
             .field("statuses", &self.statuses)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()

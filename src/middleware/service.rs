@@ -15,12 +15,12 @@ use tower_service::Service;
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
 use crate::middleware::dry_run::DryRun;
-use crate::middleware::future::{Admission, Boxed, Entered, ResponseFuture, Told};
+use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
 use crate::middleware::refusal::{Answer, Refused, route};
-use crate::middleware::watched::Watched;
+use crate::middleware::request_guard::RequestGuard;
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
@@ -82,14 +82,15 @@ where
         let settings = self.layer.settings.clone();
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
-        let door: Boxed<Entered> = if parts.method == Method::OPTIONS && !settings.include_options {
-            Box::pin(ready(Continue((parts, Admission::default()))))
-        } else if settings.dry_run {
-            Box::pin(dry_run(layer, parts))
-        } else {
-            Box::pin(enter(layer, parts))
-        };
-        ResponseFuture::new(door, inner, body, settings)
+        let entering: BoxedFuture<EnterResult> =
+            if parts.method == Method::OPTIONS && !settings.include_options {
+                Box::pin(ready(Continue((parts, Admission::default()))))
+            } else if settings.dry_run {
+                Box::pin(dry_run(layer, parts))
+            } else {
+                Box::pin(enter(layer, parts))
+            };
+        ResponseFuture::new(entering, inner, body, settings)
     }
 }
 
@@ -97,7 +98,7 @@ where
     clippy::manual_async_fn,
     reason = "an async function would keep the parts twice, and its future is allocated for each request"
 )]
-fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = Entered> {
+fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = EnterResult> {
     async move {
         let choice = layer.key.key(&mut parts).await.into_lock_key().0;
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
@@ -136,8 +137,8 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                 let waited = since.map_or(Duration::ZERO, |since| clock.now().since(since));
                 let fence = Some(guard.fence());
                 let admission = Admission {
-                    guard: Some(Watched::new(guard)),
-                    told: Told { waited, fence },
+                    guard: Some(RequestGuard::new(guard)),
+                    report: LockReport { waited, fence },
                     dry_run: None,
                 };
                 Continue((parts, admission))
@@ -148,7 +149,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
 }
 
 /// Admits every request, and counts those that would have waited.
-async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
+async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> EnterResult {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
     let dry_run = match choice {
         Choice::Lock(key) => DryRun::spawn(&layer.locks, key, &mut parts),

@@ -11,60 +11,62 @@ use tokio::time::sleep;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime};
-use crate::scheduler::gate::{Gate, remember};
 use crate::scheduler::policy::TickOutcome;
+use crate::scheduler::tick_runner::{TickRunner, remember};
 
 /// The pause between two questions.
-const PAUSE: Duration = Duration::from_secs(2);
+const QUERY_PAUSE: Duration = Duration::from_secs(2);
 
 /// How many ticks in doubt are told of one by one at most. One more stands for all before it.
-const MAX_DOUBTS: usize = 128;
+const MAX_UNRESOLVED: usize = 128;
 
-impl Gate {
+impl TickRunner {
     /// Tells what became of a tick that was not run here, once the store says so. Returns at once if another pursuit asks
     /// already, which tells of this tick, too.
-    pub(super) async fn account_for(&self, tick: TickTime) -> TickOutcome {
-        remember(&self.doubts, tick, MAX_DOUBTS + 1);
+    pub(super) async fn resolve_missed(&self, tick: TickTime) -> TickOutcome {
+        remember(&self.unresolved, tick, MAX_UNRESOLVED + 1);
         let mut outcome = TickOutcome::Missed;
         // A tick that is added while a task asks is left to that task, which looks again when it has ended.
-        while !lock(&self.doubts).is_empty() {
-            let Ok(_asks) = self.audit.try_lock() else { break };
-            outcome = self.resolve_doubts().await;
+        while !lock(&self.unresolved).is_empty() {
+            let Ok(_asks) = self.audit_lock.try_lock() else {
+                break;
+            };
+            outcome = self.resolve_all().await;
         }
         outcome
     }
 
     /// Asks the store until nothing is in doubt. Returns the latest outcome.
-    async fn resolve_doubts(&self) -> TickOutcome {
+    async fn resolve_all(&self) -> TickOutcome {
         let (mut latest, mut asked) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
         loop {
             news.heard();
-            let mut in_doubt = lock(&self.doubts).clone();
+            let mut unresolved = lock(&self.unresolved).clone();
             let report = tokio::select! {
                 biased;
-                why = self.ended() => return self.tell_of(in_doubt, |_| Some(why)).unwrap_or(why),
-                report = self.asked() => report,
+                why = self.ended() => return self.report_known(unresolved, |_| Some(why)).unwrap_or(why),
+                report = self.fetch_report() => report,
             };
             if let Some(report) = report {
                 asked += 1;
-                self.tell_of_the_oldest(&report, &mut in_doubt);
-                let told = self.tell_of(in_doubt, |tick| outcome(&report, tick, asked > 1));
+                self.report_dropped(&report, &mut unresolved);
+                let told = self.report_known(unresolved, |tick| outcome(&report, tick, asked > 1));
                 latest = told.unwrap_or(latest);
-                if lock(&self.doubts).is_empty() {
+                if lock(&self.unresolved).is_empty() {
                     return latest;
                 }
             }
             tokio::select! {
                 biased;
                 _ = self.ended() => {}
-                () = async { sleep(PAUSE).await; news.come().await } => {}
+                () = async { sleep(QUERY_PAUSE).await; news.come().await } => {}
             }
         }
     }
 
     /// Tells of those ticks whose outcome is known. Returns that of the oldest.
-    fn tell_of(
+    fn report_known(
         &self,
         ticks: BTreeSet<TickTime>,
         outcome: impl Fn(TickTime) -> Option<TickOutcome>,
@@ -72,7 +74,7 @@ impl Gate {
         let mut first = None;
         for tick in ticks {
             if let Some(outcome) = outcome(tick) {
-                lock(&self.doubts).remove(&tick);
+                lock(&self.unresolved).remove(&tick);
                 observe::tick(self.label(), &self.name, tick, outcome.word(), None);
                 first = first.or(Some(outcome));
             }
@@ -81,14 +83,14 @@ impl Gate {
     }
 
     /// The oldest of too many stands for those before it: they are told of together, up to the next.
-    fn tell_of_the_oldest(&self, report: &JobReport, in_doubt: &mut BTreeSet<TickTime>) {
-        if in_doubt.len() <= MAX_DOUBTS {
+    fn report_dropped(&self, report: &JobReport, unresolved: &mut BTreeSet<TickTime>) {
+        if unresolved.len() <= MAX_UNRESOLVED {
             return;
         }
-        if let Some(oldest) = in_doubt.pop_first() {
-            lock(&self.doubts).remove(&oldest);
+        if let Some(oldest) = unresolved.pop_first() {
+            lock(&self.unresolved).remove(&oldest);
         }
-        let next = in_doubt
+        let next = unresolved
             .first()
             .filter(|next| report.was_granted(**next) == Some(false));
         if let Some(next) = next {
@@ -112,7 +114,7 @@ fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOut
 mod tests {
     use super::*;
     use crate::locks::Locks;
-    use crate::scheduler::policy::Settings;
+    use crate::scheduler::policy::JobSettings;
 
     fn report(mark: u64, after: u64) -> JobReport {
         let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
@@ -146,15 +148,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn ticks_in_doubt_are_bounded_and_one_task_asks() {
         let locks = Locks::memory();
-        let (gate, _life) = Gate::new(locks.handle().clone(), "job".into(), Settings::default()).unwrap();
-        let asks = gate.audit.try_lock().unwrap();
+        let (runner, _registration) =
+            TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
+        let asks = runner.audit_lock.try_lock().unwrap();
         for ms in 1..1_000 {
-            assert_eq!(gate.account_for(TickTime(ms)).await, TickOutcome::Missed);
+            assert_eq!(runner.resolve_missed(TickTime(ms)).await, TickOutcome::Missed);
         }
-        assert_eq!(lock(&gate.doubts).len(), MAX_DOUBTS + 1);
-        assert_eq!(lock(&gate.doubts).last(), Some(&TickTime(999)));
+        assert_eq!(lock(&runner.unresolved).len(), MAX_UNRESOLVED + 1);
+        assert_eq!(lock(&runner.unresolved).last(), Some(&TickTime(999)));
         drop(asks);
-        gate.account_for(TickTime(1_000)).await;
-        assert!(lock(&gate.doubts).is_empty());
+        runner.resolve_missed(TickTime(1_000)).await;
+        assert!(lock(&runner.unresolved).is_empty());
     }
 }

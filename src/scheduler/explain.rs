@@ -13,17 +13,17 @@ use croner::Cron;
 
 use crate::driver::clock::Clock;
 use crate::scheduler::error::JobError;
-use crate::scheduler::schedule::parsed;
+use crate::scheduler::schedule::parse_cron;
 use crate::scheduler::zone::IntoZone;
 
 /// So far ahead it is looked.
-const DAYS: usize = 731;
+const EXPLAINED_DAYS: usize = 731;
 
 /// No zone is further from UTC, in hours.
-const AROUND: i64 = 15;
+const MAX_ZONE_OFFSET_HOURS: i64 = 15;
 
 /// A job with more ticks in a day is told nothing when it is made: that some of them come twice is no news.
-const FREQUENT: usize = 1_440;
+const MAX_TICKS_PER_DAY: usize = 1_440;
 
 /// What a change of the clocks does to ticks of one local date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, Job
     let unfit = |why| JobError::Unfit { name: None, why };
     let (zone, cron) = (
         zone.into_zone().map_err(unfit)?,
-        parsed(expression).map_err(unfit)?,
+        parse_cron(expression).map_err(unfit)?,
     );
     Ok(odd_days(&cron, zone, Clock::new().wall().into()))
 }
@@ -94,10 +94,10 @@ pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, Job
 ///
 /// # Errors
 /// What is wrong with the expression.
-pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
-    let (cron, from) = (parsed(expression)?, DateTime::<Utc>::from(now));
+pub(crate) fn explain_rare_job(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
+    let (cron, from) = (parse_cron(expression)?, DateTime::<Utc>::from(now));
     let day = ticks(&cron, from, from + chrono::Duration::days(1));
-    if day.take(FREQUENT + 1).count() > FREQUENT {
+    if day.take(MAX_TICKS_PER_DAY + 1).count() > MAX_TICKS_PER_DAY {
         return Ok(Vec::new());
     }
     Ok(odd_days(&cron, zone, from))
@@ -105,10 +105,10 @@ pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Res
 
 fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
     let first = from.with_timezone(&zone).date_naive();
-    let days = first.iter_days().take(DAYS);
+    let days = first.iter_days().take(EXPLAINED_DAYS);
     days.map(|date| date.and_time(NaiveTime::MIN))
         .filter(|start| has_change(*start, zone))
-        .flat_map(|start| of_day(cron, zone, start))
+        .flat_map(|start| odd_days_on(cron, zone, start))
         .collect()
 }
 
@@ -119,31 +119,31 @@ fn has_change(start: NaiveDateTime, zone: Tz) -> bool {
         let at = start + chrono::Duration::hours(hours);
         zone.offset_from_utc_datetime(&at).fix()
     };
-    offset(-AROUND) != offset(24 + AROUND)
+    offset(-MAX_ZONE_OFFSET_HOURS) != offset(24 + MAX_ZONE_OFFSET_HOURS)
 }
 
-fn of_day(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
+fn odd_days_on(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
     let end = start + chrono::Duration::days(1);
     // What the expression says, by clocks that do not change.
-    let said = ticks(cron, start.and_utc(), end.and_utc());
-    let said: Vec<NaiveDateTime> = said.map(|tick| tick.naive_utc()).collect();
+    let expected = ticks(cron, start.and_utc(), end.and_utc());
+    let expected: Vec<NaiveDateTime> = expected.map(|tick| tick.naive_utc()).collect();
     // And what comes, a little beyond the date, as what is shifted may come on the next.
-    let instant = |local| shown(zone, local).or_else(|| after_gap(zone, local));
+    let instant = |local| first_instant(zone, local).or_else(|| after_gap(zone, local));
     let beyond = end + chrono::Duration::hours(2);
     let (Some(from), Some(until)) = (instant(start), instant(beyond)) else {
         return Vec::new();
     };
-    let mut come = BTreeMap::<NaiveDateTime, usize>::new();
+    let mut actual = BTreeMap::<NaiveDateTime, usize>::new();
     for tick in ticks(cron, from, until) {
-        *come.entry(tick.naive_local()).or_default() += 1;
+        *actual.entry(tick.naive_local()).or_default() += 1;
     }
     let mut found = Vec::<OddDay>::new();
-    for local in said.iter().copied() {
-        let oddity = match come.get(&local) {
+    for local in expected.iter().copied() {
+        let oddity = match actual.get(&local) {
             Some(1) => continue,
             Some(_) => Oddity::Twice,
             None => match after_gap(zone, local).map(|to| to.naive_local()) {
-                Some(to) if come.contains_key(&to) && !said.contains(&to) => {
+                Some(to) if actual.contains_key(&to) && !expected.contains(&to) => {
                     Oddity::Shifted { to: to.time() }
                 }
                 _ => Oddity::NotAtAll,
@@ -163,7 +163,7 @@ fn of_day(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
 }
 
 /// When the clocks of the zone first show that time; `None` in a gap.
-fn shown(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
+fn first_instant(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     zone.from_local_datetime(&local).earliest()
 }
 
@@ -171,7 +171,7 @@ fn shown(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
 fn after_gap(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     let minute = local.with_second(0)?;
     // No gap is longer than a day, and each ends at a full minute.
-    (1..=24 * 60 + 1).find_map(|later| shown(zone, minute + chrono::Duration::minutes(later)))
+    (1..=24 * 60 + 1).find_map(|later| first_instant(zone, minute + chrono::Duration::minutes(later)))
 }
 
 fn ticks<T: TimeZone>(
@@ -188,8 +188,8 @@ fn ticks<T: TimeZone>(
 mod tests {
     use super::*;
 
-    fn told(expression: &str, zone: &str) -> Vec<String> {
-        let cron = parsed(expression).unwrap();
+    fn odd_day_texts(expression: &str, zone: &str) -> Vec<String> {
+        let cron = parse_cron(expression).unwrap();
         let from = "2026-01-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, zone.parse().unwrap(), from);
         days.iter()
@@ -221,14 +221,18 @@ mod tests {
             ("0 30 2 * * *", "Asia/Kolkata", ""),
             ("0 30 2 * * SAT", "Europe/Berlin", ""),
         ] {
-            assert_eq!(told(expression, zone).join("; "), expected, "{expression} {zone}");
+            assert_eq!(
+                odd_day_texts(expression, zone).join("; "),
+                expected,
+                "{expression} {zone}"
+            );
         }
     }
 
     #[test]
     fn wildcards_do_not_come_in_a_gap_and_come_twice_in_an_overlap() {
         assert_eq!(
-            told("0 */15 * * * *", "Europe/Berlin"),
+            odd_day_texts("0 */15 * * * *", "Europe/Berlin"),
             [
                 "2026-03-29: 4 from 02:00:00 on do not come",
                 "2026-10-25: 4 from 02:00:00 on come twice"
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_day_that_is_not_is_told() {
-        let cron = parsed("0 0 12 * * *").unwrap();
+        let cron = parse_cron("0 0 12 * * *").unwrap();
         let from = "2011-12-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, chrono_tz::Pacific::Apia, from);
         let days: Vec<String> = days.iter().take(1).map(OddDay::to_string).collect();

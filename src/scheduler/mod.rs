@@ -188,7 +188,7 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::primitives::tick::ask_about_job;
 use crate::protocol::message::Call;
-use crate::scheduler::job::JobFuture;
+use crate::scheduler::engine::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
 pub use crate::scheduler::explain::{OddDay, Oddity, explain};
@@ -199,16 +199,18 @@ pub use crate::scheduler::zone::IntoZone;
 
 mod audit;
 mod catch_up;
+mod engine;
 mod error;
 mod explain;
-mod gate;
-mod job;
-mod lookout;
+mod job_status;
 pub mod policy;
+mod registration;
 mod run;
 mod schedule;
+mod scheduled_job;
 mod setup;
 pub mod tick;
+mod tick_runner;
 mod work;
 mod zone;
 
@@ -251,7 +253,7 @@ impl Locks {
     /// schedule is started by this node's own clock if the scheduler has not fired it within a second. A scheduler that takes
     /// the place of another is attached in its turn. [`add_job`](Self::add_job) does the same.
     pub async fn attach(&self, scheduler: &JobScheduler) {
-        let ended = job::ended_flag(scheduler).await;
+        let ended = engine::ended_flag(scheduler).await;
         *lock(&self.handle().jobs().engine) = Some(ended);
     }
 
@@ -264,10 +266,10 @@ impl Locks {
     /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
     pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
         if !self.handle().jobs().has_schedule(job.guid()) {
-            job::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
+            engine::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
         }
         self.attach(scheduler).await;
-        job::add(scheduler, job).await
+        engine::add(scheduler, job).await
     }
 
     /// Brings a job back whose mark lies ahead of the store's clock, because that was wrong once: from now on its ticks are

@@ -11,13 +11,13 @@ use crate::observe::Ran;
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// How old a tick may be that is finished by somebody who came later.
-const FINISH_WITHIN: Duration = Duration::from_secs(24 * 3600);
+const DEFAULT_FINISH_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
 /// How often a tick is begun at most, so that a job that kills its process does not kill each that comes after it.
-const ATTEMPTS: u32 = 10;
+const DEFAULT_ATTEMPTS: u32 = 10;
 
 /// A tick that begins so late was not begun in time, however short its lease.
-const PUNCTUAL: Duration = Duration::from_secs(5);
+const MIN_TICK_AGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What becomes of a tick that comes while an earlier one of the job is run, on whatever node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,7 +99,7 @@ impl Retry {
         self.times.saturating_add(1)
     }
 
-    pub(crate) fn build(self) -> impl Iterator<Item = Duration> + Send {
+    pub(crate) fn pauses_between_tries(self) -> impl Iterator<Item = Duration> + Send {
         let builder = ExponentialBuilder::new()
             .with_min_delay(self.first)
             .with_max_delay(self.longest)
@@ -111,7 +111,7 @@ impl Retry {
 
 /// How a job is run.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct JobSettings {
     pub(crate) lease: Duration,
     /// A tick that was begun is finished by whoever comes later, if it is not older than that.
     pub(crate) finish_within: Duration,
@@ -127,12 +127,12 @@ pub(crate) struct Settings {
     pub(crate) blocks: bool,
 }
 
-impl Default for Settings {
+impl Default for JobSettings {
     fn default() -> Self {
-        Settings {
+        JobSettings {
             lease: DEFAULT_LEASE,
-            finish_within: FINISH_WITHIN,
-            attempts: ATTEMPTS,
+            finish_within: DEFAULT_FINISH_WITHIN,
+            attempts: DEFAULT_ATTEMPTS,
             timeout: None,
             overlap: Overlap::default(),
             misfire: None,
@@ -142,13 +142,15 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl JobSettings {
     /// How old a tick may be that is begun.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         match self.misfire? {
-            Misfire::Skip => Some(self.lease.max(PUNCTUAL)),
+            Misfire::Skip => Some(self.lease.max(MIN_TICK_AGE_LIMIT)),
             // However little is wanted, no tick begins at its very moment.
-            Misfire::RunOnce { within } | Misfire::RunAll { within, .. } => Some(within.max(PUNCTUAL)),
+            Misfire::RunOnce { within } | Misfire::RunAll { within, .. } => {
+                Some(within.max(MIN_TICK_AGE_LIMIT))
+            }
         }
     }
 

@@ -14,30 +14,37 @@ use crate::driver::waiter::lock;
 use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::TickTime;
-use crate::scheduler::gate::{Gate, How, Step};
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
 use crate::scheduler::tick::Tick;
+use crate::scheduler::tick_runner::{OngoingPoll, TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
 /// A run that a drain can cancel.
-struct Running<'a>(&'a Jobs, u64);
+struct RunEntry<'a>(&'a Jobs, u64);
 
-impl Drop for Running<'_> {
+impl Drop for RunEntry<'_> {
     fn drop(&mut self) {
         lock(&self.0.running).remove(&self.1);
     }
 }
 
-impl Gate {
+impl TickRunner {
     /// Runs a tick whose lease this node has. `None` when the lease was lost: this node stands by for the next winner.
-    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Option<Run> {
+    pub(super) async fn run(
+        &self,
+        guard: Guard,
+        mark: TickTime,
+        tick_attempt: TickAttempt,
+        work: &impl Work,
+    ) -> Option<Run> {
         let (began, fence) = (Since::now(), guard.fence().get());
         let holding = guard.held().holding();
         let attempt = holding.map_or(0, |holding| holding.attempt);
         let outcome = if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
             TickOutcome::GivenUp
-        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
+        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, tick_attempt.due_since)
+        {
             // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
             TickOutcome::Missed
         } else {
@@ -49,7 +56,7 @@ impl Gate {
                 term: self.settings.lease,
                 mark,
                 attempt,
-                is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+                is_catch_up: tick_attempt.is_catch_up || self.was_kept_waiting(mark),
                 retry: 0,
                 saves: Arc::default(),
                 end: RunEnd::new(guard.lost_token()),
@@ -82,7 +89,7 @@ impl Gate {
 
     /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
     async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TickOutcome> {
-        let mut pauses = self.settings.retry.build();
+        let mut pauses = self.settings.retry.pauses_between_tries();
         loop {
             let again = pauses.next();
             let outcome = self.try_once(guard, tick.clone(), again, work).await?;
@@ -121,7 +128,7 @@ impl Gate {
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();
         lock(&self.jobs.running).insert(fence, end.clone());
-        let _running = Running(&self.jobs, fence);
+        let _running = RunEntry(&self.jobs, fence);
         if self.jobs.cancelling.is_cancelled() {
             // It was won in that very moment.
             end.drain();
@@ -130,7 +137,7 @@ impl Gate {
         // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
         // error that it returns.
         let mut job = Box::pin(async { work(tick).await.failure() });
-        let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
+        let ended = self.run_to_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // From here on the job's future is gone: only now may somebody else begin.
         self.outcome(mark, failed, ended, dropped.is_err())
@@ -164,7 +171,7 @@ impl Gate {
 
     /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
     /// told so, and run until it ends by itself whatever happens.
-    async fn run_to_its_end(
+    async fn run_to_end(
         &self,
         (guard, mark): (&Guard, TickTime),
         end: &RunEnd,
@@ -177,14 +184,14 @@ impl Gate {
             if is_over {
                 return Poll::Ready(Ended::Panicked);
             }
-            let step = Step {
+            let step = OngoingPoll {
                 mark,
                 since: self.handle.node().clock.now(),
-                told: false,
+                is_reported: false,
             };
-            lock(&self.steps).insert(fence, step);
+            lock(&self.ongoing_polls).insert(fence, step);
             let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
-            lock(&self.steps).remove(&fence);
+            lock(&self.ongoing_polls).remove(&fence);
             let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(Ended::Itself));
             is_over = polled.is_ready();
             polled
@@ -211,7 +218,7 @@ impl Gate {
         if !self.settings.blocks {
             return told;
         }
-        match (self.until_its_thread_ends(guard, job).await, told) {
+        match (self.wait_for_thread(guard, job).await, told) {
             (Ended::LeaseLost, _) | (_, Ended::LeaseLost) => Ended::LeaseLost,
             // It was told to end, and says so; or did its work all the same.
             (Ended::Itself(Some(_)), told) => told,
@@ -220,11 +227,7 @@ impl Gate {
     }
 
     /// A thread cannot be cancelled: its lease is kept until it has ended, and nothing else is begun here before.
-    async fn until_its_thread_ends(
-        &self,
-        guard: &Guard,
-        mut job: Pin<&mut impl Future<Output = Ended>>,
-    ) -> Ended {
+    async fn wait_for_thread(&self, guard: &Guard, mut job: Pin<&mut impl Future<Output = Ended>>) -> Ended {
         match guard.run(job.as_mut()).await {
             Ok(ended) => ended,
             Err(_) => {

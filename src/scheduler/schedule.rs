@@ -46,10 +46,10 @@ impl Schedule {
     where
         T: TimeZone + Debug + Send + Sync + 'static,
     {
-        let cron = parsed(text)?;
+        let cron = parse_cron(text)?;
         Ok(Schedule {
             text: format!("{} {zone:?}", cron.as_str()),
-            rule: Recurrence::Cron(Box::new(cron), Arc::new(In(zone))),
+            rule: Recurrence::Cron(Box::new(cron), Arc::new(InZone(zone))),
         })
     }
 
@@ -61,7 +61,7 @@ impl Schedule {
         if period < Duration::from_secs(1) || period.subsec_nanos() > 0 {
             return Err(format!("ticks are whole seconds apart, not {period:?}"));
         }
-        if period > LONGEST_PERIOD {
+        if period > MAX_PERIOD {
             return Err(format!("ticks are ten years apart at most, not {period:?}"));
         }
         Ok(Schedule {
@@ -76,7 +76,7 @@ impl Schedule {
     /// # Errors
     /// Why there is none.
     pub(crate) fn latest(&self, now: SystemTime) -> Result<TickTime, String> {
-        let now = date(now)?;
+        let now = to_date(now)?;
         let tick = match &self.rule {
             Recurrence::Cron(cron, zone) => zone
                 .previous(cron, now)
@@ -93,7 +93,7 @@ impl Schedule {
 
     /// How long it is to the next tick, by this node's clock.
     pub(crate) fn until_next(&self, now: SystemTime) -> Option<Duration> {
-        let from = date(now).ok()?;
+        let from = to_date(now).ok()?;
         let next = match &self.rule {
             Recurrence::Cron(cron, zone) => {
                 u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?
@@ -108,7 +108,7 @@ impl Schedule {
     ///
     /// # Errors
     /// That no tick is to come.
-    pub(crate) fn comes_again(&self, now: SystemTime) -> Result<(), String> {
+    pub(crate) fn check_has_next(&self, now: SystemTime) -> Result<(), String> {
         match self.until_next(now) {
             Some(_) => Ok(()),
             None => Err(format!("`{}` has no tick to come: it would never run", self.text)),
@@ -136,10 +136,10 @@ pub(crate) fn age(tick: TickTime, now: SystemTime) -> Duration {
 }
 
 /// Ten years. Who wants more wants no scheduler.
-const LONGEST_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
+const MAX_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// In seconds: longer than what any zone ever left out.
-const TWO_DAYS: i64 = 48 * 3_600;
+const MAX_GAP_SECONDS: i64 = 48 * 3_600;
 
 /// Where an expression is read. Its types are of croner and chrono, which know zones as type parameters.
 trait Zone: Debug + Send + Sync {
@@ -148,9 +148,9 @@ trait Zone: Debug + Send + Sync {
 }
 
 #[derive(Debug)]
-struct In<T>(T);
+struct InZone<T>(T);
 
-impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
+impl<T: TimeZone + Debug + Send + Sync> Zone for InZone<T> {
     fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
         let found = cron.find_previous_occurrence(&now.with_timezone(&self.0), true)?;
         Ok(found.with_timezone(&Utc))
@@ -166,7 +166,7 @@ impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
             return found;
         }
         // croner 4.0.3 does not get over a day that was left out, as Samoa did in 2011: from its end on it does.
-        let (mut before, mut after) = (0, TWO_DAYS);
+        let (mut before, mut after) = (0, MAX_GAP_SECONDS);
         if next(now + chrono::Duration::seconds(after), true).is_err() {
             return found;
         }
@@ -184,7 +184,7 @@ impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
 }
 
 /// In whole seconds.
-fn date(at: SystemTime) -> Result<DateTime<Utc>, String> {
+fn to_date(at: SystemTime) -> Result<DateTime<Utc>, String> {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let date = i64::try_from(seconds)
         .ok()
@@ -197,7 +197,7 @@ fn date(at: SystemTime) -> Result<DateTime<Utc>, String> {
 ///
 /// # Errors
 /// What is wrong with the text.
-pub(crate) fn parsed(text: &str) -> Result<Cron, String> {
+pub(crate) fn parse_cron(text: &str) -> Result<Cron, String> {
     let parser = CronParser::builder()
         .seconds(Seconds::Required)
         .dom_and_dow(true)

@@ -15,13 +15,14 @@ use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
+use crate::scheduler::engine::{self, JobFuture};
 use crate::scheduler::error::JobError;
-use crate::scheduler::explain::explain_seldom;
-use crate::scheduler::gate::{Gate, Life};
-use crate::scheduler::job::{self, JobFuture};
-use crate::scheduler::policy::{JobOutput, Misfire, OnCrash, Overlap, Retry, Settings};
+use crate::scheduler::explain::explain_rare_job;
+use crate::scheduler::policy::{JobOutput, JobSettings, Misfire, OnCrash, Overlap, Retry};
+use crate::scheduler::registration::JobRegistration;
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
+use crate::scheduler::tick_runner::TickRunner;
 use crate::scheduler::work::{Work, blocking};
 use crate::scheduler::zone::IntoZone;
 
@@ -32,12 +33,12 @@ pub struct Unscheduled;
 /// A job with a schedule of its own: [`run`](LeasedJob::run) makes of it a job that a scheduler takes.
 #[derive(Debug, Clone)]
 pub struct Scheduled {
-    when: When,
+    spec: ScheduleSpec,
     zone: Result<Tz, String>,
 }
 
 #[derive(Debug, Clone)]
-enum When {
+enum ScheduleSpec {
     Cron(String),
     Every(Duration),
 }
@@ -66,7 +67,7 @@ enum When {
 pub struct LeasedJob<S> {
     locks: Locks,
     name: Key,
-    settings: Settings,
+    settings: JobSettings,
     schedule: S,
 }
 
@@ -132,7 +133,7 @@ impl<S> LeasedJob<S> {
     }
 
     /// Checks everything that can be checked before the job is fired.
-    fn gate(self) -> Result<((Gate, Life), S), JobError> {
+    fn build_runner(self) -> Result<((TickRunner, JobRegistration), S), JobError> {
         let (name, options) = (self.name, self.locks.handle().options());
         let length = name.as_bytes().len();
         if length == 0 || length > options.max_key {
@@ -148,8 +149,8 @@ impl<S> LeasedJob<S> {
                 "a timeout of zero would cancel each run of job `{name}` at once: give it more, or none"
             ))));
         }
-        let gate = Gate::new(self.locks.handle().clone(), name.clone(), self.settings);
-        Ok((gate.ok_or(JobError::Duplicate { name })?, self.schedule))
+        let runner = TickRunner::new(self.locks.handle().clone(), name.clone(), self.settings);
+        Ok((runner.ok_or(JobError::Duplicate { name })?, self.schedule))
     }
 }
 
@@ -167,8 +168,8 @@ impl LeasedJob<Unscheduled> {
         self,
         work: impl Work,
     ) -> Result<impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static, JobError> {
-        let (gate, Unscheduled) = self.gate()?;
-        Ok(job::closure(gate, None, work))
+        let (runner, Unscheduled) = self.build_runner()?;
+        Ok(engine::closure(runner, None, work))
     }
 
     /// The same for work that blocks its thread: it runs on tokio's blocking pool. It cannot be cancelled, only told
@@ -217,15 +218,17 @@ impl LeasedJob<Scheduled> {
     /// [`JobError`] when the name is taken in this process or unfit, the lease makes no sense, or the expression or the zone
     /// is none.
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
-        let (gate, Scheduled { when, zone }) = self.gate()?;
-        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
+        let (runner, Scheduled { spec, zone }) = self.build_runner()?;
+        let (name, jobs) = (runner.0.name.clone(), runner.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let zone = zone.map_err(unfit)?;
-        let (schedule, expression) = match when {
-            When::Cron(text) => (cron_schedule(&gate.0, &text, zone).map_err(unfit)?, text),
-            When::Every(period) => (Schedule::every(period).map_err(unfit)?, engines(period)),
+        let (schedule, expression) = match spec {
+            ScheduleSpec::Cron(text) => (cron_schedule(&runner.0, &text, zone).map_err(unfit)?, text),
+            ScheduleSpec::Every(period) => {
+                (Schedule::every(period).map_err(unfit)?, engine_expression(period))
+            }
         };
-        let fire = job::closure(gate, Some(schedule), work);
+        let fire = engine::closure(runner, Some(schedule), work);
         let made = Job::new_async_tz(expression, zone, fire).map_err(JobError::Scheduler)?;
         jobs.knows_schedule(&name, made.guid());
         #[cfg(feature = "testing")]
@@ -238,24 +241,24 @@ impl LeasedJob<Scheduled> {
 ///
 /// # Errors
 /// What is wrong with the expression.
-fn cron_schedule<T>(gate: &Gate, text: &str, zone: T) -> Result<Schedule, String>
+fn cron_schedule<T>(runner: &TickRunner, text: &str, zone: T) -> Result<Schedule, String>
 where
     T: TimeZone + Debug + Send + Sync + 'static,
 {
     let known = (&zone as &dyn Any).downcast_ref::<Tz>().copied();
     let schedule = Schedule::in_zone(text, zone)?;
-    schedule.comes_again(gate.now())?;
+    schedule.check_has_next(runner.now())?;
     if let Some(zone) = known
-        && let days = explain_seldom(text, zone, gate.now())?
+        && let days = explain_rare_job(text, zone, runner.now())?
         && let Some(first) = days.first()
     {
-        observe::job_odd_days(gate.label(), &gate.name, days.len(), first);
+        observe::job_odd_days(runner.label(), &runner.name, days.len(), first);
     }
     Ok(schedule)
 }
 
 /// How a scheduler is told to fire every so often. What it fires between two ticks is nothing.
-fn engines(period: Duration) -> String {
+fn engine_expression(period: Duration) -> String {
     let (seconds, minutes, hours) = (period.as_secs(), period.as_secs() / 60, period.as_secs() / 3600);
     if 60 % seconds == 0 {
         format!("*/{seconds} * * * * *")
@@ -277,22 +280,22 @@ impl Locks {
     /// A job with a cron expression, which is read in a zone of yours, whatever its offset will be: seconds first, as
     /// tokio-cron-scheduler reads it.
     pub fn cron(&self, name: impl Into<Key>, expression: impl Into<String>) -> LeasedJob<Scheduled> {
-        let (when, zone) = (When::Cron(expression.into()), Ok(Tz::UTC));
-        self.leased_job(name.into(), Scheduled { when, zone })
+        let (spec, zone) = (ScheduleSpec::Cron(expression.into()), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { spec, zone })
     }
 
     /// A job every so many whole seconds, counted from the Unix epoch, so that all nodes agree on its ticks, whenever they
     /// were started. It takes the place of `Job::new_repeated_async`, which has no such ticks and is refused.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> LeasedJob<Scheduled> {
-        let (when, zone) = (When::Every(period), Ok(Tz::UTC));
-        self.leased_job(name.into(), Scheduled { when, zone })
+        let (spec, zone) = (ScheduleSpec::Every(period), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { spec, zone })
     }
 
     fn leased_job<S>(&self, name: Key, schedule: S) -> LeasedJob<S> {
         LeasedJob {
             locks: self.clone(),
             name,
-            settings: Settings::default(),
+            settings: JobSettings::default(),
             schedule,
         }
     }
@@ -370,8 +373,8 @@ pub trait Leased: Sized {
 
 impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
     fn leased_with(mut self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError> {
-        let (gate, Unscheduled) = job.gate()?;
-        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
+        let (runner, Unscheduled) = job.build_runner()?;
+        let (name, jobs) = (runner.0.name.clone(), runner.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let no_schedule = || unfit("the builder has no schedule yet: call `with_schedule` first".into());
         let text = self
@@ -381,8 +384,8 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
             .pattern
             .to_string();
         let schedule = match self.timezone.clone() {
-            Some(zone) => cron_schedule(&gate.0, &text, zone),
-            None => cron_schedule(&gate.0, &text, Tz::UTC),
+            Some(zone) => cron_schedule(&runner.0, &text, zone),
+            None => cron_schedule(&runner.0, &text, Tz::UTC),
         }
         .map_err(unfit)?;
         let id = Uuid::new_v4();
@@ -395,7 +398,7 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
             lock(&jobs.zones).insert(id, *zone);
         }
         jobs.knows_schedule(&name, id);
-        let fire = job::closure(gate, Some(schedule), work);
+        let fire = engine::closure(runner, Some(schedule), work);
         self = self.with_job_id(id.into());
         Ok(self.with_run_async(Box::new(fire)))
     }

@@ -12,8 +12,8 @@ use crate::key::Key;
 use crate::middleware::key::{Choice, IntoLockKey, KeySource, LockKey};
 #[cfg(doc)]
 use crate::middleware::keys::field::Header;
-use crate::middleware::keys::path::sent_path;
-use crate::middleware::keys::seldom::Seldom;
+use crate::middleware::keys::path::original_path;
+use crate::middleware::keys::route_throttle::RouteThrottle;
 use crate::middleware::keys::value::named;
 use crate::middleware::refusal::Refused;
 use crate::observe;
@@ -48,7 +48,7 @@ where
     Extension {
         key,
         prefix: None,
-        missing: Seldom::default(),
+        missing: RouteThrottle::default(),
         of: PhantomData,
     }
 }
@@ -57,7 +57,7 @@ where
 pub struct Extension<E, F> {
     key: F,
     prefix: Option<Cow<'static, str>>,
-    missing: Seldom,
+    missing: RouteThrottle,
     of: PhantomData<fn(&E)>,
 }
 
@@ -80,8 +80,8 @@ where
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
         let Some(extension) = parts.extensions.get::<E>() else {
-            let is_news = self.missing.is_news(parts);
-            observe::extension_missing(type_name::<E>(), sent_path(parts), is_news);
+            let is_news = self.missing.can_report(parts);
+            observe::extension_missing(type_name::<E>(), original_path(parts), is_news);
             return ready(LockKey::refuse(Refused::BadOptions));
         };
         ready(match ((self.key)(extension).into_lock_key().0, &self.prefix) {

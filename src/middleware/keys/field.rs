@@ -9,7 +9,7 @@ use http::header::HeaderName;
 use http::request::Parts;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::value::{ByValue, MayBeMissing, Place, Value};
+use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
 #[cfg(doc)]
 use crate::middleware::refusal::Refused;
 
@@ -32,7 +32,7 @@ use crate::middleware::refusal::Refused;
 /// # Panics
 /// If no header can have that name.
 pub fn header<T: FromStr + Display>(name: impl TryInto<HeaderName, Error: Debug>) -> Header {
-    ByValue::new(InHeader::of(name), Value::typed::<T>())
+    ByValue::new(InHeader::of(name), ValueReader::typed::<T>())
 }
 
 /// A lock per value of a header, as it is: [`header`] where the value has no type.
@@ -52,7 +52,7 @@ pub fn header<T: FromStr + Display>(name: impl TryInto<HeaderName, Error: Debug>
 /// # Panics
 /// If no header can have that name.
 pub fn header_text(name: impl TryInto<HeaderName, Error: Debug>) -> Header {
-    ByValue::new(InHeader::of(name), Value::text())
+    ByValue::new(InHeader::of(name), ValueReader::text())
 }
 
 /// A lock per value of a header. Made by [`header`] and [`header_text`].
@@ -68,10 +68,10 @@ impl InHeader {
     }
 }
 
-impl MayBeMissing for InHeader {}
+impl OptionalSource for InHeader {}
 
-impl Place for InHeader {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
+impl ValueSource for InHeader {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
         let InHeader(name) = self;
         // HTTP/1 has no white space around a value, HTTP/2 can.
         let values = parts
@@ -101,7 +101,7 @@ impl Place for InHeader {
 /// let layer = LockLayer::new(&locks, keys::query_param::<u64>("id").named("account")); // account:42
 /// ```
 pub fn query_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> QueryParam {
-    ByValue::new(InQuery(name.into()), Value::typed::<T>())
+    ByValue::new(InQuery(name.into()), ValueReader::typed::<T>())
 }
 
 /// A lock per value of a query parameter, as it is once it is decoded: [`query_param`] where the value has no type.
@@ -110,7 +110,7 @@ pub fn query_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> 
 /// a client who writes it differently is past the lock. It is for values that are opaque. An empty one gets 400
 /// ([`BadKey`](Refused::BadKey)).
 pub fn query_text(name: impl Into<Cow<'static, str>>) -> QueryParam {
-    ByValue::new(InQuery(name.into()), Value::text())
+    ByValue::new(InQuery(name.into()), ValueReader::text())
 }
 
 /// A lock per value of a query parameter. Made by [`query_param`] and [`query_text`].
@@ -120,10 +120,10 @@ pub type QueryParam = ByValue<InQuery>;
 #[derive(Debug, Clone)]
 pub struct InQuery(Cow<'static, str>);
 
-impl MayBeMissing for InQuery {}
+impl OptionalSource for InQuery {}
 
-impl Place for InQuery {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
+impl ValueSource for InQuery {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
         let InQuery(param) = self;
         let query = parts.uri.query().unwrap_or_default();
         let values = form_urlencoded::parse(query.as_bytes())

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::value::{ByValue, MayBeMissing, Place, Value};
+use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
 
 /// A lock per host: `host:example.com`, in small letters, without the port and without a dot at the end. An IPv6 address
@@ -30,7 +30,7 @@ use crate::middleware::refusal::Refused;
 /// let layer = LockLayer::new(&locks, keys::host()); // host:example.com
 /// ```
 pub fn host() -> Host {
-    ByValue::new(InHost, Value::text())
+    ByValue::new(InHost, ValueReader::text())
 }
 
 /// A lock per host. Made by [`host`].
@@ -40,11 +40,11 @@ pub type Host = ByValue<InHost>;
 #[derive(Debug, Clone)]
 pub struct InHost;
 
-impl MayBeMissing for InHost {}
+impl OptionalSource for InHost {}
 
-impl Place for InHost {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
-        ready(match one_host(parts) {
+impl ValueSource for InHost {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
+        ready(match single_host(parts) {
             Some(host) => {
                 let hosts = host.into_iter().map(|host| Cow::Owned(host.into_bytes()));
                 value.only(hosts, || "host:".to_owned())
@@ -55,13 +55,13 @@ impl Place for InHost {
 }
 
 /// What the request says, if anything; `None` if that is malformed or more than one.
-fn one_host(parts: &Parts) -> Option<Option<String>> {
+fn single_host(parts: &Parts) -> Option<Option<String>> {
     let mut headers = parts.headers.get_all(HOST).iter();
-    let header = headers.next().map(|value| one_spelling(value.as_bytes()));
+    let header = headers.next().map(|value| normalized_host(value.as_bytes()));
     let line = parts
         .uri
         .authority()
-        .map(|line| one_spelling(line.as_str().as_bytes()));
+        .map(|line| normalized_host(line.as_str().as_bytes()));
     match (line, header, headers.next()) {
         (None, None, _) => Some(None),
         (Some(host), None, _) | (None, Some(host), None) => host.map(Some),
@@ -70,7 +70,7 @@ fn one_host(parts: &Parts) -> Option<Option<String>> {
     }
 }
 
-fn one_spelling(authority: &[u8]) -> Option<String> {
+fn normalized_host(authority: &[u8]) -> Option<String> {
     let authority = Authority::try_from(authority.trim_ascii()).ok()?;
     let host = authority.host();
     // Who the user is belongs to no host; `host` would overlook it.
@@ -120,7 +120,7 @@ mod tests {
             ("a%62", None),
             ("\u{fc}.de", None),
         ] {
-            assert_eq!(one_spelling(said.as_bytes()).as_deref(), host, "{said}");
+            assert_eq!(normalized_host(said.as_bytes()).as_deref(), host, "{said}");
         }
     }
 }

@@ -6,8 +6,8 @@ use http::header::HeaderName;
 use http::request::Parts;
 
 use crate::middleware::key::{KeySource, LockKey};
-use crate::middleware::keys::path::{one_spelling, sent_path};
-use crate::middleware::keys::value::the_only;
+use crate::middleware::keys::path::{normalized_path, original_path};
+use crate::middleware::keys::value::single_key;
 use crate::middleware::refusal::Refused;
 
 /// A lock per `Idempotency-Key`, method and path: a client's retry waits until its first attempt is done.
@@ -54,12 +54,12 @@ impl KeySource for IdempotencyKey {
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
         const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
         let values = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
-        ready(the_only(values, self.optional, |value| {
+        ready(single_key(values, self.optional, |value| {
             let Some(key) = idempotency_text(value.as_bytes()) else {
                 return LockKey::refuse(Refused::BadKey);
             };
             // Neither a method nor a path that is spelled so holds a space.
-            let path = one_spelling(sent_path(parts));
+            let path = normalized_path(original_path(parts));
             LockKey::lock(format!("{} {path} {key}", parts.method))
         }))
     }

@@ -89,7 +89,7 @@ mod idempotency;
 #[cfg(feature = "axum")]
 mod param;
 mod path;
-mod seldom;
+mod route_throttle;
 mod value;
 
 /// One lock for all requests: the key is `key`, that of [`Locks::mutex`](crate::Locks::mutex).

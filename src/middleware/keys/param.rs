@@ -9,9 +9,9 @@ use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use http::request::Parts;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::path::sent_path;
-use crate::middleware::keys::seldom::Seldom;
-use crate::middleware::keys::value::{ByValue, Place, Value};
+use crate::middleware::keys::path::original_path;
+use crate::middleware::keys::route_throttle::RouteThrottle;
+use crate::middleware::keys::value::{ByValue, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
 use crate::observe;
 
@@ -44,7 +44,7 @@ use crate::observe;
 ///     .route_layer(LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")));
 /// ```
 pub fn path_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> PathParam {
-    ByValue::new(InPath::of(name.into()), Value::typed::<T>())
+    ByValue::new(InPath::of(name.into()), ValueReader::typed::<T>())
 }
 
 /// A lock per value of a path parameter, as it is once it is decoded: [`path_param`] where the value has no type.
@@ -60,7 +60,7 @@ pub fn path_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> P
 /// let layer = LockLayer::new(&locks, keys::path_text("slug").named("article")); // article:on-leases
 /// ```
 pub fn path_text(name: impl Into<Cow<'static, str>>) -> PathParam {
-    ByValue::new(InPath::of(name.into()), Value::text())
+    ByValue::new(InPath::of(name.into()), ValueReader::text())
 }
 
 /// A lock per value of a path parameter. Made by [`path_param`] and [`path_text`].
@@ -70,20 +70,20 @@ pub type PathParam = ByValue<InPath>;
 #[derive(Debug, Clone)]
 pub struct InPath {
     param: Cow<'static, str>,
-    fault: Seldom,
+    fault: RouteThrottle,
 }
 
 impl InPath {
     fn of(param: Cow<'static, str>) -> InPath {
         InPath {
             param,
-            fault: Seldom::default(),
+            fault: RouteThrottle::default(),
         }
     }
 }
 
-impl Place for InPath {
-    async fn key(&self, parts: &mut Parts, value: &Value) -> LockKey {
+impl ValueSource for InPath {
+    async fn key(&self, parts: &mut Parts, value: &ValueReader) -> LockKey {
         let InPath { param, fault } = self;
         let params = RawPathParams::from_request_parts(parts, &()).await;
         if let Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) = params {
@@ -101,9 +101,14 @@ impl Place for InPath {
                 return value.key(read.as_bytes(), || unnamed(route.as_str(), param));
             }
             (Some(_), Some(_), _) => {
-                observe::parameter_twice(param, sent_path(parts), fault.is_news(parts));
+                observe::parameter_twice(param, original_path(parts), fault.can_report(parts));
             }
-            _ => observe::parameter_missing(param, sent_path(parts), route.is_some(), fault.is_news(parts)),
+            _ => observe::parameter_missing(
+                param,
+                original_path(parts),
+                route.is_some(),
+                fault.can_report(parts),
+            ),
         }
         LockKey::refuse(Refused::BadOptions)
     }

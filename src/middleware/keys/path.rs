@@ -24,12 +24,12 @@ impl KeySource for WholePath {
     type Key = String;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = String> + Send {
-        ready(one_spelling(sent_path(parts)))
+        ready(normalized_path(original_path(parts)))
     }
 }
 
 /// The path before a nest of axum cut the beginning off.
-pub(super) fn sent_path(parts: &Parts) -> &str {
+pub(super) fn original_path(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(uri) = parts.extensions.get::<axum::extract::OriginalUri>() {
         return uri.path();
@@ -39,12 +39,12 @@ pub(super) fn sent_path(parts: &Parts) -> &str {
 
 /// The path with each byte spelled in one way: as it is where RFC 3986 lets it stand in a segment, else as `%` and
 /// capitals. An encoded slash stays encoded, as it divides no segments. The result is ASCII without spaces and braces.
-pub(super) fn one_spelling(path: &str) -> String {
+pub(super) fn normalized_path(path: &str) -> String {
     let bytes = path.as_bytes();
     let mut spelled = String::with_capacity(path.len());
     let mut at = 0;
     while at < bytes.len() {
-        let encoded = decoded(&bytes[at..]);
+        let encoded = percent_decoded(&bytes[at..]);
         let byte = encoded.unwrap_or(bytes[at]);
         at += if encoded.is_some() { 3 } else { 1 };
         match byte {
@@ -59,7 +59,7 @@ pub(super) fn one_spelling(path: &str) -> String {
 }
 
 /// The byte that `%` and two digits at the beginning stand for.
-fn decoded(bytes: &[u8]) -> Option<u8> {
+fn percent_decoded(bytes: &[u8]) -> Option<u8> {
     let &[b'%', high, low, ..] = bytes else {
         return None;
     };
@@ -97,8 +97,8 @@ mod tests {
             ("/o/%ff", "/o/%FF"),
             ("/O/A/", "/O/A/"),
         ] {
-            assert_eq!(one_spelling(sent), spelled, "{sent}");
-            assert_eq!(one_spelling(spelled), spelled, "{spelled} is one already");
+            assert_eq!(normalized_path(sent), spelled, "{sent}");
+            assert_eq!(normalized_path(spelled), spelled, "{spelled} is one already");
         }
     }
 }

@@ -15,21 +15,21 @@ use crate::middleware::refusal::Refused;
 #[derive(Debug, Clone)]
 pub struct ByValue<P> {
     place: P,
-    value: Value,
+    value: ValueReader,
 }
 
 /// Where in a request a value stands.
-pub trait Place: Clone + Send + Sync + 'static {
+pub trait ValueSource: Clone + Send + Sync + 'static {
     /// The key of the value that stands there.
     #[doc(hidden)]
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send;
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send;
 }
 
 /// A place where a request may have no value. Where this is missing, a request without a value is a fault of the program.
-pub trait MayBeMissing: Place {}
+pub trait OptionalSource: ValueSource {}
 
-impl<P: Place> ByValue<P> {
-    pub(super) fn new(place: P, value: Value) -> Self {
+impl<P: ValueSource> ByValue<P> {
+    pub(super) fn new(place: P, value: ValueReader) -> Self {
         ByValue { place, value }
     }
 
@@ -42,7 +42,7 @@ impl<P: Place> ByValue<P> {
     }
 }
 
-impl<P: MayBeMissing> ByValue<P> {
+impl<P: OptionalSource> ByValue<P> {
     /// Requests without the value pass without a lock.
     pub fn optional(mut self) -> Self {
         self.value.optional = true;
@@ -50,7 +50,7 @@ impl<P: MayBeMissing> ByValue<P> {
     }
 }
 
-impl<P: Place> KeySource for ByValue<P> {
+impl<P: ValueSource> KeySource for ByValue<P> {
     type Key = LockKey;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
@@ -64,33 +64,33 @@ pub(super) fn named(name: impl Into<Cow<'static, str>>) -> Cow<'static, str> {
 }
 
 /// The one spelling of a value; `None` if it is malformed.
-type Read = for<'a> fn(&'a [u8]) -> Option<Cow<'a, [u8]>>;
+type NormalizeFn = for<'a> fn(&'a [u8]) -> Option<Cow<'a, [u8]>>;
 
 /// How a value becomes a key.
 #[derive(Debug, Clone)]
-pub struct Value {
+pub struct ValueReader {
     /// What the key begins with if the value has a name.
     prefix: Option<Cow<'static, str>>,
-    read: Read,
+    read: NormalizeFn,
     optional: bool,
 }
 
-impl Value {
+impl ValueReader {
     /// Whatever spells the same `T` is one value.
-    pub(super) fn typed<T: FromStr + Display>() -> Value {
-        Value::new(|value| {
+    pub(super) fn typed<T: FromStr + Display>() -> ValueReader {
+        ValueReader::new(|value| {
             let value: T = str::from_utf8(value).ok()?.parse().ok()?;
             Some(value.to_string().into_bytes().into())
         })
     }
 
     /// Other bytes are another value.
-    pub(super) fn text() -> Value {
-        Value::new(|value| Some(value.into()))
+    pub(super) fn text() -> ValueReader {
+        ValueReader::new(|value| Some(value.into()))
     }
 
-    fn new(read: Read) -> Value {
-        Value {
+    fn new(read: NormalizeFn) -> ValueReader {
+        ValueReader {
             prefix: None,
             read,
             optional: false,
@@ -114,12 +114,12 @@ impl Value {
         values: impl Iterator<Item = Cow<'a, [u8]>>,
         unnamed: impl FnOnce() -> String,
     ) -> LockKey {
-        the_only(values, self.optional, |value| self.key(&value, unnamed))
+        single_key(values, self.optional, |value| self.key(&value, unnamed))
     }
 }
 
 /// The key that `read` finds in the only value. Of two the handler might read the other one.
-pub(super) fn the_only<V>(
+pub(super) fn single_key<V>(
     mut values: impl Iterator<Item = V>,
     optional: bool,
     read: impl FnOnce(V) -> LockKey,

@@ -40,7 +40,7 @@ fn the_scheduler_and_we_read_an_expression_alike() {
             panic!("`{pattern}` is refused by tokio-cron-scheduler")
         };
         let theirs = job.job_data().unwrap().schedule().unwrap();
-        let ours = parsed(theirs.pattern.as_str()).unwrap();
+        let ours = parse_cron(theirs.pattern.as_str()).unwrap();
         let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
         for _ in 0..20 {
             let next = theirs.find_next_occurrence(&at, false).unwrap();
@@ -119,20 +119,20 @@ fn daily_jobs_run_once_on_each_local_date_of_a_year() {
 }
 
 /// A node that looks at its clock once a minute.
-struct Node {
+struct SimulatedNode {
     claim_id: ClaimId,
     from: i64,
     seen: Option<TickTime>,
 }
 
-impl Node {
-    fn new(n: u128, from: i64) -> Node {
+impl SimulatedNode {
+    fn new(n: u128, from: i64) -> SimulatedNode {
         let claim_id = ClaimId {
             node: NodeId::numbered(n),
             claim: ClaimNumber(1),
             nonce: 1,
         };
-        Node {
+        SimulatedNode {
             claim_id,
             from,
             seen: None,
@@ -193,7 +193,7 @@ fn a_year_of_midnights_is_run_once_each_by_nodes_of_any_age() {
 fn midnights_are_run_once_each(zone: &str, schedule: &Schedule, days: &BTreeMap<NaiveDate, i64>) {
     let (first, last) = (*days.values().next().unwrap(), *days.values().last().unwrap());
     let late = first + (last - first) / 5 * 3;
-    let mut nodes = [Node::new(1, first - 3_600), Node::new(2, late)];
+    let mut nodes = [SimulatedNode::new(1, first - 3_600), SimulatedNode::new(2, late)];
     let (mut ledger, mut run) = (Ledger::new(), Vec::new());
     for now in (first - 3_600..=last + 3_600).step_by(60) {
         run.extend(

@@ -10,14 +10,14 @@ use tracing::instrument::WithSubscriber;
 use crate::driver::waiter::lock;
 use crate::observe;
 
-const PAUSE: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Counts what is refused by one layer. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Crowd(Arc<Mutex<Refusals>>);
+pub(super) struct BusyRefusals(Arc<Mutex<BusyRefusalCount>>);
 
 #[derive(Debug, Default)]
-struct Refusals {
+struct BusyRefusalCount {
     /// Since it was told last.
     count: u64,
     /// That of the latest request.
@@ -25,32 +25,32 @@ struct Refusals {
     told: Option<Instant>,
 }
 
-impl Crowd {
+impl BusyRefusals {
     /// A request was refused. The first is told at once, and what follows within a minute when that is over.
-    pub(super) fn note(&self, route: Option<&str>) {
+    pub(super) fn count_refusal(&self, route: Option<&str>) {
         let mut refusals = lock(&self.0);
         refusals.count += 1;
         refusals.route = route.map(str::to_owned);
-        if refusals.told.is_some_and(|told| told.elapsed() < PAUSE) {
+        if refusals.told.is_some_and(|told| told.elapsed() < REPORT_INTERVAL) {
             return;
         }
         refusals.told = Some(Instant::now());
         drop(refusals);
-        self.tell();
+        self.report();
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(self.clone().tell_the_rest().with_current_subscriber());
+            runtime.spawn(self.clone().report_every_interval().with_current_subscriber());
         }
     }
 
-    async fn tell_the_rest(self) {
-        sleep(PAUSE).await;
-        while self.tell() {
-            sleep(PAUSE).await;
+    async fn report_every_interval(self) {
+        sleep(REPORT_INTERVAL).await;
+        while self.report() {
+            sleep(REPORT_INTERVAL).await;
         }
     }
 
     /// Tells what was counted. Returns whether anything was.
-    fn tell(&self) -> bool {
+    fn report(&self) -> bool {
         let mut refusals = lock(&self.0);
         let count = std::mem::take(&mut refusals.count);
         if count == 0 {

@@ -10,15 +10,15 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use crate::primitives::guard::Guard;
 
 /// See the module.
-pub(super) struct Watched {
+pub(super) struct RequestGuard {
     guard: Guard,
     /// How one of several guards of a lease sees that it is over: they may be in different tasks.
     ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-impl Watched {
+impl RequestGuard {
     pub(super) fn new(guard: Guard) -> Self {
-        Watched { guard, ended: None }
+        RequestGuard { guard, ended: None }
     }
 
     /// Ready when it is held no more. The first guard of a lease costs no token.
@@ -39,7 +39,7 @@ impl Watched {
     }
 }
 
-impl Deref for Watched {
+impl Deref for RequestGuard {
     type Target = Guard;
 
     fn deref(&self) -> &Guard {

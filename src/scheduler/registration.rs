@@ -1,0 +1,50 @@
+//! The name of a job in this process, from its creation until the scheduler removes it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::jobs::Jobs;
+use crate::driver::waiter::lock;
+use crate::key::Key;
+
+/// Lives as long as the job's scheduler knows it. Its end frees the job's name, and ends the standbys of this node.
+pub(crate) struct JobRegistration {
+    jobs: Arc<Jobs>,
+    name: Key,
+    is_over: AtomicBool,
+    token: CancellationToken,
+}
+
+impl JobRegistration {
+    /// Takes the name for a job of this process. Returns `None` if another job of the process has it.
+    pub(super) fn new(jobs: Arc<Jobs>, name: Key) -> Option<JobRegistration> {
+        let is_new = jobs.take(&name);
+        is_new.then(|| JobRegistration {
+            jobs,
+            name,
+            is_over: AtomicBool::new(false),
+            token: CancellationToken::new(),
+        })
+    }
+
+    /// Returns the token that is cancelled when the job is removed.
+    pub(super) fn removal_token(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    /// Once: the name may be that of another job since.
+    pub(crate) fn end(&self) {
+        if !self.is_over.swap(true, Ordering::SeqCst) {
+            lock(&self.jobs.names).remove(&self.name);
+            self.token.cancel();
+        }
+    }
+}
+
+impl Drop for JobRegistration {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
